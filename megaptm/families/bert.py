@@ -1,0 +1,21 @@
+"""BERT (Devlin et al., 2018)."""
+
+from megaptm.spec import Block, Family, Size
+
+BERT = Family(
+    name="bert",
+    paper="arXiv:1810.04805",
+    vocabulary=30522,
+    tokenizer="wordpiece",
+    context=512,
+    inputs=("token", "position", "segment"),
+    segments=2,
+    embedding_norm=True,
+    encoder=Block(attention="full", norm="post", ffn="gelu", norm_eps=1e-12),
+    heads=("mlm", "next-sentence"),
+    objectives=("masked-lm-next-sentence", "masked-lm"),
+    sizes={
+        "base": Size(layers=12, width=768, heads=12, ffn=3072),
+        "large": Size(layers=24, width=1024, heads=16, ffn=4096),
+    },
+)
