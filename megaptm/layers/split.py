@@ -1,0 +1,76 @@
+"""Modules that say how their weight may be split over ranks, and know nothing of ranks.
+
+`parallel` reads `split` and puts megatron-core's module in the place of ours; on one device these are what they look like.
+
+    columns      output features are divided (a head, or a slice of the feed-forward, is whole on one rank)
+    rows         input features are divided; the outputs are summed over ranks
+    vocabulary   rows of the token table are divided
+    heads        the last axis counts heads
+"""
+
+# S sequence, B batch, D width
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """A linear map [..., in] -> [..., out]; `split` is `columns`, `rows` or `none` (the same on every rank)."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.split = split
+
+    def reset_parameters(self) -> None:
+        """Nothing: values come from `models.initial`, a function of the seed and the parameter's name."""
+
+
+class Embedding(nn.Module):
+    """A table [rows, D] looked up by id; `split` is `vocabulary` or `none`."""
+
+    def __init__(self, rows: int, width: int, *, split: str = "none") -> None:
+        super().__init__()
+        self.rows, self.width, self.split = rows, width, split
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class HeadTable(nn.Module):
+    """A learned number per bucket and head, [buckets, heads]; always split over heads."""
+
+    split = "heads"
+
+    def __init__(self, buckets: int, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from `stream`.
+
+    `region` says where it stands: `heads` (on attention weights: ranks hold different heads and must draw differently),
+    `residual` (on the residual stream: the same numbers on every tensor rank, or different ones where the sequence is
+    split) or `replicated` (always the same on every tensor rank).
+    """
+
+    def __init__(self, rate: float, *, region: str = "residual") -> None:
+        super().__init__()
+        self.rate, self.region = rate, region
+        self.stream: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        with self.stream():
+            return F.dropout(x, self.rate, training=True)
