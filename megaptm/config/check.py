@@ -1,0 +1,128 @@
+"""What a config may not combine. Each rule is one sentence that names the keys and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+from megaptm.config.schema import Config, resolve_model
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.spec import ModelSpec
+
+NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
+
+
+def check(config: Config) -> None:
+    """Raise the first broken rule as a `UserError`."""
+    for rules in (_names, _model, _layout, _rows, _schedule):
+        for broken in rules(config):
+            raise UserError(broken)
+
+
+def _names(config: Config) -> Iterator[str]:
+    model = config.model
+    family = CATALOGUE.get(model.family)
+    if family is None:
+        yield f"model.family ({model.family}) is not in the catalogue{_nearest(model.family, CATALOGUE)}"
+        return
+    sizes = [*family.sizes, "custom"]
+    missing = [name for name in NEEDED_BY_CUSTOM if getattr(model, name) is None]
+    if model.size not in sizes:
+        yield f"model.size ({model.size}) is not a size of {family.name}{_nearest(model.size, sizes)}"
+    elif model.size == "custom" and missing:
+        yield f"model.size custom needs model.{missing[0]}."
+    objective, known = config.objective, family.objectives
+    if objective not in known:
+        yield f"objective ({objective}) does not fit {family.name}{_nearest(objective, known)}"
+
+
+def _model(config: Config) -> Iterator[str]:
+    spec, size = resolve_model(config), resolve_model(config).size
+    if size.head_width is None and size.width % size.heads:
+        yield (
+            f"model.heads ({size.heads}) must divide the width {size.width} of {_title(config)}; "
+            "change it or give model.head_width."
+        )
+    if "position" in spec.family.inputs and config.data.sequence > spec.context:
+        yield (
+            f"data.sequence ({config.data.sequence}) must not exceed the {spec.context} learned positions of "
+            f"{_title(config)} (model.context)."
+        )
+
+
+def _layout(config: Config) -> Iterator[str]:
+    layout, spec, title = config.layout, resolve_model(config), _title(config)
+    size, tensor = spec.size, config.layout.tensor
+    for number, what in (
+        (size.heads, "attention heads"),
+        (size.ffn, "feed-forward units"),
+        (spec.padded_vocabulary, "rows of the padded vocabulary"),
+    ):
+        if number % tensor:
+            yield f"layout.tensor ({tensor}) must divide the {number} {what} of {title}."
+    layers = size.layers * len(spec.family.stacks)
+    chunks = layout.pipeline * layout.virtual
+    if layout.virtual > 1 and layout.pipeline == 1:
+        yield f"layout.virtual ({layout.virtual}) needs layout.pipeline of at least 2."
+    if layers % chunks:
+        name = "layout.pipeline" if layout.virtual == 1 else "layout.pipeline x layout.virtual"
+        yield f"{name} ({chunks}) must divide the {layers} layers of {title}."
+    if layout.sequence_parallel and tensor == 1:
+        yield "layout.sequence_parallel needs layout.tensor of at least 2."
+    if layout.sequence_parallel:
+        for what, length in _lengths(config, spec):
+            if length % tensor:
+                yield (
+                    f"layout.tensor ({tensor}) must divide the {length} tokens of {what} when layout.sequence_parallel "
+                    "is on; change data.sequence."
+                )
+
+
+def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
+    """Tokens of one row of each stack."""
+    from megaptm.objectives import OBJECTIVES  # brings numpy, which no other rule needs
+
+    shapes = OBJECTIVES[config.objective].shapes(config.data.sequence)
+    yield f"the {spec.family.stacks[0]}'s row (data.sequence)", config.data.sequence
+    if "decoder_tokens" in shapes:
+        yield "the decoder's row", shapes["decoder_tokens"][0]
+
+
+def _rows(config: Config) -> Iterator[str]:
+    layout, batch = config.layout, config.train.batch
+    if batch % (layout.data * layout.microbatch):
+        yield (
+            f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch "
+            f"({layout.data} x {layout.microbatch})."
+        )
+    if layout.virtual > 1 and config.microbatches % layout.pipeline:
+        yield (
+            f"layout.pipeline ({layout.pipeline}) must divide the {config.microbatches} micro-batches of a step when "
+            "layout.virtual is more than 1; change train.batch or layout.microbatch."
+        )
+
+
+def _schedule(config: Config) -> Iterator[str]:
+    optimizer = config.optimizer
+    if optimizer.decay == "rsqrt" and optimizer.warmup_steps == 0:
+        yield "optimizer.decay rsqrt needs optimizer.warmup_steps of at least 1."
+    if optimizer.decay_steps is None:
+        return
+    if optimizer.decay in ("rsqrt", "constant"):
+        yield f"optimizer.decay_steps means nothing to optimizer.decay {optimizer.decay}; remove it."
+    elif optimizer.decay_steps <= optimizer.warmup_steps:
+        yield (
+            f"optimizer.decay_steps ({optimizer.decay_steps}) must exceed optimizer.warmup_steps "
+            f"({optimizer.warmup_steps}): both count from the start."
+        )
+
+
+def _title(config: Config) -> str:
+    return f"{config.model.family}/{config.model.size}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known)}."

@@ -1,0 +1,87 @@
+"""A pydantic error as one sentence: where it was written, which key, what is wrong, what to write."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from megaptm.config.schema import Config
+
+WANTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "dict_type": "a mapping",
+    "model_type": "a section (a mapping)",
+    "tuple_type": "a list",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "too_short": "{min_length} or more entries",
+    "too_long": "{max_length} entries",
+}
+
+
+def sentence(error: ValidationError, *, origins: dict[str, str], source: str) -> str:
+    """The first mistake; an unknown key comes before what is missing, since it is often its cause."""
+    details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")[0]
+    # pydantic marks a mapping's key with a step of its own, which is no part of the name that the user wrote.
+    path = tuple(str(step) for step in details["loc"] if step != "[key]")
+    key = ".".join(path)
+    where = _origin(path, origins) or source
+    if details["type"] == "extra_forbidden":
+        return f"{where}: unknown key {key}{_nearest(path)}"
+    if details["type"] == "missing":
+        return f"{where}: {key} is missing{_meaning(path)}."
+    return f"{where}: {key} must be {_wanted(details)}, not {_shown(details['input'])}."
+
+
+def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
+    """Where the key was written, or the closest section above it."""
+    for depth in range(len(path), 0, -1):
+        if ".".join(path[:depth]) in origins:
+            return origins[".".join(path[:depth])]
+    return None
+
+
+def _wanted(details: ErrorDetails) -> str:
+    form = WANTED.get(details["type"])
+    return details["msg"] if form is None else form.format(**details.get("ctx", {}))
+
+
+def _shown(value: Any) -> str:
+    return "empty" if value is None else repr(value)
+
+
+def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
+    """Names in a section of the schema (the top for an empty path), each with its meaning."""
+    section: Any = Config
+    for step in path:
+        field = section.model_fields.get(step)
+        section = field.annotation if field is not None else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return {}
+    return {name: field.description or "" for name, field in section.model_fields.items()}
+
+
+def _meaning(path: tuple[str, ...]) -> str:
+    text = fields(path[:-1]).get(path[-1], "")
+    return f" ({text.rstrip('.')})" if text else ""
+
+
+def _nearest(path: tuple[str, ...]) -> str:
+    """`; did you mean X?`: the same name in another section, else the closest one in this section."""
+    here, name = path[:-1], path[-1]
+    siblings = list(fields(here))
+    elsewhere = [f"{section}.{name}" for section in fields() if name in fields((section,))]
+    close = [".".join((*here, one)) for one in get_close_matches(name, siblings, n=1)]
+    if suggested := [*elsewhere, *close]:
+        return f"; did you mean {suggested[0]}?"
+    return f"; {'.'.join(here) or 'a config'} has {', '.join(siblings)}." if siblings else "."

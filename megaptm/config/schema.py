@@ -1,0 +1,220 @@
+"""What a config may say: one class a section, one sentence a field.
+
+The defaults here add nothing: no decay, no clipping, no warm-up, one process. The recipe that we recommend is
+`configs/defaults.yaml`, and a config takes it by extending it. `None` means absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+
+from megaptm.families import CATALOGUE
+from megaptm.spec import ModelSpec, Size
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """Frozen, and a key that is not a field is refused; see `complain` for how a mistake is told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Model(Section):
+    """Which model: a family, a size of it, and what differs from the published one."""
+
+    family: str
+    """Name in the catalogue: gpt2, gpt3, bert, t5."""
+    size: str
+    """Row of the family's table of sizes, or `custom` with layers, width, heads and ffn given."""
+    vocabulary: Count | None = None
+    """Number of token ids; absent: the published one. Must be that of the corpus's tokenizer, or more."""
+    context: Count | None = None
+    """Longest sequence with a learned position; absent: the published one."""
+    dropout: Fraction | None = None
+    """Dropout rate everywhere in the model; absent: the published one."""
+    layers: Count | None = None
+    """Layers of each stack; absent: the size's."""
+    width: Count | None = None
+    """Width of the residual stream; absent: the size's."""
+    heads: Count | None = None
+    """Attention heads; absent: the size's."""
+    ffn: Count | None = None
+    """Inner width of the feed-forward; absent: the size's."""
+    head_width: Count | None = None
+    """Width of one head; absent: the size's, or width / heads."""
+
+
+class Data(Section):
+    """What is read."""
+
+    mix: Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
+    """Corpus folder -> weight; weights count tokens and need not sum to one."""
+    sequence: Annotated[int, Field(ge=4)]
+    """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
+    document_mask: bool = True
+    """Whether attention stops at document borders within a row."""
+    workers: Annotated[int, Field(ge=0)] = 1
+    """Background processes that prepare samples, for each process that reads; 0: none, read in the training process."""
+    verify: Literal["hash", "size", "none"] = "size"
+    """How shards are compared with the manifest when opened."""
+
+
+class Layout(Section):
+    """How the run is spread over processes."""
+
+    data: Count = 1
+    """Copies of the model, each reading its own part of the batch."""
+    tensor: Count = 1
+    """Processes that share each layer."""
+    pipeline: Count = 1
+    """Stages the layers are cut into."""
+    virtual: Count = 1
+    """Chunks of layers on each stage; more than 1 is the interleaved schedule."""
+    sequence_parallel: bool = False
+    """Whether norms and dropout are split along the sequence over the tensor processes."""
+    distributed_optimizer: bool = False
+    """Whether the optimizer's state is split over the data processes."""
+    microbatch: Count = 1
+    """Rows in one forward pass."""
+    recompute: Literal["none", "full"] = "none"
+    """Which activations are computed again in the backward pass: none, or whole layers."""
+
+    @property
+    def processes(self) -> int:
+        """Processes of the whole run."""
+        return self.data * self.tensor * self.pipeline
+
+
+class Optimizer(Section):
+    """How weights move."""
+
+    name: Literal["adamw"] = "adamw"
+    """The update rule."""
+    lr: Annotated[float, Field(gt=0.0)]
+    """Peak learning rate."""
+    betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to the root of the second mean."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Decoupled decay of matrices; norms and biases have none."""
+    clip: Annotated[float, Field(gt=0.0)] | None = None
+    """Largest norm of the whole gradient; absent: no clipping."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises linearly from zero to lr."""
+    decay: Literal["cosine", "linear", "rsqrt", "constant"] = "constant"
+    """How the rate falls after the warm-up; rsqrt: lr * sqrt(warmup_steps / step)."""
+    final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """The rate never falls below this fraction of lr; cosine and linear end on it."""
+    decay_steps: Count | None = None
+    """Step, counted from the start of the run, at which cosine and linear reach the end; absent: train.steps."""
+
+
+class Train(Section):
+    """How long, how much at a time, and what is said meanwhile."""
+
+    steps: Count
+    """Optimizer steps of the whole run."""
+    batch: Count
+    """Rows in one step, over all processes."""
+    seed: Annotated[int, Field(ge=0)] = 1234
+    """Everything random follows from it."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of weights and activations in the model; the optimizer always keeps fp32."""
+    stop_at: Count | None = None
+    """Save and leave after this step as if a signal had come, with exit code 75; absent: run to the end."""
+    log_every: Count = 1
+    """Steps between two records of metrics."""
+    validate_every: Count | None = None
+    """Steps between two measurements of the validation loss; absent: only after the last step."""
+    validate_batches: Count = 8
+    """Batches of one such measurement."""
+    threads: Count | None = None
+    """CPU threads of each process; absent: the machine's cores shared equally."""
+
+
+class Checkpoint(Section):
+    """When the run is saved. The last step and a signal always save."""
+
+    every: Count = 1000
+    """Steps between two checkpoints."""
+    keep: Count = 2
+    """Newest checkpoints that are kept."""
+
+
+class Track(Section):
+    """Where metrics go besides the run folder's own metrics.jsonl."""
+
+    enabled: bool = True
+    """Whether metrics are sent to MLflow."""
+    uri: str | None = None
+    """MLflow tracking address; absent: mlflow.db in the run folder."""
+    experiment: str = "megaptm"
+    """MLflow experiment."""
+
+
+class Config(Section):
+    """One run."""
+
+    run: str
+    """Folder of the run: config, checkpoints, events, metrics."""
+    objective: str
+    """Pre-training objective, one of the family's; absent: its first."""
+    model: Model
+    data: Data
+    layout: Layout = Layout()
+    optimizer: Optimizer
+    train: Train
+    checkpoint: Checkpoint = Checkpoint()
+    track: Track = Track()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _objective_of_the_family(cls, values: Any) -> Any:
+        """Fill in an absent objective; `check` tells of a family that is not in the catalogue."""
+        if not isinstance(values, dict) or values.get("objective") is not None:
+            return values
+        model = values.get("model")
+        name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
+        if not isinstance(name, str):
+            return values
+        return {**values, "objective": CATALOGUE[name].objectives[0] if name in CATALOGUE else "unknown"}
+
+    @property
+    def microbatches(self) -> int:
+        """Forward passes of one process in one step."""
+        return self.train.batch // (self.layout.data * self.layout.microbatch)
+
+
+SHAPE = ("layers", "width", "heads", "ffn", "head_width")
+
+
+def resolve_model(config: Config) -> ModelSpec:
+    """The model a config names, with what it changes; `check` has already refused what cannot be."""
+    model = config.model
+    family = CATALOGUE[model.family]
+    table = family.sizes.get(model.size)
+    shape = {name: getattr(model, name) for name in SHAPE}
+    if table is not None:
+        shape = {name: getattr(table, name) if value is None else value for name, value in shape.items()}
+    return ModelSpec(
+        family=family,
+        size=Size(**shape, recipe=table.recipe if table is not None else {}),
+        vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
+        context=family.context if model.context is None else model.context,
+        dropout=family.dropout if model.dropout is None else model.dropout,
+    )
+
+
+def resolved(config: Config) -> Config:
+    """The same config with every number of the model written out, so that a later change of a table changes no run."""
+    spec = resolve_model(config)
+    shape = {name: getattr(spec.size, name) for name in SHAPE}
+    model = config.model.model_copy(
+        update={**shape, "vocabulary": spec.vocabulary, "context": spec.context, "dropout": spec.dropout}
+    )
+    return config.model_copy(update={"model": model})

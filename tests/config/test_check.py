@@ -1,0 +1,113 @@
+"""The rules that tie keys together."""
+
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load, resolve_model
+from megaptm.errors import UserError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PUBLISHED = sorted(
+    path for path in CONFIGS.rglob("*.yaml") if path.parent.name in ("gpt2", "gpt3", "bert", "t5", "tiny")
+)
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_config_loads_and_names_its_own_model(path):
+    config = load(path)
+    assert config.run == f"runs/{path.parent.name}-{path.stem}"
+    if path.parent.name != "tiny":
+        assert (config.model.family, config.model.size) == (path.parent.name, path.stem)
+
+
+def test_every_published_size_has_a_config():
+    from megaptm.families import CATALOGUE
+
+    sizes = {(name, size) for name, family in CATALOGUE.items() for size in family.sizes if "literal" not in size}
+    assert sizes <= {(path.parent.name, path.stem) for path in PUBLISHED}
+
+
+def test_a_custom_size_is_what_the_config_says():
+    spec = resolve_model(load(CONFIGS / "tiny" / "gpt2.yaml", ["model.layers=3", "model.vocabulary=300"]))
+    assert (spec.size.layers, spec.size.width, spec.size.heads, spec.size.ffn) == (3, 128, 4, 512)
+    assert (spec.vocabulary, spec.padded_vocabulary, spec.context, spec.dropout) == (300, 384, 128, 0.0)
+
+
+def test_a_published_size_may_be_changed_in_one_number():
+    spec = resolve_model(load(CONFIGS / "gpt2" / "small.yaml", ["model.layers=6"]))
+    assert (spec.size.layers, spec.size.width) == (6, 768)
+
+
+def test_processes_and_microbatches_follow_from_the_layout():
+    config = load(CONFIGS / "gpt3" / "175b.yaml")
+    assert config.layout.processes == 1024
+    assert config.microbatches == 192
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "told"),
+    [
+        ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
+        ("tiny/gpt2", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
+        (
+            "gpt2/small",
+            ["layout.tensor=7", "model.heads=7", "model.width=7", "model.ffn=7"],
+            "50304 rows of the padded",
+        ),
+        ("gpt2/small", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 12 layers of gpt2/small."),
+        ("t5/base", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 24 layers of t5/base."),
+        (
+            "gpt2/small",
+            ["layout.pipeline=4", "layout.virtual=2"],
+            "layout.pipeline x layout.virtual (8) must divide the 12 layers",
+        ),
+        ("gpt2/small", ["layout.virtual=2"], "layout.virtual (2) needs layout.pipeline of at least 2."),
+        (
+            "gpt2/small",
+            ["train.batch=100"],
+            "train.batch (100) must be a multiple of layout.data x layout.microbatch (8 x 16).",
+        ),
+        (
+            "tiny/gpt2",
+            ["layout.pipeline=2", "layout.virtual=2", "train.batch=24"],
+            "layout.pipeline (2) must divide the 3 micro-batches",
+        ),
+        (
+            "gpt2/small",
+            ["layout.sequence_parallel=true"],
+            "layout.sequence_parallel needs layout.tensor of at least 2.",
+        ),
+        (
+            "gpt2/small",
+            ["layout.sequence_parallel=true", "layout.tensor=2", "data.sequence=511"],
+            "layout.tensor (2) must divide the 511 tokens of the decoder's row",
+        ),
+        (
+            "t5/base",
+            ["layout.sequence_parallel=true", "layout.tensor=4"],
+            "layout.tensor (4) must divide the 114 tokens of the decoder's row",
+        ),
+        (
+            "gpt2/small",
+            ["data.sequence=2048"],
+            "data.sequence (2048) must not exceed the 1024 learned positions of gpt2/small",
+        ),
+        ("gpt2/small", ["objective=masked-lm"], "objective (masked-lm) does not fit gpt2; it has causal-lm."),
+        ("gpt2/small", ["model.family=gtp2"], "model.family (gtp2) is not in the catalogue; did you mean gpt2?"),
+        ("gpt2/small", ["model.size=smal"], "model.size (smal) is not a size of gpt2; did you mean small?"),
+        ("gpt2/small", ["model.size=custom"], "model.size custom needs model.layers."),
+        ("gpt2/small", ["model.heads=5"], "model.heads (5) must divide the width 768 of gpt2/small"),
+        ("t5/base", ["optimizer.decay_steps=9"], "means nothing to optimizer.decay rsqrt"),
+        ("t5/base", ["optimizer.warmup_steps=0"], "rsqrt needs optimizer.warmup_steps"),
+        ("gpt3/small", ["optimizer.decay_steps=100"], "must exceed optimizer.warmup_steps (716)"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(base, overrides, told):
+    with pytest.raises(UserError) as caught:
+        load(CONFIGS / f"{base}.yaml", overrides)
+    assert told in str(caught.value)
+
+
+def test_relative_positions_set_no_limit_to_the_sequence():
+    assert load(CONFIGS / "t5" / "base.yaml", ["data.sequence=1024"]).data.sequence == 1024
