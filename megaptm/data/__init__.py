@@ -1,0 +1,1 @@
+"""Shards on disk, the order in which they are read, and the loader that feeds a step."""

@@ -1,0 +1,39 @@
+"""What an objective must know of a tokenizer: how many ids, and which of them have a meaning of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The ids with a meaning of their own. `None` where the tokenizer has no such token."""
+
+    size: int
+    """Number of ids; ids run from 0 to size - 1."""
+    pad: int | None = None
+    end: int | None = None
+    """Closes a document (GPT's end of text, T5's end of sequence)."""
+    begin: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    sentinels: tuple[int, ...] = ()
+    """Stand-ins for hidden spans, in the order they are handed out."""
+    specials: frozenset[int] = frozenset()
+    """Never selected for masking and never drawn as a random replacement."""
+
+    @cached_property
+    def is_special(self) -> np.ndarray:
+        """bool [size]: whether an id is one of `specials`."""
+        table = np.zeros(self.size, dtype=bool)
+        table[sorted(self.specials)] = True
+        return table
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """int64 [size - len(specials)]: the ids a random replacement is drawn from."""
+        return np.flatnonzero(~self.is_special)

@@ -1,0 +1,66 @@
+"""Tiny random corpora for tests, written with the writer that real ones use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from megaptm.data.shards import Manifest, ShardInfo, ShardWriter, write_manifest
+from megaptm.objectives.vocabulary import SpecialTokens
+
+SPECIALS = 32
+"""The first ids of `tiny_special` are special; `tiny_corpus` draws its tokens from the rest."""
+
+
+def tiny_special(vocabulary: int = 1000) -> SpecialTokens:
+    """Every special token an objective may ask for: ids 0 to 5, and 26 sentinels."""
+    return SpecialTokens(
+        size=vocabulary,
+        pad=0,
+        end=1,
+        begin=2,
+        cls=3,
+        sep=4,
+        mask=5,
+        sentinels=tuple(range(SPECIALS - 1, 5, -1)),
+        specials=frozenset(range(SPECIALS)),
+    )
+
+
+def tiny_corpus(
+    folder: Path,
+    *,
+    documents: int = 40,
+    vocabulary: int = 1000,
+    lengths: tuple[int, int] = (5, 120),
+    sentences: bool = True,
+    shards: int = 4,
+    validation: int = 6,
+    seed: int = 0,
+    fingerprint: str = "tiny",
+) -> Manifest:
+    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
+    key = 0
+    for split, count, parts in (("train", documents, shards), ("validation", validation, 1)):
+        for part, keys in enumerate(np.array_split(np.arange(count), parts)):
+            with ShardWriter(folder / f"{split}-{part:06d}.tar", dtype="uint16") as writer:
+                for _ in keys:
+                    tokens = rng.integers(SPECIALS, vocabulary, rng.integers(*lengths, endpoint=True))
+                    # A sentence every ten tokens or so; the first always starts at 0.
+                    starts = np.flatnonzero(rng.random(len(tokens)) < 0.1)
+                    starts = np.union1d([0], starts) if sentences else None
+                    writer.add(key, tokens, sentences=starts, meta={"source": split}, text_bytes=4 * len(tokens))
+                    key += 1
+            splits[split].append(writer.close())
+    return write_manifest(
+        folder,
+        dtype="uint16",
+        fields=("tokens", "sentences") if sentences else ("tokens",),
+        splits=splits,
+        tokenizer={"kind": "byte-bpe", "vocabulary": vocabulary, "fingerprint": fingerprint},
+        made_from={"seed": seed},
+    )

@@ -1,0 +1,121 @@
+"""What is written can be read: by the reader, by `tar`, by webdataset; and damage is told apart from data."""
+
+import subprocess
+
+import numpy as np
+import pytest
+
+from megaptm.data.shards import Corpus, Shard, ShardWriter, check_shard, read_manifest
+from megaptm.errors import UserError
+from tests.data.corpora import tiny_corpus
+
+DOCUMENTS = [([5, 6, 7], [0], {"source": "a"}), ([65535, 0, 9, 10], [0, 2], None), ([1], None, {"source": "ü"})]
+
+
+@pytest.fixture
+def shard(tmp_path):
+    with ShardWriter(tmp_path / "train-000000.tar", dtype="uint16") as writer:
+        for key, (tokens, sentences, meta) in enumerate(DOCUMENTS):
+            writer.add(key, tokens, sentences=sentences, meta=meta, text_bytes=10)
+    return tmp_path, writer.close()
+
+
+def test_random_access_equals_what_was_written(shard):
+    folder, info = shard
+    opened = Shard.open(folder, info, "uint16", verify="hash")
+    assert [opened.tokens(i).tolist() for i in (2, 0, 1)] == [DOCUMENTS[i][0] for i in (2, 0, 1)]
+    assert [opened.sentences(i).tolist() for i in range(3)] == [[0], [0, 2], [0]]
+    assert opened.tokens(1, 1, 3).tolist() == [0, 9]
+    assert (info.samples, info.tokens, info.bytes) == (3, 8, 30)
+
+
+def test_plain_tar_reads_the_shard(shard, tmp_path):
+    folder, info = shard
+    listed = subprocess.run(["tar", "-tf", folder / info.name], capture_output=True, text=True, check=True)
+    assert listed.stdout.split()[:3] == [
+        "000000000000.tokens.npy",
+        "000000000000.sentences.npy",
+        "000000000000.json",
+    ]
+    (tmp_path / "out").mkdir()
+    subprocess.run(["tar", "-xf", folder / info.name, "-C", tmp_path / "out"], check=True)
+    assert np.load(tmp_path / "out" / "000000000001.tokens.npy").tolist() == DOCUMENTS[1][0]
+
+
+def test_plain_webdataset_reads_the_shard(shard):
+    webdataset = pytest.importorskip("webdataset")
+    folder, info = shard
+    samples = list(webdataset.WebDataset(str(folder / info.name), shardshuffle=False).decode())
+    assert [sample["__key__"] for sample in samples] == ["000000000000", "000000000001", "000000000002"]
+    assert [sample["tokens.npy"].tolist() for sample in samples] == [tokens for tokens, _, _ in DOCUMENTS]
+    assert samples[2]["json"] == {"source": "ü"}
+
+
+def test_the_same_documents_make_the_same_bytes(tmp_path):
+    first, second = tiny_corpus(tmp_path / "a"), tiny_corpus(tmp_path / "b")
+    assert first == second
+    name = first.splits["train"].shards[0].name
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert first.id != tiny_corpus(tmp_path / "c", seed=1).id
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="non-empty"), ShardWriter(tmp_path / "train-000000.tar") as writer:
+        writer.add(0, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentences", "message"),
+    [([], None, "non-empty"), ([70000], None, "do not fit"), ([-1], None, "do not fit"), ([1, 2], [1], "rise from 0")],
+)
+def test_documents_that_cannot_be_stored_are_refused(tmp_path, tokens, sentences, message):
+    with pytest.raises(ValueError, match=message), ShardWriter(tmp_path / "train-000000.tar") as writer:
+        writer.add(0, tokens, sentences=sentences)
+
+
+def test_a_truncated_shard_is_named(tmp_path):
+    info = tiny_corpus(tmp_path).splits["train"].shards[1]
+    path = tmp_path / info.name
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(UserError, match=r"train-000001\.tar has .*truncated.*copy the shard again"):
+        Corpus.open(tmp_path).check("train", "size")
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".index.npy"])
+def test_one_flipped_bit_is_found_by_hash(tmp_path, suffix):
+    info = tiny_corpus(tmp_path).splits["train"].shards[0]
+    path = tmp_path / info.name.replace(".tar", suffix)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    check_shard(tmp_path, info, "size")
+    with pytest.raises(UserError, match=r"train-000000.*is damaged"):
+        check_shard(tmp_path, info, "hash")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    info = tiny_corpus(tmp_path).splits["train"].shards[0]
+    (tmp_path / info.name).unlink()
+    with pytest.raises(UserError, match=r"train-000000\.tar is missing"):
+        check_shard(tmp_path, info, "size")
+
+
+def test_a_folder_without_a_manifest_is_not_a_corpus(tmp_path):
+    with pytest.raises(UserError, match="not a finished corpus"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(("before", "after"), [('"seed": 0', '"seed": 1'), ("corpus-1", "corpus-0"), ("{", "")])
+def test_an_edited_manifest_is_refused(tmp_path, before, after):
+    tiny_corpus(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace(before, after, 1))
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        read_manifest(tmp_path)
+
+
+def test_a_split_without_documents_is_refused(tmp_path):
+    tiny_corpus(tmp_path, validation=0)
+    with pytest.raises(UserError, match="no documents in its split `validation`"):
+        Corpus.open(tmp_path).split("validation")
