@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-# Tables are padded to a multiple of this, whatever the layout, so that a checkpoint has the same shapes on any number of
-# ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
+# Tables are padded to a multiple of this, whatever the layout, so that a checkpoint has the same shapes on any number
+# of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
 VOCABULARY_MULTIPLE = 128
 
 
@@ -35,6 +35,8 @@ class Block:
     """Scores are divided by the square root of the head width (`sqrt`) or not at all (`none`, T5)."""
     cross: bool = False
     """Whether each layer also attends to the encoder's output."""
+    ffn_dropout: bool = False
+    """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
     """Dropout after the final norm (T5)."""
 
@@ -80,13 +82,13 @@ class Family:
     encoder: Block | None = None
     decoder: Block | None = None
     heads: tuple[str, ...] = ("lm",)
-    """What reads the last layer: `lm`, `mlm` (transform, then tied projection with a bias), `next-sentence` (pooler first)."""
+    """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
     """`none`, or `rsqrt-width`: hidden states are multiplied by width**-0.5 before a tied projection (T5 v1.0)."""
     init: str = "normal"
-    """`normal`: N(0, 0.02). `gpt2`: residual outputs also divided by sqrt(2 x layers). `t5`: Mesh TensorFlow's fan-in rules."""
+    """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules."""
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""

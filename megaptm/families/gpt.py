@@ -21,7 +21,8 @@ GPT2 = Family(
     },
 )
 
-# arXiv:2005.14165, table 2.1. The paper alternates dense and banded layers without saying how wide the band is: dense here.
+# arXiv:2005.14165, table 2.1. The paper alternates dense and banded layers and does not say how wide the band is;
+# all are dense here.
 GPT3 = change(
     GPT2,
     name="gpt3",

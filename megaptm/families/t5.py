@@ -1,8 +1,16 @@
 """T5 v1.0 (Raffel et al., 2019)."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, Size, change
 
-LAYER = dict(norm="pre", normalizer="rms", norm_eps=1e-6, ffn="relu", bias=False, scale="none", final_dropout=True)
+LAYER = Block(
+    normalizer="rms",
+    norm_eps=1e-6,
+    ffn="relu",
+    bias=False,
+    scale="none",
+    ffn_dropout=True,
+    final_dropout=True,
+)
 
 T5 = Family(
     name="t5",
@@ -11,8 +19,8 @@ T5 = Family(
     tokenizer="unigram",
     context=512,
     inputs=("token",),
-    encoder=Block(attention="full", bias_table="t5-bidirectional", **LAYER),
-    decoder=Block(attention="causal", bias_table="t5-causal", cross=True, **LAYER),
+    encoder=change(LAYER, bias_table="t5-bidirectional"),
+    decoder=change(LAYER, attention="causal", bias_table="t5-causal", cross=True),
     heads=("lm",),
     logit_scale="rsqrt-width",
     init="t5",

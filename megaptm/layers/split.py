@@ -1,6 +1,7 @@
 """Modules that say how their weight may be split over ranks, and know nothing of ranks.
 
-`parallel` reads `split` and puts megatron-core's module in the place of ours; on one device these are what they look like.
+`parallel` reads `split` and puts megatron-core's module in the place of ours; on one device these are what they look
+like.
 
     columns      output features are divided (a head, or a slice of the feed-forward, is whole on one rank)
     rows         input features are divided; the outputs are summed over ranks
@@ -56,12 +57,22 @@ class HeadTable(nn.Module):
         return F.embedding(ids, self.weight)
 
 
+class VocabularyBias(nn.Module):
+    """A learned number per row of the token table, added to its logit; split as the table is."""
+
+    split = "vocabulary"
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(rows))
+
+
 class Dropout(nn.Module):
     """Dropout that draws from `stream`.
 
-    `region` says where it stands: `heads` (on attention weights: ranks hold different heads and must draw differently),
-    `residual` (on the residual stream: the same numbers on every tensor rank, or different ones where the sequence is
-    split) or `replicated` (always the same on every tensor rank).
+    `region` says where it stands: `heads` (on attention weights, or inside the feed-forward: ranks hold different heads
+    or features and must draw differently), `residual` (on the residual stream: the same numbers on every tensor rank,
+    or different ones where the sequence is split) or `replicated` (always the same on every tensor rank).
     """
 
     def __init__(self, rate: float, *, region: str = "residual") -> None:

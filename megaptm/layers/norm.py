@@ -1,0 +1,37 @@
+"""Normalization over the width."""
+
+# D width
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.layers.split import Dropout
+
+
+class Norm(nn.Module):
+    """[..., D] -> [..., D]: `layer` (mean and variance, scale and shift) or `rms` (root mean square, scale only)."""
+
+    def __init__(self, width: int, *, kind: str, eps: float) -> None:
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if kind == "layer" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "rms":
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class FinalNorm(Norm):
+    """The norm that closes a pre-norm stack, with the dropout that T5 puts after it."""
+
+    def __init__(self, width: int, *, kind: str, eps: float, dropout: float) -> None:
+        super().__init__(width, kind=kind, eps=eps)
+        self.dropout = Dropout(dropout, region="residual")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(super().forward(x))

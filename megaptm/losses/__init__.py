@@ -1,0 +1,1 @@
+"""What a head's output costs."""

@@ -1,0 +1,102 @@
+"""Projection on the vocabulary and cross-entropy, in one, without ever holding all logits."""
+
+# N rows, D width, V padded vocabulary, C rows of a chunk
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IGNORED = -100
+"""The label that asks nothing."""
+
+CHUNK = 256
+"""Rows projected at once; see `benchmarks`: fewer starve the matrix product, more fall out of the caches."""
+
+
+class TokenLoss(nn.Module):
+    """Summed cross-entropy of `hidden @ weight.T + bias` against labels; rows of the table above `vocabulary` are void.
+
+    One module holds projection and loss, because they are split over ranks together.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+
+    def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
+        """The float32 sum over the rows whose label is not `IGNORED`."""
+        if hidden_ND.device.type == "cpu":
+            # Rows that ask nothing are dropped before the product. Not on an accelerator, which would have to stop and
+            # tell the host how many are left; there they cost a product and count for nothing.
+            counted = (labels_N != IGNORED).nonzero().squeeze(1)
+            if len(counted) < len(labels_N):
+                hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
+        loss: Tensor = _ProjectedCrossEntropy.apply(
+            hidden_ND, weight_VD, bias_V, labels_N, self.vocabulary, torch.is_grad_enabled()
+        )
+        return loss
+
+    def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        """[..., D] -> [..., vocabulary]"""
+        bias = bias_V[: self.vocabulary] if bias_V is not None else None
+        return F.linear(hidden, weight_VD[: self.vocabulary], bias)
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    """Takes the gradient while a chunk's probabilities are at hand; `backward` only scales it.
+
+    Memory is one chunk of logits and the gradients themselves; plain cross-entropy holds N x V numbers three times.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        vocabulary: int,
+        wants_gradient: bool,
+    ) -> Tensor:
+        loss = hidden_ND.new_zeros((), dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden_ND) if wants_gradient else None
+        # Summed over chunks in float32: in bfloat16 the sum of many chunks would lose the last ones.
+        d_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_gradient else None
+        d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if wants_gradient and bias_V is not None else None
+        for start in range(0, len(hidden_ND), CHUNK):
+            hidden_CD, labels_C = hidden_ND[start : start + CHUNK], labels_N[start : start + CHUNK]
+            counted_C = labels_C != IGNORED
+            labels_C1 = labels_C.clamp(min=0)[:, None]
+            logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
+            logits_CV[:, vocabulary:] = float("-inf")
+            log_CV = torch.log_softmax(logits_CV, -1, dtype=torch.float32)
+            loss -= (log_CV.gather(1, labels_C1).squeeze(1) * counted_C).sum()
+            if d_hidden is None or d_weight is None:
+                continue
+            d_CV = log_CV.exp_().scatter_add_(1, labels_C1, log_CV.new_full((), -1.0).expand(len(labels_C1), 1))
+            d_CV *= counted_C[:, None]
+            if d_bias is not None:
+                d_bias += d_CV.sum(0)
+            d_CV = d_CV.to(hidden_CD.dtype)
+            torch.mm(d_CV, weight_VD, out=d_hidden[start : start + CHUNK])
+            if d_weight.dtype == d_CV.dtype:
+                d_weight.addmm_(d_CV.t(), hidden_CD)
+            else:
+                d_weight += d_CV.t() @ hidden_CD
+        ctx.gradients = (d_hidden, d_weight, d_bias)
+        ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
+        (d_loss,) = d_losses
+        d_hidden, d_weight, d_bias = ctx.gradients
+        del ctx.gradients
+        weight_dtype, bias_dtype = ctx.dtypes
+        if d_bias is not None:
+            d_bias = d_bias.mul_(d_loss).to(bias_dtype)
+        return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(weight_dtype), d_bias, None, None, None

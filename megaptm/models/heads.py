@@ -1,0 +1,124 @@
+"""What reads the last layer. A head gives logits, and a summed loss with the number of labels it counts."""
+
+# S sequence, B batch, D width, A asked positions a row, V vocabulary, N counted rows
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.errors import UserError
+from megaptm.layers.feedforward import PLAIN
+from megaptm.layers.norm import Norm
+from megaptm.layers.split import Embedding, Linear, VocabularyBias
+from megaptm.losses.token import IGNORED, TokenLoss
+from megaptm.spec import Block, ModelSpec
+
+Loss = tuple[Tensor, Tensor]
+"""(summed loss, number of labels counted), both float32 scalars."""
+
+
+class LanguageHead(nn.Module):
+    """Next token: the stream times the token table, or times a table of its own where the family is not tied."""
+
+    table: Embedding | None
+
+    def __init__(self, spec: ModelSpec, block: Block) -> None:
+        super().__init__()
+        self.scale = spec.size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0
+        self.table = None
+        if not spec.family.tied:
+            self.table = Embedding(spec.padded_vocabulary, spec.size.width, split="vocabulary")
+        self.project = TokenLoss(spec.vocabulary)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss | None:
+        if "labels" not in batch:
+            return None
+        labels_SB = batch["labels"].t()
+        loss = self.project((x_SBD * self.scale).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
+        return loss, _count(labels_SB)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, V]"""
+        return self.project.logits((x_SBD * self.scale).transpose(0, 1), self._weight(tied), None)
+
+    def _weight(self, tied: Tensor | None) -> Tensor:
+        weight = tied if self.table is None else self.table.weight
+        assert weight is not None
+        return weight
+
+
+class MaskedHead(nn.Module):
+    """Masked tokens, as in BERT: a transform of its own, then the token table and a bias; read where asked only."""
+
+    def __init__(self, spec: ModelSpec, block: Block) -> None:
+        super().__init__()
+        width = spec.size.width
+        if not spec.family.tied:
+            raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
+        self.activation = PLAIN[block.ffn]
+        self.transform = Linear(width, width, bias=True)
+        self.norm = Norm(width, kind=block.normalizer, eps=block.norm_eps)
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
+        self.project = TokenLoss(spec.vocabulary)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss | None:
+        if "labels" not in batch:
+            return None
+        x_BSD, labels = x_SBD.transpose(0, 1), batch["labels"]
+        if "asked" in batch:
+            x_BSD = x_BSD.gather(1, batch["asked"][:, :, None].expand(-1, -1, x_BSD.shape[-1]))
+        assert tied is not None
+        loss = self.project(self._read(x_BSD).flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1))
+        return loss, _count(labels)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, V], for every position."""
+        assert tied is not None
+        return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
+
+    def _read(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.transform(x)))
+
+
+class NextSentenceHead(nn.Module):
+    """Is the second segment the one that followed? Reads the first position through BERT's pooler."""
+
+    def __init__(self, spec: ModelSpec, block: Block) -> None:
+        super().__init__()
+        self.pooler = Linear(spec.size.width, spec.size.width, bias=True)
+        self.classify = Linear(spec.size.width, 2, bias=True)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss | None:
+        if "next_sentence" not in batch:
+            return None
+        labels_B = batch["next_sentence"]
+        logits_B2 = self.logits(x_SBD, tied).float()
+        return F.cross_entropy(logits_B2, labels_B, reduction="sum", ignore_index=IGNORED), _count(labels_B)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, 2]"""
+        return self.classify(torch.tanh(self.pooler(x_SBD[0])))
+
+
+Head = LanguageHead | MaskedHead | NextSentenceHead
+
+HEADS: dict[str, type[LanguageHead] | type[MaskedHead] | type[NextSentenceHead]] = {
+    "lm": LanguageHead,
+    "mlm": MaskedHead,
+    "next-sentence": NextSentenceHead,
+}
+
+
+def build_heads(spec: ModelSpec) -> nn.ModuleDict:
+    """The family's heads under their names, which are also the names of their losses."""
+    if unknown := set(spec.family.heads) - set(HEADS):
+        raise UserError(f"{spec.name}: heads {sorted(unknown)} are unknown; use some of {', '.join(HEADS)}.")
+    block = spec.family.decoder or spec.family.encoder
+    assert block is not None
+    return nn.ModuleDict({name: HEADS[name](spec, block) for name in spec.family.heads})
+
+
+def _count(labels: Tensor) -> Tensor:
+    return (labels != IGNORED).sum().float()

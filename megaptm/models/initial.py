@@ -1,0 +1,108 @@
+"""Initial weights: each value is a function of the seed and the parameter's name, never of who holds it.
+
+So a model starts the same on any layout, and a layer starts the same whatever stands around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megaptm.models.model import Model
+from megaptm.spec import ModelSpec
+
+Std = Callable[[ModelSpec], float | Tensor]
+"""The standard deviation of a zero-mean normal: a number, or one a row."""
+
+
+def _constant(std: float) -> Std:
+    return lambda spec: std
+
+
+def _residual(spec: ModelSpec) -> float:
+    """GPT-2: what is summed into the stream 2L times starts sqrt(2L) times smaller."""
+    return float(0.02 / np.sqrt(2 * spec.size.layers))
+
+
+def _width(spec: ModelSpec) -> float:
+    return float(spec.size.width**-0.5)
+
+
+def _features(spec: ModelSpec) -> float:
+    return float(spec.size.ffn**-0.5)
+
+
+def _inner(spec: ModelSpec) -> float:
+    """By the width of all heads together."""
+    return float((spec.size.heads * spec.size.key_width) ** -0.5)
+
+
+def _query(spec: ModelSpec) -> float:
+    """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
+    return float((spec.size.width * spec.size.key_width) ** -0.5)
+
+
+def _qkv(spec: ModelSpec) -> Tensor:
+    """Rows ordered (head, [q, k, v], key width)."""
+    one_head = torch.tensor([_query(spec), _width(spec), _width(spec)]).repeat_interleave(spec.size.key_width)
+    return one_head.repeat(spec.size.heads)[:, None]
+
+
+# The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
+RULES: dict[str, tuple[tuple[str, Std], ...]] = {
+    "normal": ((r".*", _constant(0.02)),),
+    "gpt2": (
+        (r"(attention|cross)\.output\.weight", _residual),
+        (r"ffn\.down\.weight", _residual),
+        (r".*", _constant(0.02)),
+    ),
+    # Mesh TensorFlow's, as in the released T5 code.
+    "t5": (
+        (r"embed\.token\.weight", _constant(1.0)),
+        (r"head\.lm\.table\.weight", _constant(1.0)),
+        (r"attention\.qkv\.weight", _qkv),
+        (r"cross\.query\.weight", _query),
+        (r"cross\.kv\.weight", _width),
+        (r"(attention|cross)\.output\.weight", _inner),
+        (r"ffn\.up\.weight", _width),
+        (r"ffn\.down\.weight", _features),
+        (r"bias_table\.weight", _width),
+    ),
+}
+ONES = re.compile(r"(.*norm|.*\.final)\.weight")
+ZEROS = re.compile(r".*\.bias")
+VOCABULARY_TABLES = ("embed.token.weight", "head.lm.table.weight")
+
+
+def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """The whole parameter, float32 on the CPU, before any split over ranks."""
+    if ONES.fullmatch(name):
+        return torch.ones(shape, device="cpu")
+    if ZEROS.fullmatch(name):
+        return torch.zeros(shape, device="cpu")
+    std = _rule(spec, name)(spec)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    value = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).mul_(std)
+    if name in VOCABULARY_TABLES:
+        value[spec.vocabulary :] = 0.0
+    return value
+
+
+def _rule(spec: ModelSpec, name: str) -> Std:
+    for pattern, std in RULES[spec.family.init]:
+        if re.search(rf"(?:^|\.)(?:{pattern})$", name):
+            return std
+    raise KeyError(f"no rule of init={spec.family.init!r} names the parameter {name}")
+
+
+@torch.no_grad()
+def fill(model: Model, seed: int) -> None:
+    """Gives every parameter of a whole (unsplit) model or part its initial value."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(initial_value(model.spec, name, tuple(parameter.shape), seed))
