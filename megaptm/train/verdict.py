@@ -1,0 +1,88 @@
+"""Whose fault it was: when one process of a run dies the others die of it, and their complaints are noise."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaptm.errors import EXIT_USER_ERROR
+
+USER_ERROR = "error: "
+TRACEBACK = "Traceback (most recent call last)"
+SHOWN_LINES = 30
+TAIL_BYTES = 64 * 1024
+
+# How gloo, NCCL and torch's store say that a peer is gone.
+LOST_PEER = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|remote process exited"
+    r"|nccl (error|watchdog|communicator)|DistBackendError|DistNetworkError|DistStoreError"
+    r"|gloo.*(timed? ?out|rank \d+ failed)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """How one process ended by itself."""
+
+    rank: int
+    code: int
+    """Exit code, or minus the signal's number."""
+    log: Path
+    begin: int
+    """Byte of the log where this launch began."""
+
+    @property
+    def said(self) -> str:
+        """The end of what it wrote."""
+        with self.log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(self.begin, size - TAIL_BYTES))
+            return file.read().decode(errors="replace").replace("\r", "\n")
+
+    @property
+    def last_error(self) -> str:
+        """From the last traceback on; without one, the last lines."""
+        lines = self.said.rstrip().splitlines()
+        starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
+        shown = lines[starts[-1] :] if starts else lines[-5:]
+        if len(shown) > SHOWN_LINES:
+            shown = [*shown[:3], "  ...", *shown[4 - SHOWN_LINES :]]
+        return "\n".join(shown)
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it died because another one had."""
+        # A process that is killed says nothing about it. Abort is the exception: it is how NCCL's watchdog gives up.
+        by_itself = self.code > 0 or self.code == -signal.SIGABRT
+        return by_itself and LOST_PEER.search(self.last_error) is not None
+
+    @property
+    def user_error(self) -> str | None:
+        """What a worker says to the user when it exits with the code of a user's mistake."""
+        if self.code != EXIT_USER_ERROR:
+            return None
+        sentences = [line for line in self.said.splitlines() if line.startswith(USER_ERROR)]
+        return sentences[-1].removeprefix(USER_ERROR) if sentences else None
+
+
+def culprit(ends: Sequence[End]) -> End:
+    """The process that failed on its own: of `ends`, in order of time, the first that did not merely lose a peer."""
+    return next((end for end in ends if not end.lost_a_peer), ends[0])
+
+
+def account(end: End) -> str:
+    """What happened to a process, for the terminal."""
+    if end.code < 0:
+        name = signal.Signals(-end.code).name if -end.code in {*signal.Signals} else "unknown"
+        text = f"rank {end.rank} was killed by signal {-end.code} ({name})"
+        # A crash inside a library leaves a message; kill -9, also the kernel's when memory runs out, leaves none.
+        hint = "; SIGKILL without a person is often the kernel out of memory" if end.code == -signal.SIGKILL else ""
+        detail = f":\n{end.last_error}" if end.code != -signal.SIGKILL and end.said.strip() else ""
+        return text + hint + detail
+    if not end.said.strip():
+        return f"rank {end.rank} failed with exit code {end.code} and said nothing"
+    return f"rank {end.rank} failed:\n{end.last_error}"
