@@ -1,1 +1,31 @@
 """Shards on disk, the order in which they are read, and the loader that feeds a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from megaptm.data.mix import Mix, open_mix
+from megaptm.data.shards import Corpus, ShardWriter, read_manifest, write_manifest
+
+if TYPE_CHECKING:
+    from megaptm.data.loader import Loader, validation_batches
+
+__all__ = [
+    "Corpus",
+    "Loader",
+    "Mix",
+    "ShardWriter",
+    "open_mix",
+    "read_manifest",
+    "validation_batches",
+    "write_manifest",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The loader brings torch, which corpus jobs and the command line's help do without.
+    if name in ("Loader", "validation_batches"):
+        from megaptm.data import loader
+
+        return getattr(loader, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -161,8 +161,7 @@ class Shard:
         path = Path(folder) / info.name
         with path.open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        index = np.asarray(np.load(path.with_name(info.index_name), mmap_mode="r"))
-        return cls(content, index, np.dtype(dtype).newbyteorder("<"))
+        return cls(content, open_index(folder, info), np.dtype(dtype).newbyteorder("<"))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -177,6 +176,15 @@ class Shard:
         """int32 [sentences]: where each sentence of a document starts; `[0]` when boundaries were not kept."""
         at, count = self.index[document, SENTENCES_AT:].tolist()
         return np.frombuffer(self.content, "<i4", count, at) if count else np.zeros(1, dtype="<i4")
+
+
+def open_index(folder: str | os.PathLike[str], info: ShardInfo) -> np.ndarray:
+    """int64 [documents, 4]: the index of a shard, mapped into memory."""
+    path = Path(folder) / info.index_name
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except (OSError, ValueError, EOFError):
+        raise UserError(f"{path} is missing or damaged: copy the shard again or rebuild the corpus.") from None
 
 
 def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify) -> None:

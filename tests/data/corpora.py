@@ -9,12 +9,12 @@ import numpy as np
 from megaptm.data.shards import Manifest, ShardInfo, ShardWriter, write_manifest
 from megaptm.objectives.vocabulary import SpecialTokens
 
-SPECIALS = 32
+SPECIALS = 106
 """The first ids of `tiny_special` are special; `tiny_corpus` draws its tokens from the rest."""
 
 
 def tiny_special(vocabulary: int = 1000) -> SpecialTokens:
-    """Every special token an objective may ask for: ids 0 to 5, and 26 sentinels."""
+    """Every special token an objective may ask for: ids 0 to 5, and 100 sentinels."""
     return SpecialTokens(
         size=vocabulary,
         pad=0,

@@ -1,0 +1,202 @@
+"""From samples to the micro-batches of a step, ahead of time: in worker processes, or in one thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from megaptm.data.mix import Mix
+from megaptm.errors import UserError
+from megaptm.objectives.objective import Sample
+
+MicroBatch = dict[str, torch.Tensor]
+"""Field -> int64 [B, ...]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which samples of a step one data rank reads: the contiguous `rank`-th part, in micro-batches."""
+
+    batch: int
+    """Samples of a step over all ranks."""
+    microbatch: int
+    rank: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if self.batch % (self.ranks * self.microbatch):
+            raise UserError(
+                f"train.batch ({self.batch}) must be a multiple of layout.data ({self.ranks}) x layout.microbatch "
+                f"({self.microbatch})."
+            )
+
+    def of(self, step: int) -> list[range]:
+        """Sample numbers of each micro-batch of a step."""
+        mine = self.batch // self.ranks
+        first = step * self.batch + self.rank * mine
+        return [range(at, at + self.microbatch) for at in range(first, first + mine, self.microbatch)]
+
+
+class Loader:
+    """Iterates (step, micro-batches) from `start_step` on, without end; starting anywhere costs the same.
+
+    What a step holds depends on the mix alone: not on workers, nor on how it is divided among ranks and micro-batches.
+    """
+
+    def __init__(
+        self,
+        mix: Mix,
+        *,
+        start_step: int = 0,
+        batch: int,
+        microbatch: int,
+        rank: int = 0,
+        ranks: int = 1,
+        workers: int = 0,
+        prefetch: int = 4,
+        pin: bool = False,
+    ):
+        self.mix = mix
+        self.step = start_step
+        """The step that comes next."""
+        self.share = Share(batch=batch, microbatch=microbatch, rank=rank, ranks=ranks)
+        self.wait_seconds = 0.0
+        """Time the consumer has spent waiting for data, so far."""
+        feed = _Processes(self, workers, prefetch, pin) if workers else _Thread(self, prefetch, pin)
+        self._feed: _Processes | _Thread = feed
+
+    def __iter__(self) -> Iterator[tuple[int, list[MicroBatch]]]:
+        return self
+
+    def __next__(self) -> tuple[int, list[MicroBatch]]:
+        begun = time.monotonic()
+        batches = [self._feed.next() for _ in self.share.of(self.step)]
+        self.wait_seconds += time.monotonic() - begun
+        self.step += 1
+        return self.step - 1, batches
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._feed.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def numbers(self) -> Iterator[range]:
+        """Sample numbers of every micro-batch to come."""
+        step = self.step
+        while True:
+            yield from self.share.of(step)
+            step += 1
+
+
+def validation_batches(
+    mix: Mix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
+) -> list[list[MicroBatch]]:
+    """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
+    share = Share(batch=batch, microbatch=microbatch, rank=rank, ranks=ranks)
+    steps = mix.fresh_samples // batch
+    if not steps:
+        raise UserError(
+            f"the validation split gives {mix.fresh_samples} rows of {mix.sequence} tokens, less than one batch of "
+            f"{batch}: build the corpus with a larger validation split, or lower train.batch."
+        )
+    steps = steps if most is None else min(steps, most)
+    return [
+        [collate([mix.sample(number) for number in numbers]) for numbers in share.of(step)] for step in range(steps)
+    ]
+
+
+def collate(samples: Sequence[Sample]) -> MicroBatch:
+    """Stack samples of one shape."""
+    return {field: torch.from_numpy(np.stack([sample[field] for sample in samples])) for field in samples[0]}
+
+
+class _MicroBatches(Dataset):
+    """What a worker runs: sample numbers -> micro-batch. A user's error comes back as a value, its sentence intact."""
+
+    def __init__(self, mix: Mix):
+        self.mix = mix
+
+    def __getitem__(self, numbers: range) -> MicroBatch | UserError:
+        try:
+            return collate([self.mix.sample(number) for number in numbers])
+        except UserError as error:
+            return error
+
+
+class _Processes:
+    """Worker processes, kept busy `prefetch` micro-batches ahead each."""
+
+    def __init__(self, loader: Loader, workers: int, prefetch: int, pin: bool):
+        self._batches = iter(
+            DataLoader(
+                _MicroBatches(loader.mix),
+                batch_size=None,
+                sampler=loader.numbers(),
+                num_workers=workers,
+                prefetch_factor=prefetch,
+                pin_memory=pin,
+                # Its own, because DataLoader seeds its workers (in vain: nothing here draws from them) and would take
+                # that seed from the generator of dropout.
+                generator=torch.Generator(),
+            )
+        )
+
+    def next(self) -> MicroBatch:
+        return _checked(next(self._batches))
+
+    def close(self) -> None:
+        # Dropping the iterator ends its processes.
+        del self._batches
+
+
+class _Thread:
+    """One thread that stays `prefetch` micro-batches ahead."""
+
+    def __init__(self, loader: Loader, prefetch: int, pin: bool):
+        self._ready: queue.Queue[MicroBatch | BaseException] = queue.Queue(prefetch)
+        self._closed = threading.Event()
+        arguments = (_MicroBatches(loader.mix), loader.numbers(), pin)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
+        self._thread.start()
+
+    def _run(self, dataset: _MicroBatches, numbers: Iterator[range], pin: bool) -> None:
+        try:
+            while not self._closed.is_set():
+                batch = dataset[next(numbers)]
+                if pin and not isinstance(batch, UserError):
+                    batch = {field: tensor.pin_memory() for field, tensor in batch.items()}
+                self._put(batch)
+        except BaseException as error:  # the consumer raises it: a thread that dies in silence would stall the run
+            self._put(error)
+
+    def _put(self, item: MicroBatch | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                return self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def next(self) -> MicroBatch:
+        return _checked(self._ready.get())
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+def _checked(item: MicroBatch | BaseException) -> MicroBatch:
+    if isinstance(item, BaseException):
+        raise item
+    return item

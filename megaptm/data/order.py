@@ -1,0 +1,257 @@
+"""The order of an epoch as a pure function: position -> the tokens of one sample, without reading what came before.
+
+Shards are permuted; `window` of them at a time are opened and their documents shuffled together; the samples that start
+in a window are shuffled too, or a long document would fill a whole batch. So an epoch reads the corpus from one end to
+the other while only a window is in memory, and any position is found by two binary searches.
+"""
+
+from __future__ import annotations
+
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from megaptm.data.recent import Recent
+from megaptm.data.seeds import generator
+from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify, open_index
+from megaptm.errors import UserError
+from megaptm.objectives.objective import Chunk, Cut, Part, Piece
+
+WINDOW = 8
+"""Shards whose documents are shuffled together."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """How one epoch deals the shards into windows."""
+
+    number: int
+    windows: list[np.ndarray]
+    """Shards of each window."""
+    measures: np.ndarray
+    """int64 [windows + 1]: the measure (see `Order.measure`) of all windows before each."""
+    samples: np.ndarray
+    """int64 [windows + 1]: samples that start before each window."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The documents of some shards, shuffled."""
+
+    shard: np.ndarray
+    """int32 [documents]: the shard each document lives in."""
+    document: np.ndarray
+    """int32 [documents]: its number there."""
+    edges: np.ndarray
+    """int64 [documents + 1]: the measure of all documents before each."""
+    sample: np.ndarray
+    """int64 [samples]: the shuffled order of the samples that start in this window."""
+
+
+class OpenShards:
+    """The shards of a split, opened when touched and checked the first time."""
+
+    def __init__(self, corpus: Corpus, split: str, verify: Verify, most_open: int):
+        self.corpus = corpus
+        # A shard without documents has nothing to be found in it.
+        self.infos: tuple[ShardInfo, ...] = tuple(info for info in corpus.split(split).shards if info.samples)
+        self.verify = verify
+        # One byte a shard, shared with the loader's forked processes: each shard is hashed once, whoever comes first.
+        self._checked = mmap.mmap(-1, len(self.infos))
+        self.get: Recent[int, Shard] = Recent(self._open, most_open)
+
+    def _open(self, number: int) -> Shard:
+        verify = "none" if self._checked[number] else self.verify
+        shard = self.corpus.open_shard(self.infos[number], verify)
+        self._checked[number] = 1
+        return shard
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_checked"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _checked=mmap.mmap(-1, len(state["infos"])))
+
+
+class Order(ABC):
+    """The samples of one split of one corpus, epoch after epoch."""
+
+    per_epoch: int
+    """Samples of one epoch, the same for all."""
+
+    def __init__(self, corpus: Corpus, split: str, *, seed: int, verify: Verify = "hash", window: int = WINDOW):
+        self.corpus = corpus
+        self.split = split
+        self.seed = seed
+        self.window = window
+        # Two windows, because a row may begin in one and end in the next.
+        self.shards = OpenShards(corpus, split, verify, most_open=2 * window)
+        self.shard_measures = self._shard_measures()
+        self.total = int(self.shard_measures.sum())
+        self._epoch: Recent[int, Epoch] = Recent(self._deal, 2)
+        self._window: Recent[tuple[int, int], Window] = Recent(self._shuffle, 2)
+
+    @abstractmethod
+    def piece(self, epoch: int, position: int) -> Piece:
+        """The raw material of the sample at a position, 0 <= position < per_epoch."""
+
+    @abstractmethod
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        """How much of an epoch documents of so many tokens take: places in the stream, or chunks."""
+
+    @abstractmethod
+    def _shard_measures(self) -> np.ndarray:
+        """int64 [shards]: the measure of each shard."""
+
+    @abstractmethod
+    def _samples_before(self, measures: np.ndarray) -> np.ndarray:
+        """How many samples start before a point of the epoch."""
+
+    def _deal(self, number: int) -> Epoch:
+        order = self._generator("shards", number).permutation(len(self.shards.infos))
+        windows = [order[at : at + self.window] for at in range(0, len(order), self.window)]
+        measures = np.cumsum([0, *(self.shard_measures[window].sum() for window in windows)])
+        return Epoch(number, windows, measures, self._samples_before(measures))
+
+    def _shuffle(self, key: tuple[int, int]) -> Window:
+        number, window = key
+        epoch = self._epoch(number)
+        numbers = epoch.windows[window]
+        opened = [self.shards.get(shard) for shard in numbers.tolist()]
+        order = self._generator("documents", number, window).permutation(sum(map(len, opened)))
+        tokens = np.concatenate([shard.index[:, TOKENS] for shard in opened])[order]
+        samples = int(epoch.samples[window + 1] - epoch.samples[window])
+        return Window(
+            shard=np.repeat(numbers.astype(np.int32), [len(shard) for shard in opened])[order],
+            document=np.concatenate([np.arange(len(shard), dtype=np.int32) for shard in opened])[order],
+            edges=np.concatenate(([0], np.cumsum(self.measure(tokens)))),
+            sample=self._generator("samples", number, window).permutation(samples),
+        )
+
+    def _find(self, epoch: int, position: int) -> tuple[int, int]:
+        """The window in which the sample at a position starts, and the sample's number before shuffling."""
+        samples = self._epoch(epoch).samples
+        window = int(np.searchsorted(samples, position, side="right")) - 1
+        first = int(samples[window])
+        return window, first + int(self._window((epoch, window)).sample[position - first])
+
+    def _generator(self, purpose: str, *numbers: int) -> np.random.Generator:
+        return generator(self.seed, purpose, self.corpus.manifest.id, *numbers)
+
+
+class StreamOrder(Order):
+    """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
+    dropped."""
+
+    def __init__(self, corpus: Corpus, split: str, *, cut: Cut, **options: Any):
+        self.cut = cut
+        super().__init__(corpus, split, **options)
+        self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
+        if not self.per_epoch:
+            raise UserError(
+                f"{corpus.folder} holds {self.total:,} tokens in its split `{split}`, less than one row of "
+                f"{cut.stride + cut.lookahead}: shorten data.sequence or build the corpus from more text."
+            )
+
+    def piece(self, epoch: int, position: int) -> list[Part]:
+        window, row = self._find(epoch, position)
+        start = row * self.cut.stride
+        stop = start + self.cut.stride + self.cut.lookahead
+        edges = self._epoch(epoch).measures
+        parts: list[Part] = []
+        while start < stop:
+            end = min(stop, int(edges[window + 1]))
+            parts += self._parts(self._window((epoch, window)), start - int(edges[window]), end - int(edges[window]))
+            start, window = end, window + 1
+        return parts
+
+    def _parts(self, window: Window, start: int, stop: int) -> Iterator[Part]:
+        """The documents that lie between two places of a window."""
+        number = int(np.searchsorted(window.edges, start, side="right")) - 1
+        while start < stop:
+            first, after = window.edges[number : number + 2].tolist()
+            length, end = after - first - self.cut.slots, min(stop, after)
+            begin, finish = min(start - first, length), min(end - first, length)
+            shard = self.shards.get(int(window.shard[number]))
+            tokens = shard.tokens(int(window.document[number]), begin, finish)
+            yield Part(tokens, slots=end - start - (finish - begin))
+            start, number = end, number + 1
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens + self.cut.slots
+
+    def _shard_measures(self) -> np.ndarray:
+        return np.array([info.tokens + self.cut.slots * info.samples for info in self.shards.infos])
+
+    def _samples_before(self, measures: np.ndarray) -> np.ndarray:
+        return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
+
+
+class PairOrder(Order):
+    """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
+
+    def __init__(self, corpus: Corpus, split: str, *, length: int, **options: Any):
+        self.length = length
+        if "sentences" not in corpus.manifest.fields:
+            raise UserError(
+                f"{corpus.folder} was built without sentence boundaries, which objective masked-lm-next-sentence "
+                "needs: build it with sentences, or use objective masked-lm."
+            )
+        if corpus.split(split).samples < 2:
+            raise UserError(
+                f"{corpus.folder} has a single document in its split `{split}`, so there is no other one to draw a "
+                "random next sentence from: build the corpus from more documents, or use objective masked-lm."
+            )
+        super().__init__(corpus, split, **options)
+        self.per_epoch = self.total
+
+    def piece(self, epoch: int, position: int) -> Chunk:
+        window, sample = self._find(epoch, position)
+        table = self._window((epoch, window))
+        sample -= int(self._epoch(epoch).samples[window])
+        number = int(np.searchsorted(table.edges, sample, side="right")) - 1
+        sentences = self._chunk(table, number, sample - int(table.edges[number]))
+        return Chunk(sentences, other=partial(self._other, epoch, window, number))
+
+    def _chunk(self, window: Window, number: int, chunk: int) -> list[np.ndarray]:
+        """The sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
+        shard, document = self.shards.get(int(window.shard[number])), int(window.document[number])
+        starts, total = shard.sentences(document), int(shard.index[document, TOKENS])
+        low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
+        first, last = np.searchsorted(starts, (low, high))
+        # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
+        end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
+        borders = [int(start) for start in (starts[first:last] if first < last else (low,))]
+        return [shard.tokens(document, start, stop) for start, stop in pairwise([*borders, int(end)])]
+
+    def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Sentences of a random other document of the window, from a random one to its last."""
+        table = self._window((epoch, window))
+        if len(table.shard) > 1:
+            drawn = int(rng.integers(len(table.shard) - 1))
+            drawn += drawn >= number
+        else:
+            table = self._window((epoch, (window + 1) % len(self._epoch(epoch).windows)))
+            drawn = int(rng.integers(len(table.shard)))
+        shard, document = self.shards.get(int(table.shard[drawn])), int(table.document[drawn])
+        starts = shard.sentences(document)
+        first = int(rng.integers(len(starts)))
+        borders = [*starts[first:].tolist(), int(shard.index[document, TOKENS])]
+        return (shard.tokens(document, start, stop) for start, stop in pairwise(borders))
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        return np.maximum(1, -(-tokens // self.length))
+
+    def _shard_measures(self) -> np.ndarray:
+        # Read once, when the mix is opened; 8 bytes of every 32 in the index, which stays in the page cache.
+        indexes = (open_index(self.corpus.folder, info) for info in self.shards.infos)
+        return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
+
+    def _samples_before(self, measures: np.ndarray) -> np.ndarray:
+        return measures

@@ -1,0 +1,48 @@
+"""What a corpus says of itself before anything is trained: the baselines a model has to beat."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from megaptm.data.shards import Corpus
+
+
+def unigram_counts(corpus: Corpus, split: str, *, vocabulary: int, end: int | None = None) -> np.ndarray:
+    """int64 [vocabulary]: how often each id occurs in a split; `end`, when given, once a document."""
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    waiting: list[np.ndarray] = []
+    for tokens in corpus.documents(split):
+        waiting.append(tokens)
+        # Counting costs an array of the vocabulary's size each time, so documents are counted many together.
+        if len(waiting) == 1000:
+            counts += np.bincount(np.concatenate(waiting), minlength=vocabulary)
+            waiting.clear()
+    if waiting:
+        counts += np.bincount(np.concatenate(waiting), minlength=vocabulary)
+    if end is not None:
+        counts[end] += corpus.split(split).samples
+    return counts
+
+
+def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
+    """Nats per token of text counted by `counts`, coded by the frequencies of `model` (itself: its entropy).
+
+    One is added to each count of another text, for the ids it never saw.
+    """
+    frequencies = counts if model is None else model + 1
+    seen = counts > 0
+    probabilities = frequencies[seen] / frequencies.sum()
+    return float(-(counts[seen] * np.log(probabilities)).sum() / counts.sum())
+
+
+def bytes_per_token(corpus: Corpus, split: str, *, ends: bool = True) -> float:
+    """UTF-8 bytes of text for each token of a split; `ends` counts one end token a document."""
+    part = corpus.split(split)
+    return part.bytes / (part.tokens + part.samples * ends)
+
+
+def bits_per_byte(loss: float, bytes_each: float) -> float:
+    """A loss in nats per token as bits per byte of text, which no longer depends on the tokenizer."""
+    return loss / math.log(2) / bytes_each

@@ -1,0 +1,128 @@
+"""What an objective is: how it cuts the stream of documents, what a sample looks like, and how one is made.
+
+Letters: S tokens of a row, K positions asked about.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from megaptm.errors import UserError
+from megaptm.objectives.vocabulary import SpecialTokens
+
+IGNORED = -100
+"""The label of a position that no loss asks about (torch's default)."""
+
+Sample = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut out of an epoch's documents laid end to end, each followed by `slots` places for special tokens.
+
+    Counting the places in the stream is what lets every token be used exactly once although a row also holds the
+    tokens that open and close documents.
+    """
+
+    stride: int
+    """Tokens and slots from one row to the next."""
+    lookahead: int = 0
+    """Tokens and slots a row sees of the next one (a causal row needs the label of its last token)."""
+    slots: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one row holds of one document: raw tokens, and how many of the document's slots fell into the row."""
+
+    tokens: np.ndarray
+    slots: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive sentences of one document, and a way to draw another document's for comparison."""
+
+    sentences: list[np.ndarray]
+    other: Callable[[np.random.Generator], Iterable[np.ndarray]]
+    """The sentences of a random other document, from a random one to its last."""
+
+
+Piece = list[Part] | Chunk
+
+
+class Objective(ABC):
+    """A pre-training task: numpy only, no state; all randomness comes from the generator handed in."""
+
+    name: str
+    losses: ClassVar[Mapping[str, float]]
+    """Loss name -> weight, of `lm`, `mlm`, `next-sentence`."""
+    unit: Literal["stream", "pair"] = "stream"
+    """What a sample is made of: a list of `Part` cut from the stream, or one `Chunk`."""
+    needs: tuple[str, ...] = ()
+    """Fields of `SpecialTokens` that must not be absent."""
+
+    @abstractmethod
+    def raw_length(self, sequence: int) -> int:
+        """Raw tokens that fill a row of `sequence` tokens."""
+
+    @abstractmethod
+    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
+        """Field -> shape of one sample; the same for every sample."""
+
+    def cut(self, sequence: int, document_mask: bool) -> Cut:
+        """How the stream is cut into rows (unit `stream`)."""
+        raise NotImplementedError(f"{self.name} reads {self.unit}s, not a stream")
+
+    @abstractmethod
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        """The sample, noised; all arrays int64."""
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
+        for field in self.needs:
+            if getattr(special, field) is None:
+                raise UserError(
+                    f"objective {self.name} needs a tokenizer with a `{field}` token: use a tokenizer trained for it "
+                    "or another objective."
+                )
+        if (raw := self.raw_length(sequence)) < 3:
+            raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
+
+
+def shaped(shape: tuple[int, ...], *fields: str) -> dict[str, tuple[int, ...]]:
+    """The same shape for each field."""
+    return dict.fromkeys(fields, shape)
+
+
+def documents_of(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [size] twice: the number of the document at each place (1.., 0 is padding), and positions within it."""
+    documents = np.zeros(size, dtype=np.int64)
+    positions = np.zeros(size, dtype=np.int64)
+    used = sum(lengths)
+    documents[:used] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    starts = np.cumsum([0, *lengths[:-1]])
+    positions[:used] = np.arange(used) - np.repeat(starts, lengths)
+    return documents, positions
+
+
+def padded(pieces: list[np.ndarray], size: int, fill: int) -> np.ndarray:
+    """int64 [size]: the pieces end to end, then `fill`."""
+    row = np.full(size, fill, dtype=np.int64)
+    at = 0
+    for piece in pieces:
+        row[at : at + len(piece)] = piece
+        at += len(piece)
+    return row

@@ -1,0 +1,68 @@
+"""Two texts from a chunk of sentences: the pairs of BERT's next-sentence prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from megaptm.objectives.objective import Chunk
+
+# arXiv:1810.04805, appendix A.2, and the released code.
+SHORTER = 0.1
+RANDOM = 0.5
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts; `random` when the second is not what follows the first."""
+
+    first: np.ndarray
+    second: np.ndarray
+    random: bool
+
+
+def next_sentence_pair(chunk: Chunk, rng: np.random.Generator, length: int) -> Pair:
+    """A random prefix of the chunk, then its rest or another document's sentences; `length` tokens at most together.
+
+    A chunk of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
+    puts the unused rest back and goes on from there; here chunks are fixed by the index, so that sample i is known
+    without making the ones before it, and the rest waits for another epoch.
+    """
+    if rng.random() < SHORTER:
+        length = int(rng.integers(2, length, endpoint=True))
+    sentences = up_to(chunk.sentences, length)
+    split = int(rng.integers(1, len(sentences))) if len(sentences) > 1 else 1
+    random = len(sentences) == 1 or rng.random() < RANDOM
+    first = np.concatenate(sentences[:split])
+    rest = up_to(chunk.other(rng), length - len(first)) if random else sentences[split:]
+    return truncated(first, np.concatenate(rest), random, rng, length)
+
+
+def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
+    """The first sentences, at least one, until they have `length` tokens; the last may go beyond."""
+    taken: list[np.ndarray] = []
+    for sentence in sentences:
+        taken.append(sentence)
+        length -= len(sentence)
+        if length <= 0:
+            break
+    return taken
+
+
+def truncated(first: np.ndarray, second: np.ndarray, random: bool, rng: np.random.Generator, length: int) -> Pair:
+    """Take tokens from the longer text, from its front or back at random, until both fit in `length`.
+
+    One token at a time in the released code; how many each loses is known beforehand, and how many of them from the
+    front is a binomial draw.
+    """
+    # Equal lengths lose from the second.
+    keep_second = min(len(second), max(length // 2, length - len(first)))
+    keep_first = min(len(first), length - keep_second)
+    return Pair(_shortened(first, keep_first, rng), _shortened(second, keep_second, rng), random)
+
+
+def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
+    front = int(rng.binomial(len(text) - keep, 0.5))
+    return text[front : front + keep]
