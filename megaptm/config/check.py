@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from megaptm.config.schema import Config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
+from megaptm.objectives import OBJECTIVES
 from megaptm.spec import ModelSpec
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
@@ -81,8 +82,6 @@ def _layout(config: Config) -> Iterator[str]:
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
-    from megaptm.objectives import OBJECTIVES  # brings numpy, which no other rule needs
-
     shapes = OBJECTIVES[config.objective].shapes(config.data.sequence)
     yield f"the {spec.family.stacks[0]}'s row (data.sequence)", config.data.sequence
     if "decoder_tokens" in shapes:

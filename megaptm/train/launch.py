@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this machine, watches them, and ends all when one fails. No torch: starts at once."""
+"""Starts the processes of a run on this machine, watches them, and ends all when one fails. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies what rank 0 writes to the terminal and to its log, byte for byte, but keeps back an error until it is judged."""
+"""Copies what rank 0 writes to the terminal and to its log, but keeps back an error until it is judged."""
 
 from __future__ import annotations
 

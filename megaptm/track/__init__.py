@@ -1,0 +1,6 @@
+"""What a run reports of itself: a journal in the run folder first, MLflow from there, in the background."""
+
+from megaptm.track.journal import read_metrics
+from megaptm.track.tracker import Tracker
+
+__all__ = ["Tracker", "read_metrics"]

@@ -1,0 +1,68 @@
+"""`run/metrics.jsonl`, the run's own record: whatever becomes of the tracking server, nothing is lost.
+
+A line is one of
+
+    {"time": seconds since 1970, "step": 10, "loss": 3.2, ...}     metrics; inf and nan are strings, JSON has neither
+    {"time": ..., "params": {"layout.data": 2, ...}}
+    {"time": ..., "artifact": "report/loss.png"}                   a file in the run folder
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE = "metrics.jsonl"
+
+
+class Journal:
+    """Appends lines, each in one write, so that a killed process leaves at most its last line torn."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / FILE
+        run.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        line = {"time": round(time.time(), 3), **{key: _storable(value) for key, value in record.items()}}
+        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, in the order written: dictionaries with `time`, `step` and the numbers of that step.
+
+    A step done again after a restart is there again; the later record is the one that counts.
+    """
+    path = Path(run) / FILE
+    if not path.exists():
+        return []
+    records = (parsed(line) for line in path.read_bytes().splitlines())
+    return [record for record in records if record is not None and "step" in record]
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """One line, or None for one that a crash tore."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in record.items()}
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,127 @@
+"""The thread that carries the journal to MLflow, from where it stopped the last time, as often as it takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megaptm.track.journal import FILE, parsed
+
+logger = logging.getLogger(__name__)
+
+STATE = "track.json"
+# Read at once; well under MLflow's limit of 1,000 metrics a call even when a step has ten.
+BATCH_LINES = 80
+# So that fast steps travel together.
+BETWEEN_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+
+
+@dataclass
+class State:
+    """What a restart needs to know, `run/track.json`."""
+
+    uri: str | None
+    experiment: str
+    job: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tag by which the MLflow run is found again if we died between its creation and this file."""
+    run_id: str | None = None
+    shipped: int = 0
+    """Bytes of the journal that MLflow has."""
+
+    @classmethod
+    def read(cls, run: Path, *, uri: str | None, experiment: str) -> State:
+        """The state left by the last restart; a fresh one when the address is another: it gets the whole journal."""
+        path = run / STATE
+        if path.exists():
+            try:
+                state = cls(**json.loads(path.read_bytes()))
+            except (ValueError, TypeError):
+                logger.warning("%s is damaged; the run is reported to MLflow anew", path)
+            else:
+                if (state.uri, state.experiment) == (uri, experiment):
+                    return state
+        state = cls(uri=uri, experiment=experiment)
+        state.write(run)
+        return state
+
+    def write(self, run: Path) -> None:
+        part = run / f"{STATE}.tmp"
+        part.write_text(json.dumps(asdict(self), indent=1))
+        os.replace(part, run / STATE)
+
+
+class Shipper(threading.Thread):
+    """Sends what is new, remembers how far it came, and tries again later when the server does not answer."""
+
+    def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float) -> None:
+        super().__init__(daemon=True, name="mlflow-shipper")
+        self._run, self._retry_seconds = run, retry_seconds
+        self._state = State.read(run, uri=uri, experiment=experiment)
+        self._closing: str | None = None
+        self.wake = threading.Event()
+        """Set when there is something new."""
+
+    def finish(self, status: str, seconds: float) -> int:
+        """Send the rest, and that the run has ended; returns the records left after `seconds` or the first failure."""
+        self._closing = status
+        self.wake.set()
+        self.join(timeout=seconds)
+        with (self._run / FILE).open("rb") as journal:
+            journal.seek(self._state.shipped)
+            return sum(1 for _ in journal)
+
+    def run(self) -> None:
+        from megaptm.track.store import Store  # imports MLflow: seconds, which are this thread's and not the trainer's
+
+        store: Store | None = None
+        pause, complained = self._retry_seconds, False
+        while True:
+            self.wake.clear()
+            closing = self._closing  # after the line above: `finish` sets this first, so that its call is not missed
+            try:
+                if store is None:
+                    store = Store(self._run, self._state)
+                self._send_new(store)
+                if closing is not None:
+                    store.end(closing)
+                    return
+                pause = self._retry_seconds
+                self._rest(BETWEEN_SECONDS)
+                self.wake.wait()
+            except Exception as error:  # whatever a server or a library comes up with must not reach the training
+                if not complained:
+                    complained = True
+                    logger.warning("MLflow at %s: %s; training goes on", self._state.uri or "run folder", _brief(error))
+                if closing is not None:
+                    return
+                self._rest(pause)
+                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+
+    def _send_new(self, store: Any) -> None:
+        while True:
+            with (self._run / FILE).open("rb") as journal:
+                journal.seek(self._state.shipped)
+                lines = [line for line in (journal.readline() for _ in range(BATCH_LINES)) if line.endswith(b"\n")]
+            if not lines:
+                return
+            store.send([record for line in lines if (record := parsed(line)) is not None])
+            self._state.shipped += sum(map(len, lines))
+            self._state.write(self._run)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, unless the run ends meanwhile."""
+        deadline = time.monotonic() + seconds
+        while self._closing is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,121 @@
+"""MLflow's side: one run, opened again by every restart. Imported by the shipper's thread, never by the trainer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaptm.track.shipper import State
+
+# Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.
+for name, value in {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "DO_NOT_TRACK": "true",
+}.items():
+    os.environ.setdefault(name, value)
+
+from mlflow import MlflowClient  # noqa: E402
+from mlflow.entities import Metric, Param, RunTag  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
+
+logging.getLogger("alembic").setLevel(logging.ERROR)  # the tables of a new database, one line each
+
+JOB_TAG = "megaptm.job"
+METRICS_A_CALL = 1000
+PARAMS_A_CALL = 100
+LONGEST_PARAM = 6000
+
+
+class Store:
+    """The MLflow run of a run folder."""
+
+    def __init__(self, run: Path, state: State) -> None:
+        self._run = run
+        self._client = MlflowClient(tracking_uri=state.uri or f"sqlite:///{run / 'mlflow.db'}")
+        self._id = self._open(state)
+        self._client.update_run(self._id, status="RUNNING")
+
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
+        """Sent twice, the same records change nothing: MLflow knows a point by its key, time, step and value."""
+        metrics = [metric for record in records if "step" in record for metric in _metrics(record)]
+        for start in range(0, len(metrics), METRICS_A_CALL):
+            self._client.log_batch(self._id, metrics=metrics[start : start + METRICS_A_CALL])
+        for record in records:
+            if "params" in record:
+                self._send_params({key: _text(value) for key, value in record["params"].items()})
+            if "artifact" in record:
+                self._send_file(self._run / record["artifact"])
+
+    def end(self, status: str) -> None:
+        self._client.set_terminated(self._id, status=status)
+
+    def _open(self, state: State) -> str:
+        """The id of the run: the one we know, else the one we made and did not live to write down, else a new one."""
+        experiment = self._experiment(state)
+        if state.run_id is not None:
+            try:
+                return self._client.get_run(state.run_id).info.run_id
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        found = self._client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{state.job}'")
+        run = (
+            found[0]
+            if found
+            else self._client.create_run(experiment, tags={JOB_TAG: state.job}, run_name=self._run.name)
+        )
+        if state.run_id is not None:
+            state.shipped = 0  # somebody deleted the run: the new one gets everything
+        state.run_id = run.info.run_id
+        state.write(self._run)
+        return state.run_id
+
+    def _experiment(self, state: State) -> str:
+        known = self._client.get_experiment_by_name(state.experiment)
+        if known is not None:
+            return known.experiment_id
+        # On a server files are the server's business; our own database keeps them beside it.
+        place = None if state.uri is not None else (self._run / "artifacts").as_uri()
+        try:
+            return self._client.create_experiment(state.experiment, artifact_location=place)
+        except MlflowException:  # another run was faster
+            known = self._client.get_experiment_by_name(state.experiment)
+            if known is None:
+                raise
+            return known.experiment_id
+
+    def _send_params(self, params: dict[str, str]) -> None:
+        """MLflow never lets a parameter change; ours may at a restart (the layout): then a tag has the new value."""
+        known = self._client.get_run(self._id).data.params
+        new = [Param(key, value) for key, value in params.items() if key not in known]
+        changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if known.get(key, value) != value]
+        for start in range(0, len(new), PARAMS_A_CALL):
+            self._client.log_batch(self._id, params=new[start : start + PARAMS_A_CALL])
+        for start in range(0, len(changed), PARAMS_A_CALL):
+            self._client.log_batch(self._id, tags=changed[start : start + PARAMS_A_CALL])
+
+    def _send_file(self, path: Path) -> None:
+        if path.exists():  # it may have been removed since, which concerns nobody here
+            self._client.log_artifact(self._id, str(path))
+
+
+def _metrics(record: dict[str, Any]) -> list[Metric]:
+    moment = round(1000 * record["time"])
+    return [
+        # MLflow makes 1.8e308 of an infinity, and no curve is visible beside it; a gap is. The journal has the truth.
+        Metric(key, float(value) if math.isfinite(value) else math.nan, moment, record["step"])
+        for key, value in record.items()
+        if key not in ("time", "step") and isinstance(value, (int, float))
+    ]
+
+
+def _text(value: Any) -> str:
+    return str(value)[:LONGEST_PARAM]

@@ -1,0 +1,89 @@
+"""The tracker with a real MLflow server that is killed and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from megaptm.track import Tracker
+
+pytestmark = pytest.mark.real
+
+
+class Server:
+    """`mlflow server` on a free port, with its data in `folder`."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process = None
+
+    def start(self):
+        environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        command = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        places = ["--backend-store-uri", f"sqlite:///{self.folder}/m.db", "--artifacts-destination", f"{self.folder}/a"]
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command, *places],
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError((self.folder / "server.log").read_text())
+
+    def kill(self):
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.kill()
+
+
+def test_nothing_is_lost_when_the_server_dies_and_comes_back(server, tmp_path):
+    from mlflow import MlflowClient
+
+    server.start()
+    tracker = Tracker(tmp_path / "run", uri=server.uri, experiment="drill", retry_seconds=0.2)
+    for step in range(10):
+        tracker.log_metrics(step, {"loss": float(step)})
+    client = MlflowClient(tracking_uri=server.uri)
+    for _ in range(300):
+        experiment = client.get_experiment_by_name("drill")
+        runs = client.search_runs([experiment.experiment_id]) if experiment else []
+        if runs and len(client.get_metric_history(runs[0].info.run_id, "loss")) == 10:
+            break
+        time.sleep(0.1)
+    server.kill()
+    for step in range(10, 20):
+        tracker.log_metrics(step, {"loss": float(step)})
+    time.sleep(1.0)
+    # The first job ends while the server is away, and the second sends what it could not.
+    assert tracker.close(seconds=15) == 10
+    server.start()
+    with Tracker(tmp_path / "run", uri=server.uri, experiment="drill") as again:
+        again.log_metrics(20, {"loss": 20.0})
+    (found,) = client.search_runs([client.get_experiment_by_name("drill").experiment_id])
+    points = client.get_metric_history(found.info.run_id, "loss")
+    assert sorted((point.step, point.value) for point in points) == [(step, float(step)) for step in range(21)]
+    assert found.info.status == "FINISHED"

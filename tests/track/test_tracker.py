@@ -1,0 +1,131 @@
+"""The tracker with a real database, and the journal behind it."""
+
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megaptm.track import Tracker, read_metrics
+
+
+def history(run, key):
+    """(step, value, is_nan, timestamp) of a metric in the run folder's database, in order."""
+    with sqlite3.connect(run / "mlflow.db") as database:
+        query = "select step, value, is_nan, timestamp from metrics where key = ? order by step, timestamp"
+        return database.execute(query, (key,)).fetchall()
+
+
+def rows(run, query):
+    with sqlite3.connect(run / "mlflow.db") as database:
+        return database.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that was reported in two parts, with everything that may happen to numbers."""
+    run = tmp_path_factory.mktemp("runs") / "my run"
+    with Tracker(run) as first:
+        first.log_params({"layout.data": 1, "model.family": "gpt2", "long": "x" * 10_000})
+        for step in range(1, 200):
+            first.log_metrics(step, {"loss": 10.0 / step, "lr": 0.1})
+        first.log_metrics(200, {"loss": math.inf, "lr": math.nan})
+        (run / "curve.txt").write_text("a picture")
+        first.log_artifact(run / "curve.txt")
+        first.log_artifact(run / "never-written.txt")
+    second = Tracker(run)
+    second.log_params({"layout.data": 2, "model.family": "gpt2"})
+    second.log_metrics(201, {"loss": 0.5})
+    assert second.close(status="SCHEDULED") == 0
+    return run
+
+
+def test_a_restart_continues_the_same_run(run):
+    assert rows(run, "select name, status from runs") == [("my run", "SCHEDULED")]
+    steps = [step for step, *_ in history(run, "loss")]
+    assert steps == list(range(1, 202))
+
+
+def test_values_and_times_are_those_of_the_journal(run):
+    record = read_metrics(run)[9]
+    step, value, _, moment = history(run, "loss")[9]
+    assert (step, value, moment) == (10, 1.0, round(1000 * record["time"]))
+
+
+def test_an_infinite_loss_is_a_gap_in_mlflow_and_itself_in_the_journal(run):
+    assert [(value, is_nan) for step, value, is_nan, _ in history(run, "loss") if step == 200] == [(0.0, 1)]
+    record = read_metrics(run)[199]
+    assert record["loss"] == math.inf
+    assert math.isnan(record["lr"])
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_a_parameter_that_changes_is_kept_as_a_tag(run):
+    params = dict(rows(run, "select key, value from params"))
+    assert params["layout.data"] == "1"
+    assert len(params["long"]) == 6000
+    assert dict(rows(run, "select key, value from tags where key like 'latest.%'")) == {"latest.layout.data": "2"}
+
+
+def test_artifacts_lie_in_the_run_folder(run):
+    assert [path.read_text() for path in run.glob("artifacts/**/curve.txt")] == ["a picture"]
+
+
+def test_what_was_shipped_before_a_crash_is_not_shipped_again_as_new(run, tmp_path):
+    before = len(history(run, "loss"))
+    state = json.loads((run / "track.json").read_text())
+    (run / "track.json").write_text(json.dumps({**state, "shipped": 0, "run_id": None}))
+    assert Tracker(run).close() == 0
+    assert len(history(run, "loss")) == before
+    assert rows(run, "select count(*) from runs") == [(1,)]
+    assert json.loads((run / "track.json").read_text())["run_id"] == state["run_id"]
+
+
+def test_a_disabled_tracker_still_keeps_the_journal(tmp_path):
+    with Tracker(tmp_path, enabled=False) as tracker:
+        tracker.log_metrics(1, {"loss": 2.0})
+    assert [record["loss"] for record in read_metrics(tmp_path)] == [2.0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
+
+
+def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"time": 1, "step": 1, "loss": 3.0}\n{"time": 2, "st')
+    with Tracker(tmp_path, enabled=False) as tracker:
+        tracker.log_metrics(2, {"loss": 2.0})
+    assert [record["loss"] for record in read_metrics(tmp_path)] == [3.0, 2.0]
+
+
+def test_a_dead_server_costs_the_training_nothing_and_one_warning(tmp_path, caplog):
+    tracker = Tracker(tmp_path, uri="http://127.0.0.1:9", retry_seconds=0.05)
+    slowest = 0.0
+    for step in range(100):
+        begun = time.monotonic()
+        tracker.log_metrics(step, {"loss": 1.0})
+        slowest = max(slowest, time.monotonic() - begun)
+        time.sleep(0.01)
+    begun = time.monotonic()
+    assert tracker.close() == 100
+    assert time.monotonic() - begun < 25
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("megaptm")]
+    assert len([message for message in messages if "training goes on" in message]) == 1
+    assert len([message for message in messages if "100 records" in message]) == 1
+    assert slowest < 1.0
+    assert len(read_metrics(tmp_path)) == 100
+
+
+def test_the_trainer_does_not_import_mlflow():
+    source = "import sys, megaptm.track; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
+
+
+def test_a_first_use_says_nothing_on_the_terminal(tmp_path):
+    source = (
+        "import sys; from megaptm.track import Tracker\nwith Tracker(sys.argv[1]) as t: t.log_metrics(1, {'a': 1.0})"
+    )
+    done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(history(tmp_path, "a")) == 1
