@@ -13,6 +13,12 @@ from typing import Any, TypeVar
 # of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
 VOCABULARY_MULTIPLE = 128
 
+# arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads.
+BIAS_BUCKETS = 32
+
+# Feed-forward words whose first map is two, one gating the other.
+GATED = ("geglu", "swiglu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -39,6 +45,10 @@ class Block:
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
     """Dropout after the final norm (T5)."""
+
+    @property
+    def gated(self) -> bool:
+        return self.ffn in GATED
 
 
 @dataclass(frozen=True, kw_only=True)

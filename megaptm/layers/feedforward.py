@@ -15,7 +15,7 @@ from megaptm.layers.split import Dropout, Linear
 gelu_tanh = partial(F.gelu, approximate="tanh")
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu-tanh": gelu_tanh, "relu": F.relu}
-GATED: dict[str, Callable[[Tensor], Tensor]] = {"geglu": gelu_tanh, "swiglu": F.silu}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": gelu_tanh, "swiglu": F.silu}
 
 
 class FeedForward(nn.Module):
@@ -26,8 +26,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, features: int, *, kind: str, bias: bool, dropout: float) -> None:
         super().__init__()
-        self.gated = kind in GATED
-        self.activation = GATED[kind] if self.gated else PLAIN[kind]
+        self.gated = kind in GATES
+        self.activation = GATES[kind] if self.gated else PLAIN[kind]
         self.up = Linear(width, features * (2 if self.gated else 1), bias=bias, split="columns")
         # Ranks hold different features here, as they hold different heads in attention: they draw differently.
         self.dropout = Dropout(dropout, region="heads")

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, SelfAttention
-from megaptm.layers.feedforward import GATED, PLAIN, FeedForward
+from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
-from megaptm.layers.positions import BUCKETS, score_bias
+from megaptm.layers.positions import score_bias
 from megaptm.layers.split import Dropout, HeadTable
-from megaptm.spec import Block, Size
+from megaptm.spec import BIAS_BUCKETS, Block, Size
 
 # The words that each slot understands. A family with another word is refused when its model is built.
 WORDS: dict[str, tuple[str, ...]] = {
     "attention": ("full", "causal"),
     "norm": ("pre", "post"),
     "normalizer": ("layer", "rms"),
-    "ffn": (*PLAIN, *GATED),
+    "ffn": (*PLAIN, *GATES),
     "bias_table": ("none", "t5-bidirectional", "t5-causal"),
     "scale": ("sqrt", "none"),
 }
@@ -105,7 +105,7 @@ class Stack(nn.ModuleDict):
         self.block, self.numbers = block, layers
         self.around: Callable[..., Tensor] = run
         if block.bias_table != "none" and layers:
-            self["bias_table"] = HeadTable(BUCKETS, size.heads)
+            self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
         for number in layers:
             self[str(number)] = Layer(block, size, dropout=dropout)
         if block.norm == "pre" and size.layers - 1 in layers:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from megaptm.layers.split import HeadTable
+from megaptm.spec import BIAS_BUCKETS
 
-# arXiv:1910.10683, section 2.1: 32 numbers per head, all distances from 128 on share the last.
-BUCKETS = 32
+# arXiv:1910.10683, section 2.1: all distances from here on share the last bucket.
 FARTHEST = 128
 
 
@@ -22,7 +22,7 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
     Two directions share the buckets half and half; in a causal stack all of them look back.
     """
     distance = torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None]
-    side = BUCKETS // 2 if bidirectional else BUCKETS
+    side = BIAS_BUCKETS // 2 if bidirectional else BIAS_BUCKETS
     steps = distance.abs() if bidirectional else (-distance).clamp(min=0)
     exact = side // 2
     # In float32, as Mesh TensorFlow and its ports compute it: the borders of the bins depend on the rounding.

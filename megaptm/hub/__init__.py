@@ -1,0 +1,1 @@
+"""Weights from Hugging Face and back."""

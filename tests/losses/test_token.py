@@ -1,0 +1,74 @@
+"""The fused projection and loss is cross-entropy, in value and in gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from megaptm.losses import token
+from megaptm.losses.token import IGNORED, TokenLoss
+
+VOCABULARY, ROWS = 29, 32
+
+
+@pytest.mark.parametrize("chunk", [1024, 7])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_it_equals_plain_cross_entropy(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, with_bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    monkeypatch.setattr(token, "CHUNK", chunk)
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(20, 8), torch.randn(ROWS, 8), torch.randn(ROWS)
+    inputs = [
+        tensor.to(dtype).requires_grad_() for tensor in ([hidden, weight, bias] if with_bias else [hidden, weight])
+    ]
+    labels = torch.randint(0, VOCABULARY, (20,))
+    labels[[3, 8, 19]] = IGNORED
+
+    loss = TokenLoss(VOCABULARY)(inputs[0], inputs[1], inputs[2] if with_bias else None, labels)
+    gradients = torch.autograd.grad(loss / 17, inputs)
+
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    logits = F.linear(*exact)[:, :VOCABULARY]
+    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+    expected_gradients = torch.autograd.grad(expected / 17, exact)
+
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=0)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance / 10)
+
+
+def test_rows_above_the_vocabulary_get_no_gradient_and_no_probability() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(5, 8)
+    weight = torch.randn(ROWS, 8)
+    weight[VOCABULARY:] = 100.0
+    weight.requires_grad_()
+    loss = TokenLoss(VOCABULARY)(hidden, weight, None, torch.arange(5))
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad[VOCABULARY:].abs().max() == 0
+    assert TokenLoss(VOCABULARY).logits(hidden, weight, None).shape == (5, VOCABULARY)
+
+
+def test_nothing_asked_costs_nothing() -> None:
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(ROWS, 8, requires_grad=True)
+    loss = TokenLoss(VOCABULARY)(hidden, weight, None, torch.full((4,), IGNORED))
+    loss.backward()
+    assert loss == 0
+    assert hidden.grad is not None
+    assert hidden.grad.abs().max() == 0
+    assert weight.grad is not None
+    assert weight.grad.abs().max() == 0
+
+
+def test_without_gradients_the_value_is_the_same() -> None:
+    torch.manual_seed(0)
+    hidden, weight, labels = torch.randn(9, 8), torch.randn(ROWS, 8, requires_grad=True), torch.arange(9)
+    loss = TokenLoss(VOCABULARY)(hidden, weight, None, labels)
+    with torch.no_grad():
+        assert TokenLoss(VOCABULARY)(hidden, weight, None, labels) == loss

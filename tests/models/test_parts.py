@@ -1,0 +1,86 @@
+"""A model cut into parts says what the whole model says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.models import Model, build_model
+from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_chain_of_parts_equals_the_whole(family: str, num_parts: int) -> None:
+    layers = 2 if family == "t5" else 4
+    whole, batch = tiny_model(family, layers=layers), tiny_batch(family)
+    expected = mean_losses(whole(batch))
+    expected.backward()
+    weights = dict(whole.named_parameters())
+
+    chain = [build_model(whole.spec, part).eval() for part in Model.parts(whole.spec, num_parts)]
+    for model in chain:
+        missing, unexpected = model.load_state_dict({n: p.detach() for n, p in weights.items()}, strict=False)
+        assert not missing
+        assert set(unexpected) <= set(weights)
+    x = None
+    for model in chain:
+        x = model(batch, x)
+    assert isinstance(x, dict)
+    loss = mean_losses(x)
+    assert loss == expected
+    loss.backward()
+
+    gradients: dict[str, Tensor] = {}
+    for model in chain:
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            gradients[name] = gradients.get(name, 0) + parameter.grad
+    assert set(gradients) == set(weights)
+    for name, parameter in weights.items():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_the_stream_between_parts_is_encoder_then_decoder() -> None:
+    spec = tiny_spec("t5")
+    first = build_model(spec, Model.parts(spec, 2)[0])
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.zero_()
+    assert first(tiny_batch("t5")).shape == (12 + 7, 3, 32)
+
+
+def test_a_stream_split_over_ranks_is_cut_in_proportion() -> None:
+    """Half of each stream's sequence arrives where two ranks share it: 6 of 12, 4 of 8."""
+    spec = tiny_spec("t5")
+    batch = tiny_batch("t5", target=8)
+    middle = build_model(spec, Model.parts(spec, 4)[3])
+    encoder, decoder = middle._divide(batch, {"encoder": "", "decoder": "decoder_"}, torch.zeros(10, 3, 32)).values()
+    assert (len(encoder), len(decoder)) == (6, 4)
+
+
+def test_each_part_holds_only_its_own_parameters() -> None:
+    spec = tiny_spec("t5", layers=4)
+    names = [{name for name, _ in build_model(spec, part).named_parameters()} for part in Model.parts(spec, 4)]
+    tops = [
+        {name.rsplit(".", 1)[0].split(".attention")[0].split(".ffn")[0].split(".cross")[0] for name in n} for n in names
+    ]
+    assert tops == [
+        {"embed.token", "encoder.bias_table", "encoder.0", "encoder.1"},
+        {"encoder.bias_table", "encoder.2", "encoder.3", "encoder.final"},
+        {"decoder.bias_table", "decoder.0", "decoder.1"},
+        {"embed.token", "decoder.bias_table", "decoder.2", "decoder.3", "decoder.final"},
+    ]
+
+
+def test_the_last_part_of_a_tied_model_holds_the_token_table_and_no_positions() -> None:
+    spec = tiny_spec("bert")
+    names = {name for name, _ in build_model(spec, Model.parts(spec, 2)[1]).named_parameters() if "embed" in name}
+    assert names == {"embed.token.weight"}
+
+
+def test_layers_that_the_parts_do_not_divide_are_refused() -> None:
+    with pytest.raises(UserError, match=r"t5 has 6 layers \(3 encoder \+ 3 decoder\), which 4 pipeline parts"):
+        Model.parts(tiny_spec("t5", layers=3), 4)

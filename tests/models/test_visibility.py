@@ -1,0 +1,172 @@
+"""LEAK: what a position must not see cannot change what it says; and packing documents changes nothing they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megaptm.errors import UserError
+from megaptm.models import Model
+from tests.models.tiny import FAMILIES, VOCABULARY, tiny_batch, tiny_model
+
+DECODERS = ("gpt2", "gpt3")
+MAIN_HEAD = {"gpt2": "lm", "gpt3": "lm", "bert": "mlm", "t5": "lm"}
+
+
+def says(model: Model, family: str, batch: dict[str, Tensor]) -> Tensor:
+    """Logits [B, S, V]."""
+    with torch.no_grad():
+        return model.logits(batch)[MAIN_HEAD[family]]
+
+
+def changed(batch: dict[str, Tensor], field: str, places: Tensor) -> dict[str, Tensor]:
+    """The batch with another token at each place, a boolean [B, S]."""
+    tokens = batch[field]
+    return {**batch, field: torch.where(places, tokens % (VOCABULARY - 1) + 1, tokens)}
+
+
+@pytest.mark.parametrize("document_numbers", [True, False])
+@pytest.mark.parametrize("family", [*DECODERS, "t5"])
+def test_the_future_is_hidden_from_a_decoder(family: str, document_numbers: bool) -> None:
+    model, batch = tiny_model(family), tiny_batch(family)
+    if not document_numbers:
+        batch = {name: value for name, value in batch.items() if not name.endswith("documents")}
+    field = "decoder_tokens" if family == "t5" else "tokens"
+    before = says(model, family, batch)
+    for place in range(1, batch[field].shape[1]):
+        here = (torch.arange(batch[field].shape[1]) == place).expand_as(batch[field])
+        after = says(model, family, changed(batch, field, here))
+        torch.testing.assert_close(after[:, :place], before[:, :place], rtol=0, atol=1e-6)
+        assert (after[0, place] - before[0, place]).abs().max() > 1e-3, "the change itself is seen"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_is_hidden(family: str) -> None:
+    model, batch = tiny_model(family), tiny_batch(family)
+    before = says(model, family, batch)
+    after = says(model, family, changed(batch, "tokens", batch["documents"] == 0))
+    real = batch["decoder_documents" if family == "t5" else "documents"] > 0
+    torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_gives_finite_numbers_and_no_gradient(family: str) -> None:
+    model, batch = tiny_model(family), tiny_batch(family)
+    batch["documents"][2] = 0  # a row of nothing but padding
+    if family == "t5":
+        batch["decoder_documents"][2] = 0
+    batch["labels"][2] = -100
+    batch.pop("next_sentence", None)
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, args: object, embedded_SBD: Tensor) -> None:
+        embedded_SBD.retain_grad()
+        seen.append(embedded_SBD)
+
+    assert model.embed is not None
+    model.embed.token.register_forward_hook(keep)
+    losses = model(batch)
+    assert isinstance(losses, dict)
+    sum(loss for loss, _ in losses.values()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    grad = seen[0].grad
+    assert grad is not None
+    padding = batch["documents"].t() == 0
+    assert grad[padding].abs().max() == 0
+    assert grad[~padding].abs().max() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_documents_are_hidden(family: str) -> None:
+    model, batch = tiny_model(family), tiny_batch(family)
+    batch["documents"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
+    if family == "t5":
+        batch["decoder_documents"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
+    before = says(model, family, batch)
+    numbers = batch["decoder_documents" if family == "t5" else "documents"]
+    for document, other in ((1, 2), (2, 1)):
+        perturbed = changed(batch, "tokens", batch["documents"] == other)
+        if family == "t5":
+            perturbed = changed(perturbed, "decoder_tokens", batch["decoder_documents"] == other)
+        after = says(model, family, perturbed)
+        mine = numbers == document
+        torch.testing.assert_close(after[mine], before[mine], rtol=0, atol=1e-6)
+        assert (after[~mine] - before[~mine]).abs().max() > 1e-3
+
+
+def test_cross_attention_sees_the_encoder_of_its_own_document_only() -> None:
+    model, batch = tiny_model("t5"), tiny_batch("t5")
+    batch["documents"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
+    batch["decoder_documents"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
+    before = says(model, "t5", batch)
+    after = says(model, "t5", changed(batch, "tokens", batch["documents"] == 2))
+    torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=1e-6)
+    assert (after[:, 3:] - before[:, 3:]).abs().amax((0, 2)).min() > 1e-4
+
+
+def test_full_attention_sees_both_ways() -> None:
+    model, batch = tiny_model("bert"), tiny_batch("bert", rows=1)
+    before = says(model, "bert", batch)
+    here = (torch.arange(12) == 6)[None]
+    after = says(model, "bert", changed(batch, "tokens", here))
+    assert (after - before).abs().amax((0, 2)).min() > 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_document_without_padding_needs_no_numbers(family: str) -> None:
+    model, batch = tiny_model(family), tiny_batch(family, rows=1)
+    assert batch["documents"].all()
+    bare = {name: value for name, value in batch.items() if not name.endswith("documents")}
+    torch.testing.assert_close(says(model, family, bare), says(model, family, batch), rtol=0, atol=2e-6)
+
+
+def test_numbers_for_one_stream_of_two_are_refused() -> None:
+    batch = tiny_batch("t5")
+    del batch["decoder_documents"]
+    with pytest.raises(UserError, match="both or neither"):
+        tiny_model("t5")(batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_loss_equals_unpacked_loss(family: str) -> None:
+    model = tiny_model(family)
+    lengths, targets = (5, 4, 8), (3, 2, 4)
+    apart, packed = _apart_and_packed(family, lengths, targets)
+    one, other = model(apart), model(packed)
+    for name, (loss, count) in one.items():
+        torch.testing.assert_close(other[name][0], loss, rtol=1e-5, atol=0)
+        assert other[name][1] == count > 0
+    gradients = [torch.autograd.grad(losses[MAIN_HEAD[family]][0], model.embed.token.weight) for losses in (one, other)]
+    torch.testing.assert_close(gradients[1][0], gradients[0][0], rtol=1e-4, atol=1e-5)
+
+
+def _apart_and_packed(
+    family: str, lengths: tuple[int, ...], targets: tuple[int, ...]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The same documents one a padded row, and all in one row with padding after."""
+    generator = torch.Generator().manual_seed(3)
+    prefixes = {"": lengths, "decoder_": targets} if family == "t5" else {"": lengths}
+    apart: dict[str, Tensor] = {}
+    packed: dict[str, Tensor] = {}
+    for prefix, sizes in prefixes.items():
+        documents = [torch.randint(1, VOCABULARY, (n,), generator=generator) for n in sizes]
+        columns = {
+            f"{prefix}tokens": documents,
+            f"{prefix}documents": [torch.ones(n, dtype=torch.long) for n in sizes],
+            f"{prefix}positions": [torch.arange(n) for n in sizes],
+        }
+        if family == "bert":
+            columns["segments"] = [(torch.arange(n) > n // 2).long() for n in sizes]
+        labeled = prefix == "decoder_" or family != "t5"
+        if labeled:
+            labels = [torch.randint(1, VOCABULARY, (n,), generator=generator) for n in sizes]
+            columns["labels"] = [label.index_fill(0, torch.tensor([0]), -100) for label in labels]
+        for field, values in columns.items():
+            filler = -100 if field == "labels" else 0
+            apart[field] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=filler)
+            if field.endswith("documents"):
+                values = [value * number for number, value in enumerate(values, 1)]
+            row = torch.cat(values)
+            packed[field] = torch.nn.functional.pad(row, (0, 2), value=filler)[None]
+    return apart, packed
