@@ -1,0 +1,158 @@
+"""Lets megatron-core run where there is no GPU: the few CUDA names it calls answer for the CPU.
+
+megatron-core asks for CUDA by name in hundreds of places, but only for a few things: the current device, streams and
+events, the generator's state, `device="cuda"` in tensor factories, and type names. `install()` supplies those and does
+nothing where CUDA is real. It must run before megatron is imported, which `parallel/__init__`
+sees to; nothing else in the project knows that it exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_FACTORIES = ("tensor", "zeros", "empty", "ones", "full", "arange", "rand", "randn", "randint", "as_tensor", "eye")
+_LIKE = ("zeros_like", "empty_like", "ones_like", "full_like", "rand_like")
+_installed = False
+
+
+class _Stream:
+    """A stream on a machine where everything happens in order. A class: libraries name it in type unions."""
+
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def wait_stream(self, stream: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def record_event(self, event: object = None) -> _Event:
+        return _Event()
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def wait(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _OneGenerator:
+    """`default_generators[any device]`."""
+
+    def __getitem__(self, device: object) -> torch.Generator:
+        return torch.default_generator
+
+
+def _is_cuda(device: Any) -> bool:
+    return device == "cuda" or (isinstance(device, torch.device) and device.type == "cuda") or isinstance(device, int)
+
+
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def made_on_cpu(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs["device"] = "cpu"
+        return factory(*args, **kwargs)
+
+    return made_on_cpu
+
+
+def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tensor.type()` is compared with names such as `torch.cuda.FloatTensor`."""
+
+    def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        if not args and not kwargs and isinstance(answer, str):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    return type_name
+
+
+def _nothing(name: str) -> Callable[..., None]:
+    """A new function each time: torch's compiler keeps a table of functions and refuses one under two names."""
+
+    def nothing(*args: Any, **kwargs: Any) -> None: ...
+
+    nothing.__name__ = name
+    return nothing
+
+
+def install() -> None:
+    """Make the CPU answer for CUDA, once, where there is no CUDA."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    _installed = True
+    cuda: Any = torch.cuda
+    cpu = torch.device("cpu")
+
+    for name in (*_FACTORIES, *_LIKE):
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    tensor: Any = torch.Tensor
+    tensor.cuda = lambda self, *args, **kwargs: self
+    tensor.type = _cuda_type_name(tensor.type)
+    module: Any = torch.nn.Module
+    module.cuda = lambda self, *args, **kwargs: self
+
+    cuda.Stream = _Stream
+    cuda.Event = _Event
+    stream = _Stream()
+    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: stream
+    cuda.stream = lambda *args, **kwargs: contextlib.nullcontext()
+    cuda.current_device = lambda: cpu
+    cuda.device_count = lambda: 1
+    for name in ("synchronize", "empty_cache", "set_device", "_lazy_init"):
+        setattr(cuda, name, _nothing(name))
+    cuda._lazy_call = lambda function, **kwargs: function()
+    cuda.is_current_stream_capturing = lambda: False
+    cuda.get_device_capability = lambda *args, **kwargs: (0, 0)
+
+    # megatron's random tracker saves and restores the CUDA generator around a region; a CPU has one generator.
+    generator = torch.default_generator
+    cuda.default_generators = _OneGenerator()
+    for place in (cuda, cuda.random):
+        place.get_rng_state = lambda *args, **kwargs: generator.get_state()
+        place.set_rng_state = lambda state, *args, **kwargs: generator.set_state(state)
+        place.manual_seed = lambda seed: generator.manual_seed(seed)
+    for kind in ("Float", "Half", "BFloat16", "Double", "Int", "Long", "Byte", "Bool"):
+        setattr(cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """While megatron is imported on a CPU, what it would have compiled stays as written.
+
+    Its small fused functions pay on a GPU only, and the compiler takes seconds to import.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    compiler = torch.compile
+    torch.compile = lambda function=None, **_: function if function is not None else (lambda f: f)  # type: ignore
+    try:
+        yield
+    finally:
+        torch.compile = compiler

@@ -1,0 +1,149 @@
+"""The engine: a spec and a layout in, training steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from megaptm.config import Layout, Optimizer
+from megaptm.parallel.batches import share_batches
+from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
+from megaptm.parallel.optimizer import build_optimizer, set_rates
+from megaptm.parallel.shared import SharedParameters
+from megaptm.parallel.stage import Stage, build_stages, transformer_config
+from megaptm.spec import ModelSpec
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did; the same on every process."""
+
+    losses: dict[str, float]
+    """Mean of each loss over what was asked in the global batch."""
+    loss: float
+    """Their weighted sum: what was minimised."""
+    gradient_norm: float
+    counts: dict[str, int]
+
+
+class Engine:
+    """A model on this process's place of a layout, with its optimizer."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        optimizer: Optimizer,
+        *,
+        losses: Mapping[str, float],
+        seed: int,
+        precision: str = "fp32",
+    ) -> None:
+        self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
+        self.ranks: Ranks = open_groups(layout)
+        config = transformer_config(spec, layout, precision, self._finalize_gradients)
+        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, seed=seed, losses=self.losses)
+        self.shared = SharedParameters(self.stages, layout, self.ranks)
+        data_config = DistributedDataParallelConfig(
+            use_distributed_optimizer=layout.distributed_optimizer,
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=torch.cuda.is_available() and self.ranks.data_size > 1,
+        )
+        self.chunks = [
+            DistributedDataParallel(config, data_config, stage, disable_bucketing=index > 0)
+            for index, stage in enumerate(self.stages)
+        ]
+        self.settings = optimizer
+        self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
+
+    def step(self, batches: list[Batch] | None, *, step: int, lr: float) -> StepResult:
+        """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only)."""
+        seed_step(self.seed, step, self.ranks)
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses, counts = self._run(self._share(batches), backward=True)
+        set_rates(self.optimizer, lr=lr, weight_decay=self.settings.weight_decay)
+        _, gradient_norm, _ = self.optimizer.step()
+        return StepResult(losses, self._weighted(losses), float(gradient_norm), counts)
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[Batch] | None) -> StepResult:
+        """Losses of micro-batches without dropout, and without learning."""
+        for chunk in self.chunks:
+            chunk.eval()
+        losses, counts = self._run(self._share(batches), backward=False)
+        return StepResult(losses, self._weighted(losses), 0.0, counts)
+
+    def _weighted(self, losses: Mapping[str, float]) -> float:
+        return sum(weight * losses[name] for name, weight in self.losses.items())
+
+    def _share(self, batches: list[Batch] | None) -> list[Batch]:
+        shared = share_batches(batches, parallel_state.get_tensor_model_parallel_group())
+        return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
+
+    def _run(self, batches: list[Batch], *, backward: bool) -> tuple[dict[str, float], dict[str, int]]:
+        counts = self._global_counts(batches)
+
+        def forward_step(iterator: Iterator[Batch], chunk: Any) -> tuple[Any, Any]:
+            return chunk(next(iterator)), weigh
+
+        def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+            terms = torch.stack([sums[name][0] for name in self.losses])
+            scale = terms.new_tensor([w / max(counts[name], 1) for name, w in self.losses.items()])
+            return (terms * scale).sum(), torch.zeros((), dtype=torch.int, device=terms.device), terms.detach()
+
+        length, rows = _stream_shape(batches[0])
+        reduced = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[iter(batches) for _ in self.chunks],
+            model=self.chunks,
+            num_microbatches=len(batches),
+            seq_length=length,
+            micro_batch_size=rows,
+            forward_only=not backward,
+        )
+        return self._global_means(reduced, counts), counts
+
+    def _global_counts(self, batches: list[Batch]) -> dict[str, int]:
+        """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
+        local = torch.stack([torch.stack([_asked(batch, name) for batch in batches]).sum() for name in self.losses])
+        dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
+        return dict(zip(self.losses, local.tolist(), strict=True))
+
+    def _global_means(self, reduced: list[Tensor], counts: Mapping[str, int]) -> dict[str, float]:
+        total = torch.zeros(len(self.losses), dtype=torch.float64, device=device())
+        for terms in reduced:
+            total += terms.double()
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+        return {name: total[i].item() / max(counts[name], 1) for i, name in enumerate(self.losses)}
+
+    def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
+        # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
+        finalize_model_grads(chunks, None)
+        self.shared.sum_gradients()
+
+
+def _asked(batch: Batch, loss: str) -> Tensor:
+    labels = batch["next_sentence"] if loss == "next-sentence" else batch["labels"]
+    return (labels != -100).sum()
+
+
+def _stream_shape(batch: Batch) -> tuple[int, int]:
+    """Length and rows of the one stream that travels between stages: encoder and decoder lie end to end."""
+    rows, length = batch["tokens"].shape
+    return length + (batch["decoder_tokens"].shape[1] if "decoder_tokens" in batch else 0), rows

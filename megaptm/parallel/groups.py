@@ -1,0 +1,92 @@
+"""Process groups of a layout, and where this process stands in them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megaptm.config import Layout
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place on each axis of the layout, and the axes' lengths."""
+
+    world: int
+    tensor: int
+    pipeline: int
+    data: int
+    tensor_size: int
+    pipeline_size: int
+    data_size: int
+
+    @property
+    def reports(self) -> bool:
+        """Whether this process holds the losses: the last stage, first of its tensor and data ranks."""
+        return self.pipeline == self.pipeline_size - 1 and self.tensor == 0 and self.data == 0
+
+
+def device() -> torch.device:
+    """The device of this process: its GPU, or the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def join(*, rank: int, world: int, local_rank: int, init_method: str = "env://", timeout_minutes: float = 30.0) -> None:
+    """Join the world: NCCL on GPUs, gloo on CPUs."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=timeout_minutes),
+    )
+
+
+def open_groups(layout: Layout) -> Ranks:
+    """Build megatron-core's groups for `layout` over the world; callable again for another layout of the same world."""
+    # Its random tracker compares the CPU generator before and after a region; on a CPU they are the same generator.
+    logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
+    close_groups()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        create_gloo_process_groups=False,
+        # `shared` sums the copies of a parameter, whichever stages hold them; megatron's rule for the first and last
+        # stage's token tables gets a group of one and so does nothing.
+        get_embedding_ranks=lambda ranks, *_: ranks[:1],
+    )
+    return Ranks(
+        world=dist.get_rank(),
+        tensor=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline=parallel_state.get_pipeline_model_parallel_rank(),
+        data=parallel_state.get_data_parallel_rank(),
+        tensor_size=layout.tensor,
+        pipeline_size=layout.pipeline,
+        data_size=parallel_state.get_data_parallel_world_size(),
+    )
+
+
+def close_groups() -> None:
+    """Forget the groups of the last layout."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+
+
+def seed_step(seed: int, step: int, ranks: Ranks) -> None:
+    """Set every random stream of this process for one step.
+
+    Dropout is a function of (run seed, step, data rank, stage) and, where ranks hold different slices, of the tensor
+    rank: nothing about generators has to be stored to continue a run bit for bit.
+    """
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    mixed = (seed * 1_000_003 + step) * 1_000_003 + ranks.data * 4099 + ranks.pipeline
+    model_parallel_cuda_manual_seed(mixed % (2**31 - 4096))

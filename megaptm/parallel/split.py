@@ -1,0 +1,187 @@
+"""Puts megatron-core's modules in the place of ours, following the word `split` on each."""
+
+# S sequence, B batch, D width, N rows of hidden states, V vocabulary
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    gather_from_sequence_parallel_region,
+    get_cuda_rng_tracker,
+    scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+    vocab_parallel_cross_entropy,
+)
+from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
+from torch import Tensor, nn
+
+from megaptm.layers.layer import Stack
+from megaptm.layers.split import Dropout, Embedding, HeadTable, Linear, VocabularyBias
+from megaptm.losses.token import IGNORED, TokenLoss
+from megaptm.models.model import Model
+
+# Which axis of a weight is divided over tensor ranks, by the word on its module.
+AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "none": None}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a local parameter lies in the whole model's parameter of the same name."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    axis: int | None
+    """The divided axis; None when every tensor rank holds the whole."""
+
+
+class ColumnSplit(ColumnParallelLinear):
+    """Linear whose output features are divided."""
+
+    def __init__(self, whole: Linear, config: ModelParallelConfig) -> None:
+        super().__init__(
+            whole.in_features,
+            whole.out_features,
+            config=config,
+            init_method=nn.init.zeros_,
+            bias=whole.bias is not None,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+class RowSplit(RowParallelLinear):
+    """Linear whose input features are divided; outputs are summed (or summed and split along the sequence)."""
+
+    def __init__(self, whole: Linear, config: ModelParallelConfig) -> None:
+        super().__init__(
+            whole.in_features,
+            whole.out_features,
+            config=config,
+            init_method=nn.init.zeros_,
+            bias=whole.bias is not None,
+            input_is_parallel=True,
+            skip_bias_add=False,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+
+class VocabularySplitTokenLoss(nn.Module):
+    """`TokenLoss` where each rank holds a slice of the vocabulary."""
+
+    def __init__(self, whole: TokenLoss, rank: int) -> None:
+        super().__init__()
+        self.vocabulary, self.rank = whole.vocabulary, rank
+
+    def local_logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        logits_NV = linear_with_grad_accumulation_and_async_allreduce(
+            hidden_ND,
+            weight_VD,
+            bias_V,
+            gradient_accumulation_fusion=False,
+            allreduce_dgrad=True,
+            sequence_parallel=False,
+        )
+        # The padding lies at the end of the table, so on the last ranks. In place: a product's backward pass does not
+        # need its output.
+        columns = weight_VD.shape[0]
+        logits_NV[..., max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
+        return logits_NV
+
+    def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
+        counted = labels_N != IGNORED
+        logits_NV = self.local_logits(hidden_ND, weight_VD, bias_V)
+        losses_N = vocab_parallel_cross_entropy(logits_NV.unsqueeze(1), labels_N.clamp(min=0).unsqueeze(1)).squeeze(1)
+        return (losses_N * counted).sum()
+
+
+def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: int) -> dict[str, Placement]:
+    """Divide `model` over `ranks` tensor ranks in place; returns where each of its parameters lies in the whole."""
+    placements = {name: _place(module, name, parameter, ranks, rank) for name, module, parameter in _owned(model)}
+    if ranks > 1:
+        _swap(model, config, ranks, rank)
+        _mark_tensor_parallel(model, placements)
+        _set_random_streams(model, sequence_parallel=config.sequence_parallel)
+        if config.sequence_parallel:
+            model.enter = scatter_to_sequence_parallel_region
+            model.leave = _gather_for_replicated_heads
+            _mark_sequence_parallel(model, placements)
+    return placements
+
+
+def _gather_for_replicated_heads(x_SBD: Tensor) -> Tensor:
+    # The heads compute the same on every tensor rank, so each rank's gradient is whole: split it back, do not sum.
+    return gather_from_sequence_parallel_region(x_SBD, tensor_parallel_output_grad=False)
+
+
+def _owned(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter]]:
+    return [
+        (f"{path}.{leaf}" if path else leaf, module, parameter)
+        for path, module in model.named_modules()
+        for leaf, parameter in module.named_parameters(recurse=False)
+    ]
+
+
+def _place(module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, rank: int) -> Placement:
+    shape = tuple(parameter.shape)
+    axis = AXIS[getattr(module, "split", "none")]
+    if isinstance(module, Linear) and name.endswith("bias"):
+        axis = 0 if module.split == "columns" else None
+    if axis is None or ranks == 1:
+        return Placement(name, shape, (0,) * len(shape), None)
+    offset = tuple(rank * (length // ranks) if i == axis else 0 for i, length in enumerate(shape))
+    return Placement(name, shape, offset, axis)
+
+
+def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            match child:
+                case Linear(split="columns"):
+                    parent._modules[name] = ColumnSplit(child, config)
+                case Linear(split="rows"):
+                    parent._modules[name] = RowSplit(child, config)
+                case Embedding(split="vocabulary"):
+                    parent._modules[name] = VocabParallelEmbedding(
+                        child.rows, child.width, init_method=nn.init.zeros_, config=config
+                    )
+                case HeadTable():
+                    buckets, heads = child.weight.shape
+                    child.weight = nn.Parameter(child.weight.new_empty(buckets, heads // ranks))
+                case VocabularyBias():
+                    child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
+                case TokenLoss():
+                    parent._modules[name] = VocabularySplitTokenLoss(child, rank)
+
+
+def _mark_tensor_parallel(model: Model, placements: dict[str, Placement]) -> None:
+    for name, parameter in model.named_parameters():
+        axis = placements[name].axis
+        if not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, axis is not None, -1 if axis is None else axis, 1)
+
+
+def _mark_sequence_parallel(model: Model, placements: dict[str, Placement]) -> None:
+    # Inside a stack each rank sees a slice of the sequence, so what is not divided gets only that slice's gradient.
+    for path, module in model.named_modules():
+        if isinstance(module, Stack):
+            for name, parameter in module.named_parameters(prefix=path):
+                if placements[name].axis is None:
+                    parameter.sequence_parallel = True  # type: ignore[attr-defined]
+
+
+def _set_random_streams(model: Model, *, sequence_parallel: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, Dropout) and (
+            module.region == "heads" or (module.region == "residual" and sequence_parallel)
+        ):
+            module.stream = lambda: get_cuda_rng_tracker().fork()

@@ -1,0 +1,131 @@
+"""A stage chunk: a part of the model, on this rank's slice of every weight, as megatron-core's schedules see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.core.tensor_parallel import checkpoint as recompute_in_backward
+from megatron.core.transformer import MegatronModule, TransformerConfig
+from torch import Tensor, nn
+
+from megaptm.config import Layout
+from megaptm.layers.layer import Stack
+from megaptm.models.initial import initial_value
+from megaptm.models.model import Model, Part
+from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.split import Placement, split_model
+from megaptm.spec import ModelSpec
+
+Output = Tensor | dict[str, tuple[Tensor, Tensor]]
+
+
+class Stage(MegatronModule):
+    """What a schedule needs around a part: where its input comes from, and the names megatron-core looks up."""
+
+    model_type = ModelType.encoder_or_decoder
+    # Copies of one parameter on several stages are summed by `shared`, whatever they are; megatron's own rule knows
+    # only of the first and last stage's token table.
+    share_embeddings_and_output_weights = False
+
+    def __init__(self, part: Model, config: TransformerConfig, placements: dict[str, Placement], chunk: int) -> None:
+        super().__init__(config)
+        self.part = part
+        self.placements = placements
+        self.vp_stage = chunk
+        self._input: Tensor | None = None
+
+    def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
+        self._input = tensors[0]
+
+    def forward(self, batch: dict[str, Tensor]) -> Output:
+        return self.part(batch, self._input)
+
+    def placed_parameters(self) -> Iterable[tuple[Placement, nn.Parameter]]:
+        for name, parameter in self.part.named_parameters():
+            yield self.placements[name], parameter
+
+
+def transformer_config(
+    spec: ModelSpec, layout: Layout, precision: str, finalize: Callable[..., None]
+) -> TransformerConfig:
+    """megatron-core's configuration of the same model and layout."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    on_gpu = torch.cuda.is_available()
+    return TransformerConfig(
+        num_layers=spec.size.layers * len(spec.family.stacks),
+        hidden_size=spec.size.width,
+        num_attention_heads=spec.size.heads,
+        kv_channels=spec.size.key_width,
+        ffn_hidden_size=spec.size.ffn,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        sequence_parallel=layout.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=precision == "bf16",
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        # Losses arrive divided by the counts of the whole global batch, so gradients are summed, never averaged.
+        calculate_per_token_loss=True,
+        # With two stages over gloo the previous and the next rank are one peer, and batched messages are mixed up.
+        batch_p2p_comm=on_gpu,
+        deallocate_pipeline_outputs=layout.pipeline > 1,
+        finalize_model_grads_func=finalize,
+    )
+
+
+def build_stages(
+    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, seed: int, losses: Iterable[str]
+) -> list[Stage]:
+    """This rank's chunks, in order along the pipeline, weights filled in.
+
+    Chunk c of stage p is part c * pipeline + p of the model: with one chunk a stage, part p.
+    """
+    parts = Model.parts(spec, layout.pipeline * layout.virtual)
+    mine = [parts[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
+    return [_build(spec, part, layout, ranks, config, chunk, seed, losses) for chunk, part in enumerate(mine)]
+
+
+def _build(
+    spec: ModelSpec,
+    part: Part,
+    layout: Layout,
+    ranks: Ranks,
+    config: TransformerConfig,
+    chunk: int,
+    seed: int,
+    losses: Iterable[str],
+) -> Stage:
+    with torch.device("meta"):
+        model = Model(spec, part)
+        placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
+    model.to_empty(device=device())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            place = placements[name]
+            value = initial_value(spec, name, place.shape, seed)
+            parameter.copy_(block(value, place, tuple(parameter.shape)))
+    model.to(config.params_dtype)
+    for loss, head in model.head.items() if model.head is not None else ():
+        head.requires_grad_(loss in losses)
+    if layout.recompute == "full":
+        for module in model.modules():
+            if isinstance(module, Stack):
+                module.around = recompute
+    return Stage(model, config, placements, chunk)
+
+
+def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+    """Run a layer keeping only its inputs; its activations are computed again in the backward pass, same dropout."""
+    return recompute_in_backward(layer, False, *arguments)
+
+
+def block(whole: Tensor, place: Placement, shape: tuple[int, ...]) -> Tensor:
+    """The slice of a whole tensor that lies at `place`."""
+    return whole[tuple(slice(start, start + length) for start, length in zip(place.offset, shape, strict=True))]

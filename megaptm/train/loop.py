@@ -1,0 +1,89 @@
+"""The loop: data, step, what is said about it, validation, checkpoints, and stopping when asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megaptm.config import Config
+from megaptm.errors import EXIT_CONTINUE
+from megaptm.parallel.engine import Engine, StepResult
+from megaptm.parallel.world import agree
+from megaptm.resilience.signals import StopRequest
+from megaptm.train.reporting import Seconds, StepReport
+from megaptm.train.schedule import learning_rate
+
+
+class DivergedError(RuntimeError):
+    """The loss is not a number; nothing later can be trusted."""
+
+
+@dataclass
+class Training:
+    """The parts of a run, opened by `train.run`; the loop turns the crank."""
+
+    config: Config
+    engine: Engine
+    batches: Iterator[Any]
+    """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
+    held_out: Callable[[], Iterator[Any]]
+    save: Callable[[int], None]
+    stop: StopRequest
+    seconds: Seconds
+    report: StepReport | None
+    """On rank 0."""
+
+
+def train(run: Training, *, start: int) -> int:
+    """Train from step `start` to the configured end; returns the exit code: 0, or "continue me" when asked to stop."""
+    config = run.config.train
+    for step in range(start, config.steps):
+        with run.seconds.spent_on("data"):
+            batches = next(run.batches)
+        rate = learning_rate(step, run.config.optimizer, steps=config.steps)
+        with run.seconds.spent_on("productive"):
+            result = run.engine.step(batches, step=step, lr=rate)
+        done = step + 1
+        last = done == config.steps
+        _refuse_nan(result, done)
+        if run.report is not None:
+            run.report.step(done, result, rate)
+        if last or (config.validate_every is not None and done % config.validate_every == 0):
+            _validate(run, done)
+        stopping = agree(run.stop.requested or config.stop_at == done)
+        if last or stopping or done % run.config.checkpoint.every == 0:
+            with run.seconds.spent_on("checkpoint"):
+                run.save(done)
+        if stopping and not last:
+            return EXIT_CONTINUE
+    return 0
+
+
+def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
+    """Each loss's mean over what all batches ask, and `loss`, their weighted sum."""
+    sums = dict.fromkeys(engine.losses, 0.0)
+    counts = dict.fromkeys(engine.losses, 0)
+    for micro_batches in batches:
+        result = engine.evaluate(micro_batches)
+        for name, mean in result.losses.items():
+            sums[name] += mean * result.counts[name]
+            counts[name] += result.counts[name]
+    means = {name: sums[name] / max(counts[name], 1) for name in sums}
+    return {"loss": sum(weight * means[name] for name, weight in engine.losses.items()), **means}
+
+
+def _validate(run: Training, step: int) -> None:
+    with run.seconds.spent_on("validation"):
+        means = mean_losses(run.engine, run.held_out())
+    if run.report is not None:
+        run.report.validation(step, means)
+
+
+def _refuse_nan(result: StepResult, step: int) -> None:
+    if not math.isfinite(result.loss):
+        raise DivergedError(
+            f"the loss of step {step} is {result.loss}: lower optimizer.lr, or look at that step's samples with "
+            "`megaptm corpus inspect`; the checkpoints before it are untouched"
+        )

@@ -1,0 +1,160 @@
+"""What rank 0 says about each step: a progress bar or lines, the journal, MLflow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megaptm.config import Config
+from megaptm.plan.count import step_flops
+from megaptm.spec import ModelSpec
+from megaptm.track import Tracker
+
+if TYPE_CHECKING:
+    from megaptm.parallel.engine import StepResult
+
+
+@dataclass
+class Seconds:
+    """Where the time of this process has gone, so far."""
+
+    productive: float = 0.0
+    data: float = 0.0
+    validation: float = 0.0
+    checkpoint: float = 0.0
+
+    def spent_on(self, name: str) -> Stopwatch:
+        """`with seconds.spent_on("data"): ...` adds the time of the block."""
+        return Stopwatch(self, name)
+
+
+@dataclass
+class Stopwatch:
+    seconds: Seconds
+    name: str
+    begun: float = field(default=0.0, init=False)
+
+    def __enter__(self) -> None:
+        self.begun = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        spent = time.monotonic() - self.begun
+        setattr(self.seconds, self.name, getattr(self.seconds, self.name) + spent)
+
+
+class StepReport:
+    """Rank 0's voice."""
+
+    def __init__(self, run: Path, config: Config, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], start: int):
+        self.config = config
+        self.seconds = Seconds()
+        self.tracker = Tracker(
+            run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
+        )
+        rows, sequence = config.train.batch, shapes["tokens"][0]
+        target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
+        asked = shapes["asked"][0] if "asked" in shapes else None
+        self.tokens_per_step = rows * (sequence + target)
+        self.flops_per_step = step_flops(spec, rows=rows, sequence=sequence, target_sequence=target, asked=asked)
+        self._since_step, self._since = start, Seconds()
+        self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
+
+    def step(self, step: int, result: StepResult, rate: float) -> None:
+        """After optimizer step number `step` (counted from 1)."""
+        if step % self.config.train.log_every and step != self.config.train.steps:
+            self._screen.advance(step)
+            return
+        steps = step - self._since_step
+        productive = self.seconds.productive - self._since.productive
+        waited = self.seconds.data - self._since.data
+        speed = steps / max(productive + waited, 1e-9)
+        metrics = {
+            "loss": result.loss,
+            **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),
+            "learning_rate": rate,
+            "gradient_norm": result.gradient_norm,
+            "tokens_per_second": speed * self.tokens_per_step,
+            "model_flops_per_second": speed * self.flops_per_step,
+            "data_wait_seconds": waited / steps,
+            "step_seconds": 1 / speed,
+            "samples": float(step * self.config.train.batch),
+        }
+        self.tracker.log_metrics(step, metrics)
+        self._screen.show(step, metrics)
+        self._since_step, self._since = step, Seconds(**asdict(self.seconds))
+
+    def validation(self, step: int, means: Mapping[str, float]) -> None:
+        metrics = {"validation/loss": means["loss"]}
+        if len(means) > 2:  # the weighted sum, and more than one loss
+            metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
+        self.tracker.log_metrics(step, metrics)
+        self._screen.validation(step, means["loss"])
+
+    def saved(self, step: int, seconds: float) -> None:
+        self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
+        self._screen.saved(step, seconds)
+
+    def close(self, status: str) -> None:
+        self._screen.close()
+        self.tracker.close(status=status)
+
+
+class _Lines:
+    """For logs: a line a record."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def advance(self, step: int) -> None: ...
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        print(
+            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['learning_rate']:.2e}  "
+            f"gradient {metrics['gradient_norm']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s",
+            flush=True,
+        )
+
+    def validation(self, step: int, loss: float) -> None:
+        print(f"step {step}/{self.steps}  validation loss {loss:.4f}", flush=True)
+
+    def saved(self, step: int, seconds: float) -> None:
+        print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
+
+    def close(self) -> None: ...
+
+
+class _Bar:
+    """For people: one moving line; what stays is printed above it."""
+
+    def __init__(self, steps: int, start: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss [bold cyan]{task.fields[loss]}[/]  {task.fields[speed]}"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("train", total=steps, completed=start, loss="...", speed="")
+        self._progress.start()
+
+    def advance(self, step: int) -> None:
+        self._progress.update(self._task, completed=step)
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
+        self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
+
+    def validation(self, step: int, loss: float) -> None:
+        self._progress.console.print(f"step {step}: validation loss [bold]{loss:.4f}[/]")
+
+    def saved(self, step: int, seconds: float) -> None:
+        self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
+
+    def close(self) -> None:
+        self._progress.stop()

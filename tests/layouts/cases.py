@@ -1,0 +1,98 @@
+"""Tiny models, fixed batches, and the training steps that every layout must agree on. Imported by worker processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megaptm.config import Layout, Optimizer
+from megaptm.families import CATALOGUE
+from megaptm.spec import ModelSpec, Size
+
+VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
+ROWS = 8
+LENGTH = 16
+
+
+ADAM = Optimizer(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
+
+LOSSES = {
+    "gpt2": {"lm": 1.0},
+    "bert": {"mlm": 1.0, "next-sentence": 1.0},
+    "t5": {"lm": 1.0},
+}
+
+
+def tiny(family: str, *, dropout: float = 0.0) -> ModelSpec:
+    # Four layers in all, so that every schedule has something to cut.
+    layers = 2 if family == "t5" else 4
+    size = Size(layers=layers, width=32, heads=4, ffn=64)
+    return ModelSpec(family=CATALOGUE[family], size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
+
+
+def batch(family: str, step: int) -> dict[str, Tensor]:
+    """The global batch of a step: packed rows with documents and padding, the same whoever asks."""
+    g = torch.Generator().manual_seed(100 + step)
+
+    def ids(rows: int, length: int) -> Tensor:
+        return torch.randint(0, VOCABULARY, (rows, length), generator=g)
+
+    documents = torch.ones(ROWS, LENGTH, dtype=torch.int64)
+    documents[:, LENGTH // 2 :] = 2
+    documents[::3, -3:] = 0
+    positions = torch.arange(LENGTH).expand(ROWS, -1).clone()
+    fields = {"tokens": ids(ROWS, LENGTH), "documents": documents, "positions": positions}
+    if family == "gpt2":
+        fields["labels"] = ids(ROWS, LENGTH).masked_fill(documents == 0, -100)
+    if family == "bert":
+        asked = torch.stack([torch.randperm(LENGTH - 3, generator=g)[:3] for _ in range(ROWS)])
+        labels = ids(ROWS, 3)
+        labels[1::4, 2] = -100  # uneven counts, so that a mean of means would be wrong
+        fields |= {
+            "segments": (documents == 2).long(),
+            "asked": asked,
+            "labels": labels,
+            "next_sentence": torch.randint(0, 2, (ROWS,), generator=g),
+        }
+    if family == "t5":
+        half = LENGTH // 2
+        decoder = torch.ones(ROWS, half, dtype=torch.int64)
+        decoder[:, half // 2 :] = 2
+        decoder[1::3, -1:] = 0
+        fields |= {
+            "decoder_tokens": ids(ROWS, half),
+            "decoder_documents": decoder,
+            "labels": ids(ROWS, half).masked_fill(decoder == 0, -100),
+        }
+        del fields["positions"]
+    return fields
+
+
+def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> list[dict[str, Tensor]]:
+    share = ROWS // layout.data
+    mine = {name: field[data_rank * share : (data_rank + 1) * share] for name, field in fields.items()}
+    return [
+        {name: field[start : start + layout.microbatch] for name, field in mine.items()}
+        for start in range(0, share, layout.microbatch)
+    ]
+
+
+def train_steps(
+    family: str, layout: Layout, steps: int = 5, precision: str = "fp32", dropout: float = 0.0
+) -> dict[str, Any]:
+    """Losses of `steps` steps and the last gradient norm."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7, precision=precision)
+    results = []
+    for step in range(steps):
+        batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+        results.append(engine.step(batches, step=step, lr=ADAM.lr))
+    held_out = micro_batches(batch(family, 99), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+    return {
+        "losses": [result.loss for result in results],
+        "norms": [result.gradient_norm for result in results],
+        "evaluation": engine.evaluate(held_out).losses,
+    }

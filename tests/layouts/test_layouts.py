@@ -1,0 +1,48 @@
+"""Promise 1: the losses and the gradient norm are those of one process, whatever the layout, for every family."""
+
+import pytest
+
+from megaptm.config import Layout
+from tests.layouts.cases import LOSSES, train_steps
+
+LAYOUTS = {
+    "one micro-batch": Layout(microbatch=8),
+    "recompute": Layout(microbatch=2, recompute="full"),
+    "TP2": Layout(microbatch=2, tensor=2),
+    "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
+    "PP2": Layout(microbatch=2, pipeline=2),
+    "PP2 interleaved": Layout(microbatch=2, pipeline=2, virtual=2),
+    "DP2": Layout(microbatch=2, data=2),
+    "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
+    "TP2xPP2": Layout(microbatch=2, tensor=2, pipeline=2),
+    "TP2xDP2": Layout(microbatch=2, tensor=2, data=2),
+    "PP4": Layout(microbatch=2, pipeline=4),
+    "TP2+SPxPP2 recompute": Layout(microbatch=2, tensor=2, pipeline=2, sequence_parallel=True, recompute="full"),
+    "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
+    "PP2 interleavedxDP2": Layout(microbatch=2, pipeline=2, virtual=2, data=2),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(pool):
+    """Family -> the one-process run."""
+    return {family: pool.run(1, train_steps, family, Layout(microbatch=2))[0] for family in LOSSES}
+
+
+@pytest.mark.parametrize("family", LOSSES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_changes_nothing(pool, alone, family, name):
+    layout = LAYOUTS[name]
+    for result in pool.run(layout.processes, train_steps, family, layout):
+        assert result["losses"] == pytest.approx(alone[family]["losses"], rel=1e-5)
+        assert result["norms"] == pytest.approx(alone[family]["norms"], rel=1e-5)
+        assert result["evaluation"] == pytest.approx(alone[family]["evaluation"], rel=1e-5)
+
+
+@pytest.mark.parametrize("family", LOSSES)
+@pytest.mark.parametrize("name", ["TP2+SP", "PP2", "DP2 distributed optimizer"])
+def test_bf16_stays_close_in_every_layout(pool, family, name):
+    layout = LAYOUTS[name]
+    one = pool.run(1, train_steps, family, Layout(microbatch=2), 5, "bf16")[0]
+    for result in pool.run(layout.processes, train_steps, family, layout, 5, "bf16"):
+        assert result["losses"] == pytest.approx(one["losses"], rel=5e-3)
