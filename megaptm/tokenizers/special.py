@@ -1,0 +1,59 @@
+"""Which ids have a meaning of their own, read from a tokenizer's files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from megaptm.objectives.vocabulary import SpecialTokens
+
+# Our word for a role -> the key of tokenizer_config.json that names its token.
+CONFIG_KEYS = {
+    "pad": "pad_token",
+    "end": "eos_token",
+    "begin": "bos_token",
+    "cls": "cls_token",
+    "sep": "sep_token",
+    "mask": "mask_token",
+    "unknown": "unk_token",
+}
+
+# A bare tokenizer.json has no roles; these are the names the published tokenizers give them.
+USUAL_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "end": ("<|endoftext|>", "</s>", "<|end_of_text|>"),
+    "begin": ("<s>", "<|begin_of_text|>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+    "unknown": ("[UNK]", "<unk>"),
+}
+
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int]) -> SpecialTokens:
+    """The roles that `config` (tokenizer_config.json) gives to the tokens of `ids`; `content` is tokenizer.json."""
+    names = _named(config) or _usual(ids)
+    roles = {role: ids[name] for role, name in names.items() if name in ids}
+    sentinels = sorted((int(match[1]), ids[name]) for name in ids if (match := SENTINEL.fullmatch(name)))
+    marked = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
+    return SpecialTokens(
+        size=max(ids.values(), default=-1) + 1,
+        sentinels=tuple(id_ for _, id_ in sentinels),
+        specials=frozenset(marked | set(roles.values()) | {id_ for _, id_ in sentinels}),
+        **{role: id_ for role, id_ in roles.items() if role != "unknown"},
+    )
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    names = {role: config.get(key) for role, key in CONFIG_KEYS.items()}
+    # transformers writes a token either as its text or as {"content": text, ...}.
+    texts = {role: name.get("content") if isinstance(name, dict) else name for role, name in names.items()}
+    return {role: text for role, text in texts.items() if text is not None}
+
+
+def _usual(ids: Mapping[str, int]) -> dict[str, str]:
+    found = {role: next((name for name in names if name in ids), None) for role, names in USUAL_NAMES.items()}
+    return {role: name for role, name in found.items() if name is not None}
