@@ -139,7 +139,7 @@ class _Processes:
     """Worker processes, kept busy `prefetch` micro-batches ahead each."""
 
     def __init__(self, loader: Loader, workers: int, prefetch: int, pin: bool):
-        self._batches = iter(
+        self._batches: Iterator[MicroBatch] = iter(
             DataLoader(
                 _MicroBatches(loader.mix),
                 batch_size=None,
@@ -157,8 +157,7 @@ class _Processes:
         return _checked(next(self._batches))
 
     def close(self) -> None:
-        # Dropping the iterator ends its processes.
-        del self._batches
+        self._batches = iter(())  # dropping the iterator of a DataLoader ends its processes
 
 
 class _Thread:

@@ -1,0 +1,171 @@
+"""Mixes: exact shares, nothing but the sample's number matters, and what cannot be mixed is refused."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from megaptm.data import open_mix
+from megaptm.data.mix import BLOCK
+from megaptm.errors import UserError
+from megaptm.objectives import OBJECTIVES, SpecialTokens
+from megaptm.objectives.objective import IGNORED
+from tests.data.corpora import tiny_corpus, tiny_special
+
+SPECIAL = tiny_special()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("mix")
+    tiny_corpus(root / "a", documents=60, seed=1)
+    tiny_corpus(root / "b", documents=30, seed=2, lengths=(5, 40))
+    return [str(root / "a"), str(root / "b")]
+
+
+def opened(mix, objective="causal-lm", sequence=32, **options):
+    return open_mix(mix, **{"objective": objective, "sequence": sequence, "seed": 0, "special": SPECIAL, **options})
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[field], second[field]) for field in first)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("document_mask", [True, False])
+def test_samples_have_the_promised_shapes_and_depend_on_their_number_alone(folders, objective, document_mask):
+    weights = {folders[0]: 0.7, folders[1]: 0.3}
+    mix = opened(weights, objective, document_mask=document_mask)
+    numbers = np.random.default_rng(0).integers(0, 3 * BLOCK, 20).tolist()
+    for number in numbers:
+        sample = mix.sample(number)
+        assert {field: array.shape for field, array in sample.items()} == mix.shapes
+        assert all(array.dtype == np.int64 for array in sample.values())
+        assert same(sample, opened(weights, objective, document_mask=document_mask).sample(number))
+    copy = pickle.loads(pickle.dumps(mix))
+    assert all(same(copy.sample(number), mix.sample(number)) for number in numbers)
+
+
+def test_shares_are_exact_in_every_block(folders):
+    mix = opened({folders[0]: 3, folders[1]: 1}, "masked-lm")
+    per_sample = [order.corpus.split("train").tokens / order.per_epoch for order in mix.orders]
+    for block in (0, 5):
+        sources = np.array([mix.locate(number).source for number in range(block * BLOCK, (block + 1) * BLOCK)])
+        tokens = np.bincount(sources) * per_sample
+        assert tokens[0] / tokens.sum() == pytest.approx(0.75, abs=1 / BLOCK)
+    # And shuffled: a batch of a few hundred is near the shares too.
+    assert np.bincount(sources[:500])[0] / 500 == pytest.approx(np.mean(sources == 0), abs=0.08)
+
+
+def test_weights_count_tokens_where_samples_differ_in_length(folders):
+    mix = opened(dict.fromkeys(folders, 1), "masked-lm-next-sentence")
+    tokens = [order.corpus.split("train").tokens / order.per_epoch for order in mix.orders]
+    assert tokens[0] > 1.1 * tokens[1]
+    assert mix.quotas[0] * tokens[0] == pytest.approx(mix.quotas[1] * tokens[1], rel=0.001)
+
+
+def test_each_corpus_is_read_in_its_own_order_without_gaps(folders):
+    mix = opened({folders[0]: 0.7, folders[1]: 0.3})
+    cursors = [0, 0]
+    for number in range(BLOCK - 500, BLOCK + 500):
+        if number == BLOCK - 500:
+            cursors = list(mix.cursors(number).values())
+        assert list(mix.cursors(number).values()) == cursors
+        place = mix.locate(number)
+        assert (place.epoch, place.position) == divmod(cursors[place.source], mix.orders[place.source].per_epoch)
+        cursors[place.source] += 1
+
+
+def test_fresh_samples_end_where_the_first_epoch_does(folders):
+    mix = opened({folders[0]: 0.5, folders[1]: 0.5})
+    epochs = [mix.locate(number).epoch for number in range(mix.fresh_samples + 1)]
+    assert max(epochs[:-1]) == 0
+    assert epochs[-1] == 1
+
+
+def test_noise_differs_from_epoch_to_epoch(tmp_path):
+    # One document a row, one row: whatever differs between the epochs is noise.
+    tiny_corpus(tmp_path, documents=1, shards=1, lengths=(30, 30))
+    mix = opened({str(tmp_path): 1}, "masked-lm", sequence=32)
+    assert mix.orders[0].per_epoch == 1
+    first, second = mix.sample(0), mix.sample(1)
+    assert not np.array_equal(first["asked"], second["asked"])
+    restored = [sample["tokens"].copy() for sample in (first, second)]
+    for tokens, sample in zip(restored, (first, second), strict=True):
+        real = sample["labels"] != IGNORED
+        tokens[sample["asked"][real]] = sample["labels"][real]
+    assert np.array_equal(*restored)
+
+
+def test_packed_masked_rows_use_every_token_once(tmp_path):
+    tiny_corpus(tmp_path, documents=40, vocabulary=60_000, lengths=(1, 70))
+    special = tiny_special(60_000)
+    mix = opened({str(tmp_path): 1}, "masked-lm", special=special)
+    order = mix.orders[0]
+    raw = sorted(t for n in range(order.per_epoch) for part in order.piece(0, n) for t in part.tokens.tolist())
+    packed = []
+    for number in range(order.per_epoch):
+        sample = mix.sample(number)
+        real = sample["labels"] != IGNORED
+        sample["tokens"][sample["asked"][real]] = sample["labels"][real]
+        packed += sample["tokens"][~special.is_special[sample["tokens"]]].tolist()
+    assert sorted(packed) == raw
+    assert order.corpus.split("train").tokens - len(raw) < 30
+
+
+def test_a_corpus_named_twice_is_refused(folders, tmp_path):
+    tiny_corpus(tmp_path / "copy", documents=60, seed=1)
+    with pytest.raises(UserError, match=r"names one corpus twice.*copy"):
+        opened({folders[0]: 1, str(tmp_path / "copy"): 1})
+
+
+def test_corpora_of_two_tokenizers_are_refused(folders, tmp_path):
+    tiny_corpus(tmp_path / "other", fingerprint="another")
+    with pytest.raises(UserError, match=r"/a and .*/other were made with different tokenizers"):
+        opened({folders[0]: 1, str(tmp_path / "other"): 1})
+
+
+def test_ids_beyond_the_vocabulary_in_use_are_refused(folders):
+    with pytest.raises(UserError, match="1,000 ids, more than the 50 of the tokenizer in use"):
+        opened({folders[0]: 1}, special=SpecialTokens(size=50, end=0))
+
+
+@pytest.mark.parametrize("weights", [(1, 0), (1, -1), (1, float("nan")), (1, 1e-9)])
+def test_weights_that_cannot_be_honored_are_refused(folders, weights):
+    with pytest.raises(UserError, match=r"data\.mix: .*weight"):
+        opened(dict(zip(folders, weights, strict=True)))
+
+
+def test_an_empty_mix_and_an_empty_corpus_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"data\.mix is empty"):
+        opened({})
+    tiny_corpus(tmp_path, documents=0)
+    with pytest.raises(UserError, match="no documents in its split `train`"):
+        opened({str(tmp_path): 1})
+
+
+def test_a_truncated_shard_is_refused_when_the_mix_is_opened(tmp_path):
+    tiny_corpus(tmp_path)
+    path = tmp_path / "train-000002.tar"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"train-000002\.tar.*truncated"):
+        opened({str(tmp_path): 1})
+
+
+def test_a_flipped_byte_is_refused_when_its_shard_is_first_touched(tmp_path):
+    tiny_corpus(tmp_path)
+    path = tmp_path / "train-000001.tar"
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 4
+    path.write_bytes(content)
+    mix = opened({str(tmp_path): 1}, window=1)
+    with pytest.raises(UserError, match=r"train-000001\.tar is damaged.*copy the shard again"):
+        [mix.sample(number) for number in range(mix.orders[0].per_epoch)]
+    opened({str(tmp_path): 1}, verify="size").sample(0)
+
+
+def test_a_document_longer_than_any_row_is_read_in_rows(tmp_path):
+    tiny_corpus(tmp_path, documents=1, shards=1, lengths=(5000, 5000))
+    mix = opened({str(tmp_path): 1})
+    assert mix.orders[0].per_epoch == 5000 // 32
+    assert len({mix.sample(n)["tokens"].tobytes() for n in range(mix.fresh_samples)}) == 5000 // 32

@@ -1,0 +1,83 @@
+"""The bricks of denoising: how much is hidden, where, and that nothing is lost."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaptm.objectives.denoise import (
+    hidden_after_sentinels,
+    iid,
+    masked,
+    random_partition,
+    random_spans,
+    sentinel_per_span,
+    span_counts,
+)
+from tests.data.corpora import SPECIALS, tiny_special
+
+SPECIAL = tiny_special()
+HIDE_SPANS = random_spans(rate=0.15, mean=3.0)
+seeds = st.integers(0, 2**32)
+texts = st.lists(st.integers(SPECIALS, 999), min_size=2, max_size=600).map(np.array)
+
+
+@given(tokens=texts, seed=seeds)
+def test_spans_hide_exact_counts_keep_the_first_token_and_never_touch(tokens, seed):
+    hidden = HIDE_SPANS(tokens, SPECIAL, np.random.default_rng(seed))
+    noise, spans = span_counts(len(tokens), rate=0.15, mean=3.0)
+    starts = np.flatnonzero(np.diff(hidden.astype(int)) == 1)
+    assert hidden.sum() == noise == min(max(round(0.15 * len(tokens)), 1), len(tokens) - 1)
+    assert not hidden[0]
+    # As many separate runs of hidden tokens as spans were dealt: had two been adjacent, one would be missing.
+    assert len(starts) == spans == max(round(noise / 3), 1)
+
+
+@given(tokens=texts, seed=seeds)
+def test_spans_can_be_put_back(tokens, seed):
+    hidden = HIDE_SPANS(tokens, SPECIAL, np.random.default_rng(seed))
+    shown = sentinel_per_span(tokens, hidden, SPECIAL).tolist()
+    asked = hidden_after_sentinels(tokens, hidden, SPECIAL).tolist()
+    spans: dict[int, list[int]] = {}
+    for token in asked:
+        if token in SPECIAL.sentinels:
+            spans[token] = []
+        else:
+            spans[next(reversed(spans))].append(token)
+    assert list(spans) == list(SPECIAL.sentinels[: len(spans)])
+    rebuilt = [original for token in shown for original in spans.get(token, [token])]
+    assert rebuilt == tokens.tolist()
+
+
+def test_a_token_alone_is_not_hidden():
+    tokens = np.array([SPECIALS])
+    hidden = HIDE_SPANS(tokens, SPECIAL, np.random.default_rng(0))
+    assert not hidden.any()
+    assert len(hidden_after_sentinels(tokens, hidden, SPECIAL)) == 0
+
+
+def test_every_partition_is_equally_likely():
+    rng = np.random.default_rng(0)
+    drawn, counts = np.unique([random_partition(5, 3, rng) for _ in range(6000)], axis=0, return_counts=True)
+    assert (drawn.sum(axis=1) == 5).all()
+    assert len(drawn) == 6  # 4 choose 2
+    assert counts == pytest.approx(1000, abs=120)
+
+
+@given(length=st.integers(3, 512), seed=seeds)
+def test_single_tokens_are_hidden_by_count_and_specials_never(length, seed):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 1000, length)
+    hidden = iid(rate=0.15, most=20)(tokens, SPECIAL, rng)
+    ordinary = int((tokens >= SPECIALS).sum())
+    assert hidden.sum() == min(20, max(1, round(0.15 * length)), ordinary)
+    assert not hidden[tokens < SPECIALS].any()
+
+
+def test_replacements_are_ordinary_tokens_or_the_mask():
+    tokens = np.full(10_000, 500)
+    hidden = np.arange(10_000) % 2 == 0
+    shown = masked(mask=0.8, random=0.1)(tokens, hidden, SPECIAL, np.random.default_rng(0))
+    assert (shown[~hidden] == 500).all()
+    assert set(shown[hidden]) - {SPECIAL.mask} <= set(range(SPECIALS, 1000))
+    assert (tokens == 500).all()

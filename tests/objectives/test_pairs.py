@@ -1,0 +1,39 @@
+"""Cutting two texts to a length together."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaptm.objectives.pairs import truncated, up_to
+
+
+def token_by_token(first: int, second: int, length: int) -> tuple[int, int]:
+    """Lengths after the loop of BERT's paper code: the longer text loses a token, the second when they are equal."""
+    while first + second > length:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return first, second
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 80), st.integers(0, 99))
+def test_truncation_equals_taking_one_token_at_a_time(first, second, length, seed):
+    pair = truncated(np.arange(first), np.arange(second), True, np.random.default_rng(seed), length)
+    assert (len(pair.first), len(pair.second)) == token_by_token(first, second, length)
+    # What remains is one stretch: tokens went from the two ends.
+    assert (np.diff(pair.first) == 1).all()
+    assert (np.diff(pair.second) == 1).all()
+
+
+def test_tokens_go_from_both_ends_alike():
+    rng = np.random.default_rng(0)
+    fronts = [int(truncated(np.arange(60), np.arange(2), True, rng, 42).first[0]) for _ in range(2000)]
+    assert np.mean(fronts) == pytest.approx(10, abs=0.2)  # 20 of 60 go, half of them from the front
+    assert np.var(fronts) == pytest.approx(5, abs=0.6)  # binomial(20, 1/2)
+
+
+def test_sentences_are_taken_until_there_are_enough_tokens():
+    sentences = [np.zeros(4)] * 5
+    assert [len(up_to(sentences, wanted)) for wanted in (-3, 0, 4, 5, 100)] == [1, 1, 1, 2, 5]

@@ -1,0 +1,102 @@
+"""Rows of T5's span corruption."""
+
+import numpy as np
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.objectives import OBJECTIVES
+from megaptm.objectives.objective import IGNORED
+from megaptm.objectives.spans import input_length, raw_length, target_length
+from tests.objectives.rows import SPECIAL, documents, part
+
+T5 = OBJECTIVES["span-corruption"]
+END, PAD = SPECIAL.end, SPECIAL.pad
+
+
+def put_back(inputs: list[int], targets: list[int]) -> list[int]:
+    """The text of one document, from what the encoder sees and what the decoder must say."""
+    assert inputs[-1] == targets[-1] == END
+    spans: dict[int, list[int]] = {}
+    for token in targets[:-1]:
+        if token in SPECIAL.sentinels:
+            spans[token] = []
+        else:
+            spans[next(reversed(spans))].append(token)
+    return [original for token in inputs[:-1] for original in spans.get(token, [token])]
+
+
+def test_published_lengths():
+    assert (raw_length(512), input_length(568), target_length(568)) == (568, 512, 114)
+
+
+@pytest.mark.parametrize("sequence", [8, 31, 64, 128, 1000])
+def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
+    raw = raw_length(sequence)
+    assert input_length(raw) == sequence < input_length(raw + 1)
+    sample = T5.make([part(raw)], SPECIAL, np.random.default_rng(0), sequence, True)
+    assert {field: array.shape for field, array in sample.items()} == T5.shapes(sequence)
+    assert sample["documents"].all()
+    assert sample["decoder_documents"].all()
+
+
+def test_the_hidden_share_is_the_published_one():
+    rng = np.random.default_rng(0)
+    hidden = spans = raw = 0
+    while raw < 200_000:
+        labels = T5.make([part(568, seed=raw)], SPECIAL, rng, 512, True)["labels"]
+        sentinels = int(np.isin(labels, SPECIAL.sentinels).sum())
+        hidden, spans, raw = hidden + len(labels) - sentinels - 1, spans + sentinels, raw + 568
+    assert hidden / raw == pytest.approx(0.15, abs=0.003)
+    assert hidden / spans == pytest.approx(3, abs=0.05)
+
+
+def test_each_document_is_noised_by_itself_and_can_be_put_back():
+    piece = [part(300), part(1), part(150, seed=1)]
+    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
+    inputs = documents(sample)
+    targets = documents(sample, "labels", "decoder_documents")
+    heard = documents(sample, "decoder_tokens", "decoder_documents")
+    rebuilt = [put_back(*sides) for sides in zip(inputs, targets, strict=True)]
+    assert rebuilt == [p.tokens.tolist() for p in piece]
+    # The decoder of each document starts afresh, from the start token.
+    assert heard == [[PAD, *target[:-1]] for target in targets]
+    assert (sample["labels"][sample["decoder_documents"] == 0] == IGNORED).all()
+    assert (sample["tokens"][sample["documents"] == 0] == PAD).all()
+
+
+def test_a_row_that_would_overflow_shortens_its_last_document():
+    piece = [part(200), part(200, seed=1), part(168)]
+    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
+    sides = zip(documents(sample), documents(sample, "labels", "decoder_documents"), strict=True)
+    rebuilt = [put_back(*side) for side in sides]
+    whole = [p.tokens.tolist() for p in piece]
+    assert rebuilt[:2] == whole[:2]
+    assert rebuilt[2] == whole[2][: len(rebuilt[2])]
+    # A token more and one of the two rows would not hold it.
+    kept = len(rebuilt[2])
+    assert 150 < kept < 168
+    assert (
+        target_length(kept + 1) + 2 * target_length(200) > 114 or input_length(kept + 1) + 2 * input_length(200) > 512
+    )
+
+
+def test_many_tiny_documents_never_overflow():
+    piece = [part(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
+    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
+    sides = zip(documents(sample), documents(sample, "labels", "decoder_documents"), strict=True)
+    rebuilt = [put_back(*side) for side in sides]
+    assert rebuilt[:-1] == [p.tokens.tolist() for p in piece][: len(rebuilt) - 1]
+    assert len(rebuilt) > 30
+
+
+def test_without_document_mask_the_row_is_one_text():
+    piece = [part(300), part(268)]
+    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, False)
+    assert set(sample["documents"]) == set(sample["decoder_documents"]) == {1}
+    text = put_back(sample["tokens"].tolist(), sample["labels"].tolist())
+    assert text == [token for p in piece for token in p.tokens.tolist()]
+
+
+def test_too_few_sentinels_are_refused():
+    with pytest.raises(UserError, match="hides 111 spans in a row of 2000 tokens but the tokenizer has 100 sentinels"):
+        T5.check(SPECIAL, 2000)
