@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,15 +70,15 @@ class Loader:
         self.share = Share(batch=batch, microbatch=microbatch, rank=rank, ranks=ranks)
         self.wait_seconds = 0.0
         """Time the consumer has spent waiting for data, so far."""
-        feed = _Processes(self, workers, prefetch, pin) if workers else _Thread(self, prefetch, pin)
-        self._feed: _Processes | _Thread = feed
+        self._pin = pin
+        self._feed: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
 
     def __iter__(self) -> Iterator[tuple[int, list[MicroBatch]]]:
         return self
 
     def __next__(self) -> tuple[int, list[MicroBatch]]:
         begun = time.monotonic()
-        batches = [self._feed.next() for _ in self.share.of(self.step)]
+        batches = [as_tensors(self._feed.next(), self._pin) for _ in self.share.of(self.step)]
         self.wait_seconds += time.monotonic() - begun
         self.step += 1
         return self.step - 1, batches
@@ -112,25 +113,33 @@ def validation_batches(
             f"{batch}: build the corpus with a larger validation split, or lower train.batch."
         )
     steps = steps if most is None else min(steps, most)
-    return [
-        [collate([mix.sample(number) for number in numbers]) for numbers in share.of(step)] for step in range(steps)
-    ]
+    return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in range(steps)]
 
 
-def collate(samples: Sequence[Sample]) -> MicroBatch:
-    """Stack samples of one shape."""
-    return {field: torch.from_numpy(np.stack([sample[field] for sample in samples])) for field in samples[0]}
+def stacked(mix: Mix, numbers: Iterable[int]) -> Sample:
+    """The samples of a micro-batch: field -> int64 [B, ...]."""
+    samples = [mix.sample(number) for number in numbers]
+    return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
+
+
+def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
+    """The same memory as tensors; `pin` copies it to where a GPU can fetch it by itself."""
+    tensors = {field: torch.from_numpy(array) for field, array in batch.items()}
+    return {field: tensor.pin_memory() for field, tensor in tensors.items()} if pin else tensors
 
 
 class _MicroBatches(Dataset):
-    """What a worker runs: sample numbers -> micro-batch. A user's error comes back as a value, its sentence intact."""
+    """What a worker runs: sample numbers -> micro-batch. A user's error comes back as a value, its sentence intact.
+
+    In numpy, which travels from process to process as bytes: a tensor would cost a shared file and its handle each.
+    """
 
     def __init__(self, mix: Mix):
         self.mix = mix
 
-    def __getitem__(self, numbers: range) -> MicroBatch | UserError:
+    def __getitem__(self, numbers: range) -> Sample | UserError:
         try:
-            return collate([self.mix.sample(number) for number in numbers])
+            return stacked(self.mix, numbers)
         except UserError as error:
             return error
 
@@ -138,22 +147,22 @@ class _MicroBatches(Dataset):
 class _Processes:
     """Worker processes, kept busy `prefetch` micro-batches ahead each."""
 
-    def __init__(self, loader: Loader, workers: int, prefetch: int, pin: bool):
-        self._batches: Iterator[MicroBatch] = iter(
+    def __init__(self, loader: Loader, workers: int, prefetch: int):
+        self._batches: Iterator[Sample | UserError] = iter(
             DataLoader(
                 _MicroBatches(loader.mix),
                 batch_size=None,
                 sampler=loader.numbers(),
                 num_workers=workers,
                 prefetch_factor=prefetch,
-                pin_memory=pin,
+                collate_fn=_as_it_is,
                 # Its own, because DataLoader seeds its workers (in vain: nothing here draws from them) and would take
                 # that seed from the generator of dropout.
                 generator=torch.Generator(),
             )
         )
 
-    def next(self) -> MicroBatch:
+    def next(self) -> Sample:
         return _checked(next(self._batches))
 
     def close(self) -> None:
@@ -163,31 +172,28 @@ class _Processes:
 class _Thread:
     """One thread that stays `prefetch` micro-batches ahead."""
 
-    def __init__(self, loader: Loader, prefetch: int, pin: bool):
-        self._ready: queue.Queue[MicroBatch | BaseException] = queue.Queue(prefetch)
+    def __init__(self, loader: Loader, prefetch: int):
+        self._ready: queue.Queue[Sample | BaseException] = queue.Queue(prefetch)
         self._closed = threading.Event()
-        arguments = (_MicroBatches(loader.mix), loader.numbers(), pin)
+        arguments = (_MicroBatches(loader.mix), loader.numbers())
         self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
         self._thread.start()
 
-    def _run(self, dataset: _MicroBatches, numbers: Iterator[range], pin: bool) -> None:
+    def _run(self, dataset: _MicroBatches, numbers: Iterator[range]) -> None:
         try:
             while not self._closed.is_set():
-                batch = dataset[next(numbers)]
-                if pin and not isinstance(batch, UserError):
-                    batch = {field: tensor.pin_memory() for field, tensor in batch.items()}
-                self._put(batch)
+                self._put(dataset[next(numbers)])
         except BaseException as error:  # the consumer raises it: a thread that dies in silence would stall the run
             self._put(error)
 
-    def _put(self, item: MicroBatch | BaseException) -> None:
+    def _put(self, item: Sample | BaseException) -> None:
         while not self._closed.is_set():
             try:
                 return self._ready.put(item, timeout=0.1)
             except queue.Full:
                 continue
 
-    def next(self) -> MicroBatch:
+    def next(self) -> Sample:
         return _checked(self._ready.get())
 
     def close(self) -> None:
@@ -195,7 +201,11 @@ class _Thread:
         self._thread.join()
 
 
-def _checked(item: MicroBatch | BaseException) -> MicroBatch:
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _checked(item: Sample | BaseException) -> Sample:
     if isinstance(item, BaseException):
         raise item
     return item
