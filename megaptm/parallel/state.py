@@ -98,8 +98,11 @@ class _Memory:
         """Name -> values held here; nothing when another data rank holds them."""
         if self.master is None:
             return {} if self.span else {"weight": self.parameter}
-        moments = self.torch_optimizer.state[self.master]
-        return {"weight": self.master, **{kind: moments[kind] for kind in MOMENTS}}
+        moments = self.torch_optimizer.state.get(self.master, {})  # nothing before the first step: zeros
+        return {
+            "weight": self.master,
+            **{kind: moments.get(kind, torch.zeros_like(self.master)) for kind in MOMENTS},
+        }
 
     def set(self, weight: Tensor, moments: dict[str, Tensor], step: int) -> None:
         if self.master is None:

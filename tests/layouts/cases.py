@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,3 +97,31 @@ def train_steps(
         "norms": [result.gradient_norm for result in results],
         "evaluation": engine.evaluate(held_out).losses,
     }
+
+
+def train_and_save(
+    family: str, layout: Layout, folder: str, start: int, steps: int, precision: str = "fp32", dropout: float = 0.0
+) -> dict[str, Any]:
+    """Continue from the checkpoint of step `start` in `folder` (0: begin), train `steps` steps, save."""
+    from megaptm.checkpoint.store import Store
+    from megaptm.parallel import state
+    from megaptm.parallel.engine import Engine
+    from megaptm.parallel.world import wait_for_all
+
+    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7, precision=precision)
+    store = Store(Path(folder), keep=9, fence=lambda: True)
+    if start:
+        state.restore(engine, store.load(start).reader, step=start)
+    results = []
+    for step in range(start, start + steps):
+        batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+        results.append(engine.step(batches, step=step, lr=ADAM.lr))
+    if engine.ranks.world == 0:
+        store.prepare(start + steps)
+    wait_for_all()
+    store.write(start + steps, engine.ranks.world, state.pieces(engine))
+    wait_for_all()
+    if engine.ranks.world == 0:
+        store.commit(start + steps, {}, ranks=layout.processes)
+    wait_for_all()
+    return {"losses": [result.loss for result in results], "norms": [result.gradient_norm for result in results]}
