@@ -40,7 +40,8 @@ def _together(streams: list[Tensor], spec: ModelSpec) -> Tensor:
 
 SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
 TRANSPOSED = Form(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
-VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary]], lambda ws, spec: _pad(ws[0], spec))
+# A copy: safetensors refuses a tensor that is a part of a larger one.
+VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
 QKV = Form(lambda w, spec: _apart(w, spec, streams=3), _together)
 KV = Form(lambda w, spec: _apart(w, spec, streams=2), _together)
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).

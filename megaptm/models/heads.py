@@ -26,7 +26,11 @@ class LanguageHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, block: Block) -> None:
         super().__init__()
-        self.scale = spec.size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0
+        scales = {"none": 1.0, "rsqrt-width": spec.size.width**-0.5}
+        if spec.family.logit_scale not in scales:
+            known = ", ".join(scales)
+            raise UserError(f"{spec.name}: logit_scale is {spec.family.logit_scale!r}, which is unknown; use {known}.")
+        self.scale = scales[spec.family.logit_scale]
         self.table = None
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, spec.size.width, split="vocabulary")
@@ -57,6 +61,8 @@ class MaskedHead(nn.Module):
         width = spec.size.width
         if not spec.family.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
+        if block.ffn not in PLAIN:
+            raise UserError(f"{spec.name}: the `mlm` head has no gated form; use a plain ffn, not {block.ffn!r}.")
         self.activation = PLAIN[block.ffn]
         self.transform = Linear(width, width, bias=True)
         self.norm = Norm(width, kind=block.normalizer, eps=block.norm_eps)

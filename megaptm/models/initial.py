@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec
 
@@ -95,6 +96,8 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
 
 
 def _rule(spec: ModelSpec, name: str) -> Std:
+    if spec.family.init not in RULES:
+        raise UserError(f"{spec.name}: init is {spec.family.init!r}, which is unknown; use one of {', '.join(RULES)}.")
     for pattern, std in RULES[spec.family.init]:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
             return std

@@ -27,7 +27,9 @@ def tiny_model(family: str, *, layers: int = 2, dropout: float = 0.0, noise: flo
     with torch.no_grad():
         for parameter in model.parameters():
             shift = torch.randn(parameter.shape, generator=generator) * noise
-            parameter += shift * parameter.any(-1, keepdim=True) if parameter.dim() > 1 else shift
+            parameter += shift
+            if len(parameter) == model.spec.padded_vocabulary:
+                parameter[VOCABULARY:] = 0
     return model.eval()
 
 

@@ -1,0 +1,186 @@
+"""A folder we export loads in `transformers` whole, says the same, and comes back to the bit."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE, GPT2
+from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.models import Model, build_model, fill
+from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.tokenizers import train
+from tests.models.tiny import FAMILIES, tiny_batch, tiny_model, tiny_spec
+
+
+def weights_of(model: Model) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def load(folder: Path, spec: ModelSpec) -> transformers.PreTrainedModel:
+    """With transformers' own loader, which must find every key and no other."""
+    model_class = getattr(transformers, counterpart_of(spec).model)
+    model, info = model_class.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: Path) -> None:
+    model, batch = tiny_model(family), tiny_batch(family, rows=1)
+    to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")
+
+    theirs = load(tmp_path / "out", model.spec)
+    inputs = {"input_ids": batch["tokens"]}
+    if family == "bert":
+        inputs["token_type_ids"] = batch["segments"]
+    if family == "t5":
+        inputs["decoder_input_ids"] = batch["decoder_tokens"]
+    with torch.no_grad():
+        assert (model.logits(batch)["mlm" if family == "bert" else "lm"] - theirs(**inputs)[0]).abs().max() <= 1e-5
+
+    spec, weights = from_hugging_face(tmp_path / "out")
+    assert (spec.size, spec.vocabulary, spec.context if family != "t5" else 24) == (
+        replace(model.spec.size, head_width=spec.size.head_width),
+        model.spec.vocabulary,
+        24,
+    )
+    assert weights.keys() == weights_of(model).keys()
+    for name, weight in weights_of(model).items():
+        assert weights[name].equal(weight), name
+
+
+def test_bfloat16_is_written_when_asked(tmp_path: Path) -> None:
+    model = tiny_model("gpt2")
+    to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", dtype=torch.bfloat16)
+    theirs = load(tmp_path / "out", model.spec)
+    assert {parameter.dtype for parameter in theirs.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "expected"),
+    [
+        ("gpt2", "byte-bpe", {"eos_token_id": "<|endoftext|>"}),
+        ("bert", "wordpiece", {"pad_token_id": "[PAD]"}),
+        ("t5", "unigram", {"pad_token_id": "<pad>", "eos_token_id": "</s>", "decoder_start_token_id": "<pad>"}),
+    ],
+)
+def test_the_tokenizer_travels_along(family: str, kind: str, expected: dict[str, str], tmp_path: Path) -> None:
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")
+    tokenizer = train(kind, [text], vocabulary=400)
+    tokenizer.save(tmp_path / "tokenizer")
+    spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
+    model = build_model(spec)
+    fill(model, seed=0)
+    to_hugging_face(spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")
+
+    theirs, config = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), load(tmp_path / "out", spec).config
+    ids = theirs.encode("def wrap(text):", add_special_tokens=False)
+    assert ids == tokenizer.encode("def wrap(text):").tolist()
+    for field, token in expected.items():
+        assert getattr(config, field) == theirs.convert_tokens_to_ids(token)
+
+
+def test_a_gpt_folder_generates(tmp_path: Path) -> None:
+    model = tiny_model("gpt2")
+    to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")
+    prompt = tiny_batch("gpt2", rows=1)["tokens"][:, :4]
+    written = load(tmp_path / "out", model.spec).generate(prompt, max_new_tokens=5, do_sample=False)
+    ours = prompt
+    for _ in range(5):
+        with torch.no_grad():
+            ours = torch.cat([ours, model.logits({"tokens": ours})["lm"][:, -1:].argmax(-1)], 1)
+    assert written.equal(ours)
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("mine")
+    model = tiny_model("gpt2")
+    with pytest.raises(UserError, match="not empty"):
+        to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
+    model = tiny_model("gpt2")
+    weights = weights_of(model)
+    del weights["decoder.1.ffn.up.weight"]
+    with pytest.raises(UserError, match=r"lack decoder\.1\.ffn\.up\.weight"):
+        to_hugging_face(model.spec, weights, None, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_too_big_for_the_model_is_refused(tmp_path: Path) -> None:
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")
+    train("byte-bpe", [text], vocabulary=400).save(tmp_path / "tokenizer")
+    model = tiny_model("gpt2")
+    with pytest.raises(UserError, match="400 tokens, the model 101"):
+        to_hugging_face(model.spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")
+
+
+def test_a_model_that_computes_something_else_is_refused() -> None:
+    with pytest.raises(UserError, match="no counterpart"):
+        counterpart_of(published(change(GPT2, decoder=change(GPT2.decoder, ffn="swiglu")), "small"))
+    with pytest.raises(UserError, match="24 heads of 128 are not 2048 wide"):
+        counterpart_of(published(CATALOGUE["gpt3"], "xl-literal"))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, activation_function="relu"),
+            "activation",
+        ),
+        (transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, attn_pdrop=0.3), "attn_pdrop"),
+        (transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, scale_attn_weights=False), "scale_attn"),
+    ],
+)
+def test_what_we_could_not_honor_is_named(config: transformers.GPT2Config, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        from_hugging_face(transformers.GPT2LMHeadModel(config))
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    config = transformers.OPTConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, ffn_dim=8, vocab_size=9)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="type 'opt' cannot be imported; these can: gpt2, bert, t5"):
+        from_hugging_face(tmp_path)
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+    """A bare encoder has no pre-training heads; transformers would start them at random, with a warning."""
+    config = transformers.BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, vocab_size=9)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="lacks weights of BertForPreTraining"):
+        from_hugging_face(tmp_path)
+
+
+def test_published_configs_are_our_tables() -> None:
+    """Their default configs are the published base sizes."""
+    from megaptm.hub.counterparts import counterpart_named, spec_of
+
+    for config, family, size in (
+        (transformers.GPT2Config(), "gpt2", "small"),
+        (transformers.BertConfig(), "bert", "base"),
+        (transformers.T5Config(), "t5", "small"),
+    ):
+        spec = spec_of(counterpart_named(config.model_type), {**vars(config), **config.to_dict()})
+        expected = published(CATALOGUE[family], size)
+        assert spec.family == expected.family
+        assert spec.size == Size(
+            **{name: getattr(expected.size, name) for name in ("layers", "width", "heads", "ffn")},
+            head_width=expected.size.key_width if family == "t5" else None,
+        )
+        assert (spec.vocabulary, spec.context, spec.dropout) == (expected.vocabulary, expected.context, 0.1)

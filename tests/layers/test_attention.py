@@ -1,0 +1,104 @@
+"""Attention equals its formula, and a slice of its rows is some of its heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.layers.attention import CrossAttention, SelfAttention
+from megaptm.layers.mask import Mask
+
+WIDTH, HEADS, KEY = 24, 4, 8
+
+
+def filled(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.3)
+    return module.eval()
+
+
+def self_attention(*, causal: bool = False) -> SelfAttention:
+    module = SelfAttention(WIDTH, HEADS, KEY, bias=True, causal=causal, scale=KEY**-0.5, dropout=0.0)
+    filled(module)
+    return module
+
+
+def by_formula(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Tensor) -> Tensor:
+    """softmax(q k / sqrt(K)) v, as [S, B, H*K]."""
+    scores = q_BHSK @ k_BHSK.transpose(-1, -2) / math.sqrt(KEY)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return (weights @ v_BHSK).permute(2, 0, 1, 3).flatten(2)
+
+
+def heads_of(x_SBE: Tensor) -> Tensor:
+    """[S, B, H*K] -> [B, H, S, K]"""
+    return x_SBE.unflatten(-1, (-1, KEY)).permute(1, 2, 0, 3)
+
+
+def test_self_attention_equals_its_formula() -> None:
+    x = torch.randn(6, 2, WIDTH)
+    rows = torch.arange(HEADS * 3 * KEY).view(HEADS, 3, KEY)
+    for causal in (False, True):
+        module = self_attention(causal=causal)
+        q, k, v = (
+            heads_of(x @ module.qkv.weight[rows[:, n].flatten()].t() + module.qkv.bias[rows[:, n].flatten()])
+            for n in range(3)
+        )
+        seen = torch.ones(6, 6, dtype=torch.bool)
+        expected = module.output(by_formula(q, k, v, seen.tril() if causal else seen))
+        torch.testing.assert_close(module(x, None), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_slice_of_rows_is_whole_heads() -> None:
+    """Two ranks, each with half of the rows of `qkv` and the columns of `output`, sum to the whole."""
+    whole, x = self_attention(), torch.randn(5, 2, WIDTH)
+    total = whole.output.bias
+    for rank in range(2):
+        half = SelfAttention(WIDTH, HEADS // 2, KEY, bias=True, causal=False, scale=KEY**-0.5, dropout=0.0).eval()
+        with torch.no_grad():
+            half.qkv.weight.copy_(whole.qkv.weight.chunk(2)[rank])
+            half.qkv.bias.copy_(whole.qkv.bias.chunk(2)[rank])
+            half.output.weight.copy_(whole.output.weight.chunk(2, 1)[rank])
+            half.output.bias.zero_()
+        total = total + half(x, None)
+    torch.testing.assert_close(total, whole(x, None), rtol=1e-5, atol=1e-5)
+
+
+def test_cross_attention_reads_queries_here_and_values_there() -> None:
+    module = CrossAttention(WIDTH, HEADS, KEY, bias=False, scale=KEY**-0.5, dropout=0.0)
+    filled(module)
+    x, memory = torch.randn(3, 2, WIDTH), torch.randn(7, 2, WIDTH)
+    rows = torch.arange(HEADS * 2 * KEY).view(HEADS, 2, KEY)
+    k, v = (heads_of(memory @ module.kv.weight[rows[:, n].flatten()].t()) for n in range(2))
+    expected = module.output(by_formula(heads_of(module.query(x)), k, v, torch.ones(3, 7, dtype=torch.bool)))
+    torch.testing.assert_close(module(x, memory, None), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_drops_weights_in_training_only() -> None:
+    module = SelfAttention(WIDTH, HEADS, KEY, bias=True, causal=True, scale=1.0, dropout=0.5)
+    filled(module)
+    x = torch.randn(6, 2, WIDTH)
+    assert module(x, None).equal(module(x, None))
+    module.train()
+    assert not module(x, None).equal(module(x, None))
+
+
+def test_a_mask_is_its_own_documents_and_the_past() -> None:
+    documents = torch.tensor([[1, 1, 2, 2, 0]])
+    mask = Mask(True, (5, 5), documents.device, documents, documents)
+    expected = torch.tensor(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool
+    )
+    assert mask.dense[0, 0].equal(expected)
+
+
+def test_without_documents_and_bias_there_is_nothing_to_add_to_scores() -> None:
+    bias = torch.zeros(1, 2, 4, 4)
+    causal, full = (Mask(direction, (4, 4), bias.device) for direction in (True, False))
+    assert causal.scores(None) is None
+    assert full.scores(bias) is bias
+    assert causal.scores(bias)[0, 0].isinf().equal(torch.ones(4, 4, dtype=torch.bool).triu(1))

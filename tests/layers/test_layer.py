@@ -1,0 +1,114 @@
+"""The slots of the layer, what a stack holds, and running a layer again instead of remembering it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from megaptm.layers.feedforward import FeedForward, gelu_tanh
+from megaptm.layers.layer import Layer, Stack
+from megaptm.layers.norm import Norm
+from megaptm.layers.split import Dropout
+from megaptm.spec import Block, Size
+from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model
+
+SIZE = Size(layers=3, width=16, heads=2, ffn=32)
+
+
+def filled(module: nn.Module) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.3)
+
+
+def test_rms_norm_divides_by_the_root_mean_square() -> None:
+    norm, x = Norm(16, kind="rms", eps=1e-6), torch.randn(5, 16)
+    filled(norm)
+    expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected)
+    assert norm.bias is None
+
+
+@pytest.mark.parametrize("where", ["pre", "post"])
+def test_norms_stand_where_the_block_says(where: str) -> None:
+    layer, x = Layer(Block(norm=where), SIZE, dropout=0.0), torch.randn(4, 2, 16)
+    filled(layer)
+    if where == "pre":
+        y = x + layer.attention(layer.attention_norm(x), None)
+        expected = y + layer.ffn(layer.ffn_norm(y))
+    else:
+        y = layer.attention_norm(x + layer.attention(x, None))
+        expected = layer.ffn_norm(y + layer.ffn(y))
+    assert layer(x, None).equal(expected)
+
+
+@pytest.mark.parametrize(("kind", "gate"), [("swiglu", F.silu), ("geglu", gelu_tanh)])
+def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
+    ffn, x = FeedForward(16, 32, kind=kind, bias=False, dropout=0.0), torch.randn(4, 2, 16)
+    filled(ffn)
+    gates, values = ffn.up.weight[0::2], ffn.up.weight[1::2]
+    expected = (gate(x @ gates.t()) * (x @ values.t())) @ ffn.down.weight.t()
+    torch.testing.assert_close(ffn(x), expected)
+
+
+def test_only_the_end_of_a_pre_norm_stack_has_a_norm() -> None:
+    def keys(norm: str, layers: range) -> list[str]:
+        return list(Stack(Block(norm=norm, bias_table="t5-causal"), SIZE, layers, dropout=0.0))
+
+    assert keys("pre", range(1, 3)) == ["bias_table", "1", "2", "final"]
+    assert keys("pre", range(2)) == ["bias_table", "0", "1"]
+    assert keys("post", range(1, 3)) == ["bias_table", "1", "2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_run_again_give_the_same_gradients(family: str) -> None:
+    model, batch = tiny_model(family, dropout=0.1).train(), tiny_batch(family)
+
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(0)
+        return list(torch.autograd.grad(mean_losses(model(batch)), list(model.parameters())))
+
+    remembered = gradients()
+    runs = []
+
+    def again(layer: Layer, *tensors: Tensor | None) -> Tensor:
+        runs.append(layer)
+        return checkpoint(layer, *tensors, use_reentrant=False)
+
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    for stack in stacks:
+        stack.around = again
+    recomputed = gradients()
+    assert len(runs) == sum(len(stack.numbers) for stack in stacks)
+    assert all(a.equal(b) for a, b in zip(remembered, recomputed, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
+    """A module whose stream is replaced draws nothing outside it: that is how ranks are made to agree or to differ."""
+    model, batch = tiny_model(family, dropout=0.1).train(), tiny_batch(family)
+    drawn: list[str] = []
+
+    class Recorded:
+        def __init__(self, region: str) -> None:
+            self.region = region
+
+        def __enter__(self) -> None:
+            self.outside = torch.get_rng_state()
+            torch.manual_seed(len(drawn))
+            drawn.append(self.region)
+
+        def __exit__(self, *exc: object) -> None:
+            torch.set_rng_state(self.outside)
+
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.stream = lambda region=module.region: Recorded(region)
+    before = torch.get_rng_state()
+    model(batch)
+    assert torch.get_rng_state().equal(before)
+    assert set(drawn) == {"heads", "residual"}

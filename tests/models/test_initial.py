@@ -1,0 +1,86 @@
+"""Initial values: the published spreads, and a function of seed and name alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import Tensor
+
+from megaptm.families import BERT, GPT2, T5
+from megaptm.models import Model, build_model, fill, initial_value
+from megaptm.spec import Family, ModelSpec, Size
+from tests.models.tiny import FAMILIES, tiny_spec
+
+
+def filled(family: Family, **size: int) -> tuple[ModelSpec, dict[str, Tensor]]:
+    spec = ModelSpec(family=family, size=Size(layers=2, **size), vocabulary=300, context=64, dropout=0.0)
+    model = build_model(spec)
+    fill(model, seed=1)
+    return spec, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def spread(tensor: Tensor) -> float:
+    return float(tensor.std())
+
+
+def test_gpt2_shrinks_what_is_summed_into_the_stream() -> None:
+    _, weights = filled(GPT2, width=128, heads=4, ffn=512)
+    residual = 0.02 / math.sqrt(2 * 2)
+    assert spread(weights["decoder.1.attention.output.weight"]) == pytest.approx(residual, rel=0.03)
+    assert spread(weights["decoder.0.ffn.down.weight"]) == pytest.approx(residual, rel=0.03)
+    assert spread(weights["decoder.0.attention.qkv.weight"]) == pytest.approx(0.02, rel=0.03)
+    assert spread(weights["embed.position.weight"]) == pytest.approx(0.02, rel=0.03)
+
+
+def test_bert_is_two_hundredths_everywhere() -> None:
+    _, weights = filled(BERT, width=128, heads=4, ffn=512)
+    for name in ("encoder.0.attention.output.weight", "encoder.1.ffn.down.weight", "head.mlm.transform.weight"):
+        assert spread(weights[name]) == pytest.approx(0.02, rel=0.03), name
+
+
+def test_t5_follows_mesh_tensorflow() -> None:
+    spec, weights = filled(T5, width=128, heads=4, ffn=512, head_width=64)
+    queries, keys, values = weights["decoder.0.attention.qkv.weight"].view(4, 3, 64, 128).unbind(1)
+    assert spread(queries) == pytest.approx((128 * 64) ** -0.5, rel=0.03)
+    assert spread(keys) == pytest.approx(128**-0.5, rel=0.03)
+    assert spread(values) == pytest.approx(128**-0.5, rel=0.03)
+    assert spread(weights["decoder.0.cross.query.weight"]) == pytest.approx((128 * 64) ** -0.5, rel=0.03)
+    assert spread(weights["decoder.1.cross.output.weight"]) == pytest.approx((4 * 64) ** -0.5, rel=0.03)
+    assert spread(weights["encoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
+    assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
+    assert spread(weights["encoder.bias_table.weight"]) == pytest.approx(128**-0.5, rel=0.2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shifts_start_at_zero_norms_at_one_and_padded_rows_at_zero(family: str) -> None:
+    spec = tiny_spec(family)
+    model = build_model(spec)
+    fill(model, seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            assert not parameter.any(), name
+        elif parameter.dim() == 1:
+            assert parameter.eq(1).all(), name
+        else:
+            assert parameter[: spec.vocabulary].ne(0).all(), name
+    assert not model.embed.token.weight[spec.vocabulary :].any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_part_starts_as_the_whole_does(family: str) -> None:
+    spec = tiny_spec(family)
+    whole = build_model(spec)
+    fill(whole, seed=3)
+    for part in Model.parts(spec, 2):
+        model = build_model(spec, part)
+        fill(model, seed=3)
+        for name, parameter in model.named_parameters():
+            assert parameter.equal(whole.get_parameter(name)), name
+
+
+def test_another_seed_or_name_gives_other_values() -> None:
+    spec = tiny_spec("gpt2")
+    names = ("decoder.0.ffn.up.weight", "decoder.1.ffn.up.weight")
+    drawn = [initial_value(spec, name, (64, 32), seed) for seed in (0, 1) for name in names]
+    assert all(not a.equal(b) for i, a in enumerate(drawn) for b in drawn[:i])

@@ -1,0 +1,117 @@
+"""COUNT: parameters equal the published models', by formula and as built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from megaptm.families import BERT, CATALOGUE, GPT3, T5
+from megaptm.models import build_model
+from megaptm.plan.count import count, step_flops
+from megaptm.spec import ModelSpec, Size, change, published
+from tests.models.tiny import mean_losses, tiny_batch, tiny_model
+
+# Unique parameters of the reference implementations, tied ones once.
+EXACT = {
+    ("gpt2", "small"): 124_439_808,
+    ("gpt2", "medium"): 354_823_168,
+    ("gpt2", "large"): 774_030_080,
+    ("gpt2", "xl"): 1_557_611_200,
+    ("gpt3", "small"): 125_226_240,
+    ("gpt3", "medium"): 355_871_744,
+    ("gpt3", "large"): 760_300_032,
+    ("gpt3", "xl"): 1_315_723_264,
+    ("gpt3", "2.7b"): 2_651_553_280,
+    ("gpt3", "6.7b"): 6_658_404_352,
+    ("gpt3", "13b"): 12_853_386_240,
+    ("gpt3", "175b"): 174_604_259_328,
+    ("bert", "base"): 109_482_240,
+    ("bert", "large"): 335_141_888,
+    ("t5", "small"): 60_506_624,
+    ("t5", "base"): 222_903_552,
+    ("t5", "large"): 737_668_096,
+    ("t5", "3b"): 2_851_598_336,
+    ("t5", "11b"): 11_307_321_344,
+}
+WITH_HEADS = {("bert", "base"): 110_106_428, ("bert", "large"): 336_226_108}
+# The rows of GPT-3's table as printed, where heads do not fill the width; known to the million.
+AS_PRINTED = {("gpt3", "xl-literal"): 1.517e9, ("gpt3", "13b-literal"): 12.936e9}
+ALL = [(family.name, size) for family in CATALOGUE.values() for size in family.sizes]
+
+
+def as_built(spec: ModelSpec) -> int:
+    """Parameters of the model on the meta device, without the rows that pad the vocabulary."""
+    with torch.device("meta"):
+        model = build_model(spec)
+    padding = spec.padded_vocabulary - spec.vocabulary
+    padded = [p for p in model.parameters() if p.shape[0] == spec.padded_vocabulary]
+    return sum(p.numel() for p in model.parameters()) - sum(padding * p[0].numel() for p in padded)
+
+
+def test_every_size_has_its_number_here() -> None:
+    assert set(ALL) == set(EXACT) | set(AS_PRINTED)
+
+
+@pytest.mark.parametrize(("family", "size"), EXACT)
+def test_the_formula_gives_the_published_count(family: str, size: str) -> None:
+    assert count(published(CATALOGUE[family], size)) == EXACT[family, size]
+
+
+@pytest.mark.parametrize(("family", "size"), WITH_HEADS)
+def test_pretraining_heads_are_counted_when_asked(family: str, size: str) -> None:
+    assert count(published(CATALOGUE[family], size), with_heads=True) == WITH_HEADS[family, size]
+
+
+@pytest.mark.parametrize(("family", "size"), AS_PRINTED)
+def test_sizes_as_printed(family: str, size: str) -> None:
+    assert count(published(CATALOGUE[family], size)) == pytest.approx(AS_PRINTED[family, size], abs=0.5e6)
+
+
+@pytest.mark.parametrize(("family", "size"), ALL)
+def test_the_model_built_has_what_the_formula_says(family: str, size: str) -> None:
+    spec = published(CATALOGUE[family], size)
+    assert as_built(spec) == count(spec, with_heads=True)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        change(GPT3, decoder=change(GPT3.decoder, ffn="swiglu", bias=False)),
+        change(GPT3, decoder=change(GPT3.decoder, norm="post", normalizer="rms")),
+        change(T5, tied=False, encoder=change(T5.encoder, ffn="geglu"), decoder=change(T5.decoder, ffn="geglu")),
+        change(BERT, heads=("mlm",)),
+    ],
+    ids=["swiglu", "post-rms", "untied-geglu", "no-sentences"],
+)
+def test_the_formula_follows_the_bricks(family) -> None:
+    spec = ModelSpec(
+        family=family, size=Size(layers=2, width=32, heads=4, ffn=48), vocabulary=100, context=16, dropout=0.0
+    )
+    assert as_built(spec) == count(spec, with_heads=True)
+
+
+def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:
+    """The paper's 3.14e23 for 300 billion tokens is 6 N D; attention's square and the tables make up the difference."""
+    spec = published(GPT3, "175b")
+    per_token = step_flops(spec, rows=1, sequence=2048) / 2048
+    assert per_token * 300e9 == pytest.approx(3.14e23, rel=0.03)
+
+
+@pytest.mark.parametrize(("family", "target"), [("gpt2", 0), ("bert", 0), ("t5", 7)])
+def test_operations_equal_those_that_torch_counts(family: str, target: int) -> None:
+    model, batch = tiny_model(family), tiny_batch(family)
+    if family == "bert":
+        del batch["asked"]
+        batch["labels"] = batch["tokens"]
+    batch["labels"] = batch["labels"].clamp(min=0)
+    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        mean_losses(model(batch)).backward()
+    spec, positions = model.spec, 3 * (target or 12)
+    padding = 6 * positions * (spec.padded_vocabulary - spec.vocabulary) * spec.size.width
+    # The gradient of the bias per word is taken as a product with a column of ones.
+    bias = 2 * positions * spec.padded_vocabulary if family == "bert" else 0
+    expected = step_flops(spec, rows=3, sequence=12, target_sequence=target) + padding + bias
+    assert counter.get_total_flops() == expected
