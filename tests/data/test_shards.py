@@ -119,3 +119,11 @@ def test_a_split_without_documents_is_refused(tmp_path):
     tiny_corpus(tmp_path, validation=0)
     with pytest.raises(UserError, match="no documents in its split `validation`"):
         Corpus.open(tmp_path).split("validation")
+
+
+def test_a_truncated_index_is_named(tmp_path):
+    info = tiny_corpus(tmp_path).splits["train"].shards[0]
+    path = tmp_path / info.index_name
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"train-000000\.index\.npy is missing or damaged"):
+        Corpus.open(tmp_path).open_shard(info)
