@@ -1,0 +1,274 @@
+"""The checkpoints of a run: written by all ranks, committed by one, kept by count, found again undamaged.
+
+    run/checkpoints/
+        step-00000100/                  committed: it has this name and a manifest, and is never written again
+            rank-00000.safetensors ...  one file for each rank that wrote
+            manifest.json               step, state, size and sha256 of each file, where each tensor lies
+        step-00000200.writing-TOKEN/    being written, or left by a job that died
+        step-00000150.damaged/          did not match its hashes: kept aside for a person to look at
+        step-00000100.replaced/         only while a step is committed again
+
+A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch the
+files of the one that took over; and it cannot commit, because `commit` asks first whether the run is still its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megaptm.checkpoint.files import (
+    StorageError,
+    explained,
+    free_bytes,
+    human_bytes,
+    remove_tree,
+    sha256_of,
+    sync_folder,
+    write_atomically,
+)
+from megaptm.checkpoint.tensors import FileRecord, Piece, Reader, write_pieces
+from megaptm.errors import UserError
+
+FORMAT = "megaptm-checkpoint-1"
+MANIFEST = "manifest.json"
+VERIFYING_THREADS = 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: `state` is what the trainer gave, `reader` reads the tensors."""
+
+    step: int
+    folder: Path
+    state: dict[str, Any]
+    files: tuple[FileRecord, ...]
+
+    @property
+    def reader(self) -> Reader:
+        return Reader(self.folder, self.files)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensor files."""
+        return sum(file.size for file in self.files)
+
+    def verify(self, *, part: int = 0, parts: int = 1) -> None:
+        """Compare each file's size and hash with the manifest: every rank may take its part of the files."""
+        with ThreadPoolExecutor(VERIFYING_THREADS) as threads:
+            list(threads.map(self._verify_file, self.files[part::parts]))
+
+    def _verify_file(self, file: FileRecord) -> None:
+        path = self.folder / file.name
+        if not path.is_file():
+            raise StorageError(f"{path} is missing")
+        if (size := path.stat().st_size) != file.size:
+            raise StorageError(f"{path} has {size} bytes where {file.size} were written")
+        with explained(f"read {file.name}", self.folder):
+            if sha256_of(path) != file.sha256:
+                raise StorageError(f"{path} does not hold what was written: its sha256 differs from the manifest's")
+
+
+class Store:
+    """The folder `run/checkpoints`.
+
+    Who only reads needs no `fence`. The job that owns the run gives `fence`, which says whether it still does, and
+    `token`, the same on all its ranks and no other job's (`RunLock` has both); only with a fence can it prepare,
+    commit, remove, or set aside what is damaged.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        keep: int = 3,
+        *,
+        fence: Callable[[], bool] | None = None,
+        token: str = "job",
+        report: Callable[..., object] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise UserError(f"checkpoint.keep is {keep}: keep at least 1 checkpoint")
+        self.run = Path(run)
+        self.folder = self.run / "checkpoints"
+        self.keep = keep
+        self._fence = fence
+        self._token = token
+        self._report = report or (lambda kind, **fields: None)
+
+    def prepare(self, step: int, expected_bytes: int = 0) -> None:
+        """One rank, before any writes: remove what dead jobs left, see that there is room, make the folder."""
+        self._must_own("prepare a checkpoint")
+        with explained(f"prepare the checkpoint of step {step}", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            if expected_bytes > (free := free_bytes(self.folder)):
+                raise StorageError(
+                    f"the checkpoint of step {step} needs {human_bytes(expected_bytes)} but {self.folder} has "
+                    f"{human_bytes(free)} free: free some space there, keep fewer checkpoints (checkpoint.keep is "
+                    f"{self.keep}), or choose another run=FOLDER"
+                )
+            self._writing(step).mkdir()
+
+    def write(self, step: int, rank: int, pieces: Iterable[Piece]) -> FileRecord:
+        """Each rank, after `prepare`: write its pieces and what `commit` must know of them."""
+        folder = self._writing(step)
+        path = folder / f"rank-{rank:05d}.safetensors"
+        if not folder.is_dir():
+            raise StorageError(f"{folder} is gone: another rank could not write, or another job took over the run")
+        try:
+            with explained(f"write {path.name} of step {step}", folder):
+                record = write_pieces(path, pieces)
+                # Its record is written when the file is on the disk, so a rank with a record has written everything.
+                write_atomically(self._record(path), json.dumps(record.to_json()).encode())
+        except StorageError:
+            # A checkpoint without one rank is worth nothing; the space may be what lets the job write another.
+            remove_tree(folder)
+            raise
+        return record
+
+    def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
+        """One rank, after all have written: make it a checkpoint, at once and for good; then remove the oldest."""
+        self._must_own("commit a checkpoint")
+        writing, final = self._writing(step), self._committed_name(step)
+        with explained(f"commit the checkpoint of step {step}", writing):
+            manifest = {
+                "format": FORMAT,
+                "step": step,
+                "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "state": state,
+                "files": [self._written(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)],
+            }
+            manifest = json.loads(json.dumps(manifest))
+            manifest["id"] = _identity(manifest)
+            for path in writing.glob("*.record.json"):
+                path.unlink()
+            write_atomically(writing / MANIFEST, json.dumps(manifest).encode())
+            self._must_own("commit a checkpoint")
+            if final.exists():
+                final.rename(final.with_suffix(".replaced"))
+            writing.rename(final)
+            sync_folder(self.folder)
+        self._remove_oldest(step)
+        return self.load(step)
+
+    def steps(self) -> list[int]:
+        """Committed steps, the newest first. Nothing is said of their health."""
+        return sorted(self._committed(), reverse=True)
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of this step; its manifest is checked, its files are not."""
+        folder = self._committed().get(step)
+        if folder is None:
+            raise StorageError(f"{self.folder} has no checkpoint of step {step}: it has {self.steps() or 'none'}")
+        path = folder / MANIFEST
+        try:
+            manifest = json.loads(path.read_bytes())
+            identity = manifest.pop("id")
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        if identity != _identity(manifest):
+            raise StorageError(f"{path} does not hold what was written: its own sha256 differs")
+        if manifest["format"] != FORMAT:
+            raise UserError(f"{path} has format {manifest['format']}: this version of megaptm reads {FORMAT}")
+        files = tuple(FileRecord.from_json(file) for file in manifest["files"])
+        return Checkpoint(step=manifest["step"], folder=folder, state=manifest["state"], files=files)
+
+    def newest(self, *, verify: bool = True) -> Checkpoint | None:
+        """The newest undamaged checkpoint; None where nothing was ever saved.
+
+        Damaged ones are reported and, by who owns the run, set aside. It is an error when all are damaged: to start at
+        step 0 again would look like success.
+        """
+        for step in self.steps():
+            try:
+                checkpoint = self.load(step)
+                if verify:
+                    checkpoint.verify()
+                return checkpoint
+            except StorageError as error:
+                if step in self._committed():  # else its owner has just removed it, being the oldest
+                    self.set_aside(step, str(error))
+        if self.steps() or any(self.folder.glob("step-*.damaged*")):
+            raise UserError(
+                f"all checkpoints in {self.folder} are damaged: put a good copy there, or remove the folder to begin "
+                "again at step 0"
+            )
+        return None
+
+    def set_aside(self, step: int, problem: str) -> None:
+        """Report that a committed checkpoint is damaged and, where this job owns the run, take it out of the way."""
+        kept = self._committed()[step]
+        if self._fence is not None and self._fence():
+            damaged = kept.with_name(f"{kept.name}.damaged")
+            number = 1
+            while damaged.exists():
+                damaged, number = kept.with_name(f"{kept.name}.damaged-{number}"), number + 1
+            kept = kept.rename(damaged)
+        log.warning(
+            "checkpoint of step %d is damaged: %s; trying the one before, this one is in %s", step, problem, kept
+        )
+        self._report("damaged-checkpoint", step=step, problem=problem, kept=str(kept))
+
+    def _committed(self) -> dict[int, Path]:
+        found = {}
+        # Sorted: `step-1.replaced`, met when a job died while replacing it, comes before `step-1` and gives way to it.
+        for folder in sorted(self.folder.glob("step-*"), key=lambda path: path.suffix == ""):
+            if folder.suffix in ("", ".replaced") and (folder / MANIFEST).exists():
+                found[int(folder.stem.removeprefix("step-"))] = folder
+        return found
+
+    def _remove_leftovers(self) -> None:
+        kept = set(self._committed().values())
+        for folder in self.folder.glob("step-*"):
+            if folder not in kept and ".damaged" not in folder.name:
+                remove_tree(folder)
+
+    def _remove_oldest(self, just_committed: int) -> None:
+        self._remove_leftovers()
+        others = [step for step in self.steps() if step != just_committed]
+        for step in others[self.keep - 1 :]:
+            folder = self._committed()[step]
+            # The manifest first: who finds the folder half removed sees that it is no checkpoint any more.
+            (folder / MANIFEST).unlink(missing_ok=True)
+            remove_tree(folder)
+
+    def _written(self, path: Path) -> dict[str, Any]:
+        record_path = self._record(path)
+        if not record_path.exists():
+            raise StorageError(
+                f"{path} was not written: its rank failed, or does not see this folder; all machines of a run must "
+                "share the run folder"
+            )
+        record = json.loads(record_path.read_bytes())
+        if path.stat().st_size != record["size"]:
+            raise StorageError(f"{path} has not the {record['size']} bytes that its rank wrote")
+        return record
+
+    def _must_own(self, what: str) -> None:
+        if self._fence is None:
+            raise AssertionError(f"to {what}, the store must be given a fence: RunLock.still_mine")
+        if not self._fence():
+            raise UserError(f"cannot {what}: another job took over the run {self.run}; this one must end")
+
+    def _committed_name(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _writing(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.writing-{self._token}"
+
+    @staticmethod
+    def _record(path: Path) -> Path:
+        return path.with_suffix(".record.json")
+
+
+def _identity(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

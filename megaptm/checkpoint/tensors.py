@@ -1,0 +1,262 @@
+"""Tensors in safetensors files, in pieces: who wrote which block of what does not matter to who reads.
+
+The files are written by hand (the format is a length, a JSON header and raw data), so that a file is hashed while it
+is written and its tensors are never copied; and read with plain reads, so that a file cut short is an error, where a
+memory map would kill the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from megaptm.checkpoint.boxes import Box, span_boxes
+from megaptm.checkpoint.files import HashedWriter, StorageError, explained, read_into
+from megaptm.errors import UserError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# Runs shorter than this are read together with the gap between them: disks and networks fetch about as much anyway.
+RUN_BYTES = 256 << 10
+# The most that is read at once and thrown away in part.
+GROUP_BYTES = 32 << 20
+MAX_OPEN_FILES = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank holds of a tensor: a block of it, or a flat range of such a block."""
+
+    name: str
+    """The tensor's global name: `weight/decoder.3.attention.qkv.weight`, `exp_avg/...`."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offset: tuple[int, ...]
+    """Where the block starts in it."""
+    block: tuple[int, ...]
+    """The block's shape."""
+    data: Tensor
+    """The block; or, where `span` is given, those elements of the row-major block, flat."""
+    span: tuple[int, int] | None = None
+    """First and last + 1 element: the distributed optimizer gives each data rank a flat range of the block."""
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.offset) == len(self.block), self.name
+        ends = (start + size for start, size in zip(self.offset, self.block, strict=True))
+        assert all(end <= size for end, size in zip(ends, self.shape, strict=True)), self.name
+        if self.span is None:
+            assert tuple(self.data.shape) == tuple(self.block), self.name
+        else:
+            start, stop = self.span
+            assert 0 <= start <= stop <= math.prod(self.block), self.name
+            assert tuple(self.data.shape) == (stop - start,), self.name
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a piece lies: as `Piece`, with the place of its bytes in the file in place of the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    block: tuple[int, ...]
+    span: tuple[int, int] | None
+    start: int
+    """First byte of the data in the file."""
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Stored:
+        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **lists})
+
+    def boxes(self) -> Iterator[tuple[Box, int]]:
+        """The boxes of the whole tensor that it holds, each contiguous in the file, with the first byte of each."""
+        start, itemsize = self.start, DTYPES[self.dtype].itemsize
+        for box in span_boxes(self.block, *(self.span or (0, math.prod(self.block)))):
+            yield box.moved(self.offset), start
+            start += box.volume * itemsize
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What was written: enough to find any tensor in the file without opening it, and to prove it undamaged."""
+
+    name: str
+    size: int
+    sha256: str
+    tensors: tuple[Stored, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> FileRecord:
+        return cls(**{**fields, "tensors": tuple(Stored.from_json(tensor) for tensor in fields["tensors"])})
+
+
+def write_pieces(path: Path, pieces: Iterable[Piece]) -> FileRecord:
+    """Write one safetensors file and put it on the disk; any device, hashed while writing."""
+    # Wide types first, as safetensors asks, so that each tensor is aligned.
+    held = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)
+    header, stored = _header(held)
+    with HashedWriter(path) as file:
+        file.write(header)
+        for piece in held:
+            file.write(_bytes(piece.data.detach().cpu().contiguous()))
+        digest = file.finish()
+    return FileRecord(name=path.name, size=file.size, sha256=digest, tensors=tuple(stored))
+
+
+def _header(pieces: Sequence[Piece]) -> tuple[bytes, list[Stored]]:
+    """The file's header, and where each piece will lie."""
+    entries: dict[str, Any] = {}
+    placed: dict[str, Any] = {}
+    end = 0
+    starts = []
+    for piece in pieces:
+        key, count = piece.name, 1
+        while key in entries:
+            key, count = f"{piece.name}#{count}", count + 1
+        starts.append(end)
+        end += piece.data.numel() * piece.data.dtype.itemsize
+        dtype = DTYPE_NAMES[piece.data.dtype]
+        entries[key] = {"dtype": dtype, "shape": list(piece.data.shape), "data_offsets": [starts[-1], end]}
+        placed[key] = {"name": piece.name, "shape": piece.shape, "offset": piece.offset, "block": piece.block}
+        placed[key]["span"] = piece.span
+    metadata = {"format": "pt", "megaptm": json.dumps(placed)}
+    text = json.dumps({"__metadata__": metadata, **entries}).encode()
+    text += b" " * (-len(text) % 8)
+    base = 8 + len(text)
+    stored = [
+        Stored(piece.name, DTYPE_NAMES[piece.data.dtype], piece.shape, piece.offset, piece.block, piece.span, base + at)
+        for piece, at in zip(pieces, starts, strict=True)
+    ]
+    return len(text).to_bytes(8, "little") + text, stored
+
+
+class Reader:
+    """Reads any block of any tensor from the pieces that overlap it, whatever layout wrote them; in one thread."""
+
+    def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
+        self.folder = folder
+        self._pieces: dict[str, list[tuple[str, Stored]]] = {}
+        self._open: dict[str, BinaryIO] = {}
+        for file in files:
+            for stored in file.tensors:
+                same = self._pieces.setdefault(stored.name, [])
+                if same and (same[0][1].shape, same[0][1].dtype) != (stored.shape, stored.dtype):
+                    raise UserError(f"{folder}: {same[0][0]} and {file.name} disagree on the shape of {stored.name}")
+                same.append((file.name, stored))
+
+    def names(self) -> list[str]:
+        return list(self._pieces)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored(name)[0][1].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return DTYPES[self._stored(name)[0][1].dtype]
+
+    def read(self, name: str, offset: tuple[int, ...] | None = None, block: tuple[int, ...] | None = None) -> Tensor:
+        """The block of this shape at this offset; without them, from the beginning and to the end."""
+        pieces, shape, dtype = self._stored(name), self.shape(name), self.dtype(name)
+        start = offset if offset is not None else (0,) * len(shape)
+        size = block if block is not None else tuple(whole - at for whole, at in zip(shape, start, strict=True))
+        wanted = Box(tuple(start), tuple(size))
+        if len(size) != len(shape) or any(
+            at < 0 or at + of > whole for at, of, whole in zip(start, size, shape, strict=True)
+        ):
+            raise UserError(f"{self.folder}: {name} has shape {shape}: it holds no block {size} at {start}")
+        out = torch.empty(size, dtype=dtype)
+        missing = [wanted] if wanted.volume else []
+        for file, stored in pieces:
+            for box, position in stored.boxes():
+                missing = list(self._fill(out, wanted, missing, file, box, position))
+            if not missing:
+                return out
+        if missing:
+            first = missing[0]
+            raise UserError(
+                f"{self.folder}: no file of this checkpoint holds the elements of {name} (shape {shape}) from "
+                f"{first.offset} on (a block of {first.shape})"
+            )
+        return out
+
+    def _fill(self, out: Tensor, wanted: Box, missing: list[Box], file: str, box: Box, position: int) -> Iterator[Box]:
+        """Copy what is missing and in `box` into `out`, which holds `wanted`; what is missing after that."""
+        for gap in missing:
+            common = gap.intersect(box)
+            if common is None:
+                yield gap
+                continue
+            self._copy(out[common.within(wanted)], file, common.within(box), box.shape, position)
+            yield from gap.minus(common)
+
+    def _copy(self, out: Tensor, file: str, part: tuple[slice, ...], shape: tuple[int, ...], position: int) -> None:
+        """`out` = `part` of the row-major array of `shape` that starts at this byte of the file."""
+        if not shape:
+            out.copy_(self._elements(file, position, (), out.dtype))
+            return
+        rows, inner = part[0], shape[1:]
+        row_bytes = math.prod(inner) * out.dtype.itemsize
+        if all(cut == slice(0, size) for cut, size in zip(part[1:], inner, strict=True)):
+            if out.is_contiguous():
+                self._read(file, position + rows.start * row_bytes, out)
+            else:
+                out.copy_(self._elements(file, position + rows.start * row_bytes, tuple(out.shape), out.dtype))
+        elif out[0].numel() * out.dtype.itemsize >= RUN_BYTES or row_bytes > GROUP_BYTES:
+            for target, row in zip(out, range(rows.start, rows.stop), strict=True):
+                self._copy(target, file, part[1:], inner, position + row * row_bytes)
+        else:
+            group = max(1, GROUP_BYTES // row_bytes)
+            for first in range(0, len(out), group):
+                target = out[first : first + group]
+                at = position + (rows.start + first) * row_bytes
+                target.copy_(self._elements(file, at, (len(target), *inner), out.dtype)[(slice(None), *part[1:])])
+
+    def _elements(self, file: str, position: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._read(file, position, torch.empty(shape, dtype=dtype))
+
+    def _read(self, file: str, position: int, out: Tensor) -> Tensor:
+        target = _bytes(out)
+        with explained(f"read {file}", self.folder):
+            count = read_into(self._file(file).fileno(), target, position)
+        if count < len(target):
+            raise StorageError(f"{self.folder / file} is cut short: nothing after byte {position + count}")
+        return out
+
+    def _file(self, name: str) -> BinaryIO:
+        if name not in self._open:
+            if len(self._open) >= MAX_OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[name] = (self.folder / name).open("rb", buffering=0)
+        return self._open[name]
+
+    def _stored(self, name: str) -> list[tuple[str, Stored]]:
+        if name not in self._pieces:
+            raise UserError(f"{self.folder}: this checkpoint holds no tensor {name}: was it written by another model?")
+        return self._pieces[name]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's own memory."""
+    # Not `view(-1)`: a single element keeps whatever stride it had, and cannot be viewed as bytes then.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -1,0 +1,81 @@
+"""The run's journal, `run/events.jsonl`: one line for everything that happens to a run, whoever writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+FILE = "events.jsonl"
+
+# Every line has `time` (seconds since 1970), `kind` and the fields named here. A kind that is not here is an error, so
+# that this table stays the whole truth for whoever reads the journal.
+KINDS = {
+    "launch": "the command started: command, version, host, pid",
+    "start": "training begins at step 0: layout, processes, parameters",
+    "resume": "training continues: step, checkpoint, layout, processes, seconds (taken by loading)",
+    "first-step": "the first step of this process is done: step, seconds (since the command started)",
+    "checkpoint": "a checkpoint is committed: step, bytes, seconds",
+    "checkpoint-failed": "a checkpoint could not be written: step, problem",
+    "damaged-checkpoint": "a checkpoint does not match its hashes and is passed over: step, problem, kept",
+    "evaluation": "held-out loss was measured: step and the losses",
+    "stop-signal": "the run was asked to stop: signal, step",
+    "worker-lost": "a worker process ended before its time: rank, code, problem",
+    "exit": "the command ends: code, step, reason",
+}
+
+
+class Events:
+    """Appends to the journal. Several processes may: each line is one write at the end of the file."""
+
+    def __init__(self, run: Path) -> None:
+        path = Path(run) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._end_torn_line()
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Add one event. Paths become text; infinities and NaN too, since JSON has none."""
+        if kind not in KINDS:
+            raise AssertionError(f"unknown kind of event {kind!r}: add it to megaptm.resilience.events.KINDS")
+        line = {"time": round(time.time(), 6), "kind": kind}
+        line |= {key: str(value) if _not_finite(value) else value for key, value in fields.items()}
+        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
+
+    def _end_torn_line(self) -> None:
+        """A process killed in mid-write leaves half a line: end it, or the next event would be lost with it."""
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def read_events(run: Path) -> list[dict[str, Any]]:
+    """All events of a run in the order written; lines torn by a crash are left out, no journal means no events."""
+    path = Path(run) / FILE
+    if not path.exists():
+        return []
+    events = []
+    for line in path.read_bytes().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "kind" in event:
+            events.append(event)
+    return events
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

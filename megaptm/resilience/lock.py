@@ -1,0 +1,172 @@
+"""One live job to a run folder: a lock that dies with its holder, and a name by which a holder knows itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from megaptm.errors import UserError
+
+FILE = "lock"
+BEAT_SECONDS = 5.0
+# A holder on another host counts as dead after this many beats without one.
+PATIENCE_BEATS = 4
+
+_held: set[int] = set()
+
+
+class RunLock:
+    """Held from `acquire` to `release`, or until the process dies in whatever way.
+
+    The kernel's lock (flock) decides among the processes of one host and, where the file system shares locks, of all.
+    Some network file systems do not share them. So the holder also touches the file every few seconds; a job that gets
+    the kernel's lock but finds the name of a holder on another host watches for that before it takes over. Clocks are
+    not compared. The one taken over from learns it by `still_mine`.
+    """
+
+    def __init__(self, run: Path, *, beat_seconds: float = BEAT_SECONDS) -> None:
+        self.run = Path(run)
+        self.path = self.run / FILE
+        self.token = secrets.token_hex(8)
+        self._beat_seconds = beat_seconds
+        self._file: int | None = None
+        self._stop = threading.Event()
+
+    def acquire(self) -> RunLock:
+        """Take the lock, or say at once who has it."""
+        self.run.mkdir(parents=True, exist_ok=True)
+        self._file = self._open_locked()
+        _held.add(self._file)
+        try:
+            self._wait_for_other_host()
+        except UserError:
+            self._close()
+            raise
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": self.token}
+        self._write(json.dumps(holder).encode())
+        self._stop = threading.Event()
+        threading.Thread(target=self._beat, args=(self._stop,), name="run-lock", daemon=True).start()
+        return self
+
+    def release(self) -> None:
+        """Give the run to whoever comes next. Harmless when it is not held."""
+        if self._file is None:
+            return
+        self._stop.set()
+        if self.still_mine():
+            self._write(b"")  # no holder: the next one, on whatever host, need not watch for a sign of life
+        self._close()
+
+    def still_mine(self) -> bool:
+        """Whether no other job has taken over the run since. Ask before anything that cannot be taken back."""
+        return self._file is not None and holds(self.run, self.token)
+
+    def __enter__(self) -> RunLock:
+        return self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def _open_locked(self) -> int:
+        while True:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(self.path)
+                os.close(file)
+                raise UserError(self._in_use(holder)) from None
+            except OSError as error:
+                os.close(file)
+                if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise UserError(
+                        f"the file system of the run folder {self.run} has no file locks: choose run=FOLDER elsewhere, "
+                        "or have it mounted with locks (Lustre: -o flock)"
+                    ) from error
+                raise
+            # Removed by hand between opening and locking: a lock on a file without a name protects nothing.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), self.path.stat()):
+                    return file
+            os.close(file)
+
+    def _wait_for_other_host(self) -> None:
+        """Return when the holder named in the file, if on another host, shows no sign of life; raise if it does."""
+        holder = _holder(self.path)
+        if holder.get("host") in (None, socket.gethostname()):
+            return
+        last = _last_beat(self.path)
+        deadline = time.monotonic() + PATIENCE_BEATS * self._beat_seconds
+        while time.monotonic() < deadline:
+            time.sleep(self._beat_seconds / 4)
+            if _last_beat(self.path) != last:
+                raise UserError(self._in_use(holder))
+
+    def _in_use(self, holder: dict[str, Any]) -> str:
+        who = "another process"
+        if holder:
+            who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        return f"run folder {self.run} is in use by {who}: wait for it, stop it, or choose another run=FOLDER"
+
+    def _beat(self, stop: threading.Event) -> None:
+        while not stop.wait(self._beat_seconds):
+            if not self.still_mine():
+                return
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+    def _write(self, content: bytes) -> None:
+        assert self._file is not None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, content, 0)
+        os.fsync(self._file)
+
+    def _close(self) -> None:
+        assert self._file is not None
+        _held.discard(self._file)
+        os.close(self._file)
+        self._file = None
+
+
+def holds(run: Path, token: str) -> bool:
+    """Whether the run's lock names this token: lets a worker ask on behalf of the process that took the lock."""
+    return _holder(Path(run) / FILE).get("token") == token
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    """Who the lock file names; empty when nobody, or while a name is being written."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_beat(path: Path) -> int:
+    # Opened, not only asked by name: network file systems answer the latter from a cache for up to a minute.
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _let_go_in_child() -> None:
+    """A forked child - a data loader's worker - must not hold the lock beyond its parent's death."""
+    for file in _held:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,242 @@
+"""A committed checkpoint is found again whole; anything else is passed over or explained."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from megaptm.checkpoint.files import StorageError
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import Piece
+from megaptm.errors import UserError
+
+
+def always() -> bool:
+    return True
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path, keep=2, fence=always)
+
+
+def pieces(step, rank, ranks=2):
+    """Rank's rows of one matrix, filled so that step and rank can be told."""
+    rows = torch.arange(12.0).reshape(4, 3)[rank * 4 // ranks : (rank + 1) * 4 // ranks] + 100 * step
+    return [Piece("weight/w", (4, 3), (rank * 4 // ranks, 0), tuple(rows.shape), rows)]
+
+
+def whole(step):
+    return torch.arange(12.0).reshape(4, 3) + 100 * step
+
+
+def save(store, step, ranks=2):
+    store.prepare(step)
+    for rank in range(ranks):
+        store.write(step, rank, pieces(step, rank, ranks))
+    return store.commit(step, {"step": step, "cursor": [step * 8]}, ranks)
+
+
+def names(store):
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def change_byte(path, position):
+    with path.open("r+b") as file:
+        file.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_what_was_saved_is_found_again(store):
+    assert store.newest() is None
+    saved = save(store, 10)
+    found = store.newest()
+    assert found.step == saved.step == 10
+    assert found.state == {"step": 10, "cursor": [80]}
+    assert torch.equal(found.reader.read("weight/w"), whole(10))
+    assert sorted(path.name for path in found.folder.iterdir()) == [
+        "manifest.json",
+        "rank-00000.safetensors",
+        "rank-00001.safetensors",
+    ]
+    assert found.size == sum(path.stat().st_size for path in found.folder.glob("*.safetensors"))
+
+
+def test_only_the_last_few_are_kept(store):
+    for step in (5, 10, 15, 20):
+        save(store, step)
+    assert store.steps() == [20, 15]
+    assert names(store) == ["step-00000015", "step-00000020"]
+
+
+def test_keeping_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"checkpoint\.keep is 0"):
+        Store(tmp_path, keep=0)
+
+
+@pytest.mark.parametrize("position", [0, 200, -1])
+@pytest.mark.parametrize("file", ["rank-00001.safetensors", "manifest.json"])
+def test_a_changed_byte_is_found_and_the_checkpoint_before_is_used(store, tmp_path, file, position):
+    save(store, 10)
+    save(store, 20)
+    change_byte(store.folder / "step-00000020" / file, position)
+    events = []
+    reporting = Store(tmp_path, fence=always, report=lambda kind, **fields: events.append((kind, fields)))
+    found = reporting.newest()
+    assert found.step == 10
+    assert torch.equal(found.reader.read("weight/w"), whole(10))
+    assert names(store) == ["step-00000010", "step-00000020.damaged"]
+    [(kind, fields)] = events
+    assert (kind, fields["step"]) == ("damaged-checkpoint", 20)
+    assert file in fields["problem"]
+    assert fields["kept"].endswith("step-00000020.damaged")
+
+
+def test_a_file_cut_short_or_missing_is_found(store, caplog):
+    for step in (10, 20):
+        save(store, step)
+    os.truncate(store.folder / "step-00000020" / "rank-00000.safetensors", 50)
+    assert store.newest().step == 10
+    assert "rank-00000.safetensors has 50 bytes" in caplog.text
+    save(store, 20)
+    (store.folder / "step-00000020" / "rank-00001.safetensors").unlink()
+    assert store.newest().step == 10
+    assert "rank-00001.safetensors is missing" in caplog.text
+    assert names(store) == ["step-00000010", "step-00000020.damaged", "step-00000020.damaged-1"]
+
+
+def test_ranks_can_share_the_work_of_verifying(store):
+    checkpoint = save(store, 10)
+    change_byte(checkpoint.folder / "rank-00001.safetensors", -1)
+    checkpoint.verify(part=0, parts=2)
+    with pytest.raises(StorageError, match="rank-00001"):
+        checkpoint.verify(part=1, parts=2)
+
+
+def test_a_run_with_only_damaged_checkpoints_does_not_begin_again(store):
+    save(store, 10)
+    change_byte(store.folder / "step-00000010" / "manifest.json", 30)
+    for _ in range(2):
+        with pytest.raises(UserError, match="are damaged: put a good copy there"):
+            store.newest()
+
+
+def test_who_only_reads_changes_nothing(store, tmp_path):
+    for step in (10, 20):
+        save(store, step)
+    change_byte(store.folder / "step-00000020" / "rank-00000.safetensors", -1)
+    assert Store(tmp_path).newest().step == 10
+    assert names(store) == ["step-00000010", "step-00000020"]
+    with pytest.raises(AssertionError, match="fence"):
+        Store(tmp_path).prepare(30)
+
+
+def test_leftovers_are_never_used_and_removed_by_the_next(store):
+    save(store, 10)
+    store.prepare(20)
+    store.write(20, 0, pieces(20, 0))
+    assert store.newest().step == 10
+    assert names(store) == ["step-00000010", "step-00000020.writing-job"]
+    store.prepare(30)
+    assert names(store) == ["step-00000010", "step-00000030.writing-job"]
+
+
+def test_a_checkpoint_without_all_its_ranks_is_not_committed(store):
+    store.prepare(10)
+    store.write(10, 0, pieces(10, 0))
+    with pytest.raises(UserError, match="rank-00001.* was not written"):
+        store.commit(10, {}, ranks=2)
+    assert store.newest() is None
+
+
+def test_a_step_saved_again_replaces_the_first(store):
+    save(store, 10)
+    store.prepare(10)
+    store.write(10, 0, [Piece("weight/w", (1,), (0,), (1,), torch.ones(1))])
+    assert store.newest().reader.shape("weight/w") == (4, 3)
+    store.commit(10, {}, ranks=1)
+    assert store.newest().reader.shape("weight/w") == (1,)
+    assert names(store) == ["step-00000010"]
+
+
+def test_a_job_that_died_while_replacing_a_step_loses_neither(store):
+    save(store, 10)
+    (store.folder / "step-00000010").rename(store.folder / "step-00000010.replaced")
+    assert store.newest().step == 10
+    store.prepare(20)
+    assert store.newest().step == 10
+    save(store, 10)
+    assert names(store) == ["step-00000010"]
+
+
+def test_a_job_that_was_taken_over_can_neither_prepare_nor_commit(tmp_path):
+    mine = True
+    old = Store(tmp_path, fence=lambda: mine, token="old")
+    new = Store(tmp_path, fence=always, token="new")
+    old.prepare(10)
+    old.write(10, 0, pieces(10, 0, 1))
+    mine = False
+    for attempt in (lambda: old.commit(10, {}, 1), lambda: old.prepare(20)):
+        with pytest.raises(UserError, match="another job took over"):
+            attempt()
+    new.prepare(10)
+    with pytest.raises(UserError, match=r"gone: another rank could not write, or another job took over"):
+        old.write(10, 1, pieces(10, 0, 1))
+    new.write(10, 0, pieces(10, 0, 1))
+    assert new.commit(10, {}, 1).step == new.newest().step == 10
+
+
+def test_too_little_space_is_said_before_anything_is_written(store):
+    with pytest.raises(StorageError, match=r"step 10 needs 1000000\.0 TB but .* free: .*checkpoint\.keep is 2"):
+        store.prepare(10, expected_bytes=10**18)
+    assert names(store) == []
+
+
+def test_another_version_s_checkpoint_is_refused_not_set_aside(store, monkeypatch):
+    monkeypatch.setattr("megaptm.checkpoint.store.FORMAT", "megaptm-checkpoint-0")
+    save(store, 10)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="format megaptm-checkpoint-0"):
+        store.newest()
+
+
+def big(step):
+    return [Piece("weight/big", (1 << 20,), (0,), (1 << 20,), torch.full((1 << 20,), float(step)))]
+
+
+def check_full_disk(store):
+    """The second checkpoint does not fit: one sentence, nothing half-written, the first intact."""
+    store.prepare(10)
+    store.write(10, 0, big(10))
+    store.commit(10, {}, 1)
+    store.prepare(20)
+    with pytest.raises(StorageError, match=r"no space left to write rank-00001\.safetensors of step 20: .* free in "):
+        [store.write(20, rank, big(20) * (rank + 1)) for rank in range(3)]
+    assert names(store) == ["step-00000010"]
+    assert store.newest().reader.read("weight/big")[0] == 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=14m", "none", tmp_path], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount")
+    try:
+        check_full_disk(Store(tmp_path, fence=always))
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_limit_on_file_size_leaves_the_checkpoint_before(tmp_path):
+    code = f"""
+import resource
+from pathlib import Path
+from tests.checkpoint.test_store import Store, always, check_full_disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, {resource.RLIM_INFINITY}))
+check_full_disk(Store(Path({str(tmp_path)!r}), fence=always))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

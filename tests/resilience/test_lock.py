@@ -1,0 +1,121 @@
+"""One live job to a run folder, and the next one as soon as it is dead."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.resilience.lock import RunLock, holds
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from megaptm.resilience.lock import RunLock
+lock = RunLock(Path(sys.argv[1])).acquire()
+if len(sys.argv) > 2 and os.fork() == 0:
+    print(os.getpid(), flush=True)
+else:
+    print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def holder(run, *arguments):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, run, *arguments], stdout=subprocess.PIPE, text=True)
+    said = [process.stdout.readline().strip() for _ in range(1 + len(arguments))]
+    assert "held" in said
+    return process, [int(line) for line in said if line != "held"]
+
+
+def named(run, host, token="theirs"):
+    (run / "lock").write_text(json.dumps({"host": host, "pid": 7, "since": "2026-01-01 00:00:00", "token": token}))
+
+
+def test_a_second_process_is_told_who_has_the_run(tmp_path):
+    process, _ = holder(tmp_path)
+    with pytest.raises(UserError, match=rf"in use by process {process.pid} on .* since .*: wait for it, stop it, or"):
+        RunLock(tmp_path).acquire()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with RunLock(tmp_path) as lock:
+        assert lock.still_mine()
+
+
+def test_a_second_lock_in_the_same_process_is_refused_too(tmp_path):
+    with RunLock(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()} on"):
+        RunLock(tmp_path).acquire()
+    with RunLock(tmp_path):
+        pass
+
+
+def test_a_child_left_behind_does_not_hold_the_lock(tmp_path):
+    process, [child] = holder(tmp_path, "fork")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    try:
+        os.kill(child, 0)  # it lives
+        with RunLock(tmp_path) as lock:
+            assert lock.still_mine()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_the_holder_learns_that_it_was_taken_over(tmp_path):
+    with RunLock(tmp_path) as lock:
+        assert lock.still_mine()
+        assert holds(tmp_path, lock.token)
+        named(tmp_path, "elsewhere")
+        assert not lock.still_mine()
+        assert not holds(tmp_path, lock.token)
+    assert json.loads((tmp_path / "lock").read_text())["token"] == "theirs"  # a release does not touch it any more
+    assert not lock.still_mine()
+
+
+def test_a_lock_file_removed_by_hand_is_no_longer_ours(tmp_path):
+    with RunLock(tmp_path) as lock:
+        (tmp_path / "lock").unlink()
+        assert not lock.still_mine()
+        with RunLock(tmp_path) as other:
+            assert other.still_mine()
+            assert not lock.still_mine()
+
+
+def test_a_holder_on_another_host_is_believed_only_while_it_beats(tmp_path):
+    # The kernel's lock is free, as on a file system that does not share locks, but another host's name is in the file.
+    named(tmp_path, "elsewhere")
+    start = time.monotonic()
+    with RunLock(tmp_path, beat_seconds=0.1) as lock:
+        assert lock.still_mine()
+    assert 0.4 <= time.monotonic() - start < 5
+
+    named(tmp_path, "elsewhere")
+    beating = "import os, sys, time\nwhile True: os.utime(sys.argv[1]); print(flush=True); time.sleep(0.02)"
+    process = subprocess.Popen([sys.executable, "-c", beating, tmp_path / "lock"], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        with pytest.raises(UserError, match="process 7 on elsewhere since 2026-01-01"):
+            RunLock(tmp_path, beat_seconds=0.5).acquire()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_released_lock_makes_no_one_wait(tmp_path):
+    with RunLock(tmp_path):
+        pass
+    assert (tmp_path / "lock").read_bytes() == b""
+
+
+def test_a_held_lock_beats(tmp_path):
+    with RunLock(tmp_path, beat_seconds=0.05):
+        path = tmp_path / "lock"
+        os.utime(path, (1, 1))
+        deadline = time.monotonic() + 10
+        while path.stat().st_mtime < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,61 @@
+"""A signal asks for a stop; it never interrupts what is under way."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from megaptm.resilience.signals import StopRequest
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_only_sets_the_flag(name):
+    with StopRequest() as stop:
+        assert not stop.requested
+        send(getattr(signal, name))
+        assert stop.requested
+        assert stop.name == name
+
+
+def test_sigterm_as_often_as_it_comes_does_not_interrupt():
+    with StopRequest() as stop:
+        for _ in range(5):
+            send(signal.SIGTERM)
+        send(signal.SIGUSR1)
+        assert stop.name == "SIGTERM"
+
+
+def test_ctrl_c_a_second_time_interrupts():
+    with StopRequest() as stop:
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        assert stop.name == "SIGTERM"
+
+
+def test_handlers_are_as_before_afterwards():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    with StopRequest():
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+
+
+def test_a_loader_s_worker_serves_through_a_stop_but_dies_of_sigterm():
+    with StopRequest() as stop:
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            os.kill(worker.pid, number)
+        worker.join(0.3)
+        assert worker.is_alive()
+        worker.terminate()
+        worker.join(10)
+        assert worker.exitcode == -signal.SIGTERM
+        assert not stop.requested
