@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
+from megaptm.resilience.events import Events
 from megaptm.train.environment import Environment, check_processes, worker_environment
 from megaptm.train.relay import Relay
 from megaptm.train.verdict import End, account, culprit
@@ -56,7 +57,7 @@ class _Crew:
     """The processes of one launch."""
 
     def __init__(self, command: Sequence[str], *, run: Path) -> None:
-        self._command, self._logs = list(command), run / "logs"
+        self._command, self._run, self._logs = list(command), run, run / "logs"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._begins: list[int] = []
         self._relays: list[Relay] = []
@@ -131,6 +132,10 @@ class _Crew:
                 relay.release()
             return EXIT_CONTINUE if any(end.code == EXIT_CONTINUE for end in self._ends) else 0
         guilty = culprit(self._failures)
+        with Events(self._run) as events:
+            events.write(
+                "worker-lost", rank=guilty.rank, code=guilty.code, problem=guilty.last_error.rpartition("\n")[2]
+            )
         if guilty.user_error is not None:
             raise UserError(guilty.user_error)
         if -guilty.code in self._forwarded:

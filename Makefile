@@ -1,0 +1,44 @@
+# Everything a newcomer and CI need: `make demo`, `make test`. Both set up their own environment in .venv first.
+
+PYTHON ?=
+CONSTRAINTS ?= .ci/constraints.txt
+VENV := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format-check lint types tests fmt bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+demo: $(READY)  ## real text -> corpus -> tokenizer -> training on two processes -> resume -> results
+	@$(VENV)/python -m megaptm.demo
+
+test: format-check lint types tests  ## everything CI runs
+
+format-check: $(READY)  ## the formatter has nothing to change
+	@$(VENV)/ruff format --check .
+
+lint: $(READY)  ## the linter has nothing to say
+	@$(VENV)/ruff check .
+
+types: $(READY)  ## the types fit
+	@$(VENV)/mypy megaptm data_pipeline
+
+tests: $(READY)  ## the tests; one of them: make tests ARGS="tests/config -k nearest"
+	@$(VENV)/python -m pytest $(ARGS)
+
+fmt: $(READY)  ## let the formatter and the linter repair what they can
+	@$(VENV)/ruff format .
+	@$(VENV)/ruff check --fix .
+
+bench: $(READY)  ## each benchmark prints a table and a ratio
+	@for file in benchmarks/*.py; do echo "== $$file" && $(VENV)/python $$file || exit 1; done
+
+clean:  ## remove the environment and all caches, but no run and no corpus
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml .ci/environment $(CONSTRAINTS)
+	@PYTHON="$(PYTHON)" CONSTRAINTS="$(CONSTRAINTS)" .ci/environment
+	@touch $@

@@ -1,0 +1,56 @@
+"""The command line. `megaptm --help` must answer at once: only click is imported here and at the top of `commands`."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import click
+
+from megaptm import __version__
+from megaptm.commands.report import report
+from megaptm.commands.train import train
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
+
+
+class Commands(click.Group):
+    """A user's mistake, or a full disk, is told in one red sentence; anything else is ours, with a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            _tell(str(error))
+            ctx.exit(EXIT_USER_ERROR)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            _tell(f"no space left on the disk of {error.filename or 'the output'}: make room and start again.")
+            ctx.exit(EXIT_FAILURE)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="megaptm")
+def main() -> None:
+    """Pre-training of language models, classic and large, on one engine: two CPU cores or a thousand GPUs.
+
+    From text to a model:
+
+    \b
+      megaptm corpus build --text 'books/**/*.txt' --out corpora/books --kind byte-bpe --vocabulary 4096
+      megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
+      megaptm report runs/tiny-gpt2
+      megaptm generate runs/tiny-gpt2 --prompt 'It was a'
+      megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+    """
+
+
+def _tell(sentence: str) -> None:
+    click.secho(f"error: {sentence}", fg="red", err=True)
+
+
+for command in (train, report):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

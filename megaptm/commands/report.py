@@ -1,0 +1,26 @@
+"""`megaptm report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--ship", is_flag=True, help="First send to MLflow what an unreachable server missed.")
+def report(run: Path, ship: bool) -> None:
+    """Tell how a run went.
+
+    Its loss as a curve here and as a picture in the run folder, and where each second went.
+
+    \b
+      megaptm report runs/tiny-gpt2
+    """
+    from megaptm.train.report import report as show
+    from megaptm.train.report import ship as send
+
+    if ship:
+        send(run)
+    show(run)

@@ -1,0 +1,91 @@
+"""`megaptm train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from megaptm.config import Config
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def train(config: Path, overrides: tuple[str, ...]) -> None:
+    """Train a model, or continue a run.
+
+    The same command again goes on from the newest checkpoint. CONFIG is a YAML file, or the folder of a run that was
+    begun. Any key can be set on the command line.
+
+    \b
+    A small model on this machine, then the same run further, on two processes:
+      megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}' train.steps=200
+      megaptm train runs/tiny-gpt2 train.steps=400 layout.data=2
+
+    \b
+    Where torchrun or srun starts the processes, each of them becomes one of the run's:
+      torchrun --nproc-per-node 8 -m megaptm train configs/gpt3/xl.yaml layout.data=8
+      srun --ntasks-per-node 8 megaptm train configs/gpt3/175b.yaml
+
+    \b
+    Exit codes: 0 done, 1 a failure, 2 a mistake in the config, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and
+    saved: start it again.
+    """
+    from megaptm.train.environment import check_processes, worker_environment
+
+    wanted = _config(config, overrides)
+    place = worker_environment()
+    if place is not None:
+        check_processes(place, wanted.layout)
+        sys.exit(_be_a_worker(wanted, rank=place.rank))
+    sys.exit(_launch(wanted))
+
+
+def _config(path: Path, overrides: tuple[str, ...]) -> Config:
+    from megaptm.config import load
+    from megaptm.train.prepare import CONFIG, settle
+
+    if not path.is_dir():
+        return settle(load(path, overrides))
+    # A folder may have been moved since; it is the run wherever it lies.
+    return settle(load(path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]))
+
+
+def _launch(config: Config) -> int:
+    from megaptm.config import resolve_model
+    from megaptm.plan.count import count
+    from megaptm.train.launch import launch
+    from megaptm.train.prepare import prepare
+
+    run = prepare(config)
+    _note_launch(run)
+    processes = config.layout.processes
+    model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    click.echo(f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(run)}")
+    command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
+    return launch(command, processes=processes, run=run, threads=config.train.threads)
+
+
+def _be_a_worker(config: Config, *, rank: int) -> int:
+    from megaptm.train.prepare import prepare, wait_until_prepared
+    from megaptm.train.run import run_worker
+
+    if rank == 0:
+        _note_launch(prepare(config))
+    return run_worker(str(wait_until_prepared(config)))
+
+
+def _note_launch(run: Path) -> None:
+    import os
+    import socket
+
+    from megaptm import __version__
+    from megaptm.resilience.events import Events
+
+    with Events(run) as events:
+        events.write("launch", command=sys.argv, version=__version__, host=socket.gethostname(), pid=os.getpid())

@@ -1,0 +1,1 @@
+"""A run, from the command to the last checkpoint: launcher, assembly, loop, what is said about it."""

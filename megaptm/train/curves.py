@@ -1,0 +1,106 @@
+"""A run's curves: drawn with braille dots in the terminal, and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+Points = Sequence[tuple[float, float]]
+
+# Dots of a braille character, two wide and four high, as bits above U+2800.
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+COLORS = ("cyan", "yellow", "magenta", "green", "red")
+
+
+def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> list[Text]:
+    """Lines of text that show the curves over a common range; not-finite values leave gaps."""
+    finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
+    every = [point for points in finite.values() for point in points]
+    if not every:
+        return [Text("nothing to draw yet")]
+    (left, right), (low, high) = _range([x for x, _ in every]), _range([y for _, y in every])
+    cells = [[0] * width for _ in range(height)]
+    colors = [[""] * width for _ in range(height)]
+    for (_, points), color in zip(finite.items(), COLORS, strict=False):
+        places = [
+            (
+                round((x - left) / (right - left) * (2 * width - 1)),
+                round((high - y) / (high - low) * (4 * height - 1)),
+            )
+            for x, y in points
+        ]
+        for x, y in _connected(places):
+            cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
+            colors[y // 4][x // 2] = color
+    lines = []
+    for row in range(height):
+        label = f"{high - (high - low) * row / (height - 1):8.3g} " if row % 3 == 1 or height < 4 else " " * 9
+        line = Text(label + "│")
+        for cell, color in zip(cells[row], colors[row], strict=True):
+            line.append(chr(0x2800 + cell), style=color)
+        lines.append(line)
+    lines.append(Text(" " * 9 + "└" + "─" * width))
+    lines.append(Text(" " * 10 + f"{left:<{width // 2}.6g}{right:>{width - width // 2}.6g}"))
+    legend = Text(" " * 10)
+    for (name, points), color in zip(finite.items(), COLORS, strict=False):
+        legend.append("● ", style=color)
+        legend.append(f"{name} {points[-1][1]:.4g}   " if points else f"{name}   ")
+    return [*lines, legend]
+
+
+def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
+    """A PNG of the loss (with held-out loss and baselines), the learning rate and the speed, over steps."""
+    from matplotlib.figure import Figure  # a figure of its own: no display, no global state
+
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    loss, rate, speed = figure.subplots(3, 1, sharex=True, height_ratios=(4, 1, 1))
+    for name, points in loss_curves(records).items():
+        style = {"linestyle": "--", "linewidth": 1} if name.startswith("baseline") else {"linewidth": 1.5}
+        marker = "o" if name == "validation" and len(points) < 50 else ""
+        loss.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **style)
+    loss.set(title=title, ylabel="loss (nats a token)")
+    for axes, key, label in ((rate, "learning_rate", "learning rate"), (speed, "tokens_per_second", "tokens/s")):
+        if points := curve(records, key):
+            axes.plot(*zip(*points, strict=True), linewidth=1)
+        axes.set(ylabel=label)
+    speed.set(xlabel="step")
+    for axes in (loss, rate, speed):
+        axes.grid(alpha=0.3)
+    if loss.get_legend_handles_labels()[0]:
+        loss.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Training and held-out loss, and each baseline (a metric named `baseline/...`) as a level line."""
+    curves = {"training": curve(records, "loss"), "validation": curve(records, "validation/loss")}
+    steps = [record["step"] for record in records]
+    for key in dict.fromkeys(key for record in records for key in record if key.startswith("baseline/")):
+        level = curve(records, key)[-1][1]
+        curves[f"baseline {key.removeprefix('baseline/')}"] = [(min(steps), level), (max(steps), level)]
+    return {name: points for name, points in curves.items() if points}
+
+
+def curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """(step, value) of a metric, in order of steps; of a step that was done twice, the last."""
+    return sorted({record["step"]: record[key] for record in records if key in record}.items())
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _connected(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The places and the dots of straight lines between neighbours."""
+    dots = list(places[:1])
+    for (x0, y0), (x1, y1) in pairwise(places):
+        length = max(abs(x1 - x0), abs(y1 - y0), 1)
+        dots += [(x0 + round((x1 - x0) * i / length), y0 + round((y1 - y0) * i / length)) for i in range(1, length + 1)]
+    return dots

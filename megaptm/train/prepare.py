@@ -1,0 +1,96 @@
+"""The run folder before the first process starts: made, or found and allowed to continue. No torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from megaptm.config import Config, dump, load
+from megaptm.errors import UserError
+from megaptm.resilience.events import read_events
+from megaptm.resilience.lock import RunLock
+
+CONFIG = "config.yaml"
+# What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
+MAY_CHANGE = (
+    "layout.",
+    "checkpoint.",
+    "track.",
+    "train.steps",
+    "train.stop_at",
+    "train.log_every",
+    "train.validate_every",
+    "train.validate_batches",
+    "train.threads",
+    "data.workers",
+    "data.verify",
+)
+WAIT_SECONDS = 120.0
+
+
+def settle(config: Config) -> Config:
+    """The config with its folders made absolute: the run is continued from wherever the next command is typed."""
+    mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
+    data = config.data.model_copy(update={"mix": mix})
+    return config.model_copy(update={"run": _absolute(config.run), "data": data})
+
+
+def prepare(config: Config) -> Path:
+    """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
+    run = Path(config.run)
+    try:
+        with RunLock(run):
+            if (run / CONFIG).exists() and _trained(run):
+                _refuse_changes(load(run / CONFIG), config)
+            part = run / f"{CONFIG}.tmp"
+            part.write_text(dump(config), encoding="utf-8")
+            os.replace(part, run / CONFIG)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise UserError(f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER.") from None
+    return run
+
+
+def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
+    """Under torchrun or srun rank 0 prepares; the others wait until they see their own config in the folder."""
+    path, wanted = Path(config.run) / CONFIG, dump(config)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text(encoding="utf-8") == wanted:
+            return path.parent
+        time.sleep(0.1)
+    raise UserError(
+        f"{path} did not become this command's config in {seconds:.0f} s: is it on a disk that all nodes share?"
+    )
+
+
+def _trained(run: Path) -> bool:
+    """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
+    return any(event["kind"] == "checkpoint" for event in read_events(run))
+
+
+def _refuse_changes(begun: Config, config: Config) -> None:
+    before, now = _flat(begun.model_dump()), _flat(config.model_dump())
+    for key in sorted(before.keys() | now.keys()):
+        if key == "run" or before.get(key) == now.get(key) or key.startswith(MAY_CHANGE):
+            continue
+        raise UserError(
+            f"{key} is {now.get(key)} but the run in {config.run} was begun with {before.get(key)}: "
+            "set it back, or choose another run=FOLDER."
+        )
+
+
+def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        # Corpora have dots in their names: a mix is compared as a whole.
+        if isinstance(value, dict) and key != "mix":
+            flat |= _flat(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,125 @@
+"""Imports point one way: the table says who may import whom, the walk reads every module, inside functions too."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Part -> the parts it may import. `megaptm.errors` and the package itself (its version) are everybody's.
+NO_TORCH = {
+    "spec": (),
+    "objectives": (),
+    "families": ("spec",),
+    "config": ("spec", "objectives", "families"),
+    "plan": ("spec", "objectives", "families", "config"),
+}
+MAY_IMPORT = {
+    **NO_TORCH,
+    "layers": ("spec",),
+    "losses": ("spec", "layers"),
+    "models": ("spec", "layers", "losses"),
+    "tokenizers": ("objectives",),
+    "data": ("objectives",),
+    "track": (),
+    "checkpoint": (),
+    "resilience": ("checkpoint",),
+    "parallel": ("spec", "config", "layers", "losses", "models", "checkpoint"),
+    "hub": (*NO_TORCH, "layers", "losses", "models", "tokenizers", "checkpoint"),
+    "train": (
+        *(*NO_TORCH, "layers", "losses", "models", "tokenizers", "data", "track"),
+        *("checkpoint", "resilience", "parallel", "hub"),
+    ),
+}
+ENTRANCES = ("__main__", "commands", "demo")
+"""The command line, which may import everything."""
+PIPELINE_MAY_IMPORT = ("tokenizers", "data", "objectives")
+
+
+def modules(package):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(path):
+    """Dotted names that a module imports, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            # `from megaptm import errors` imports megaptm.errors, `from megaptm import __version__` only megaptm.
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "megaptm" else [node.module]
+            )
+            yield from ((name, node.lineno) for name in names)
+
+
+def part(name):
+    """`megaptm.train.loop` -> `train`; None outside megaptm, and for what belongs to everybody."""
+    words = name.split(".")
+    if words[0] != "megaptm" or len(words) == 1 or words[1] in ("errors", "__version__", "__init__"):
+        return None
+    return words[1]
+
+
+def violations():
+    for path in modules("megaptm"):
+        own = part(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        if own is None or own in ENTRANCES:
+            continue
+        for name, line in imported(path):
+            other = part(name)
+            if other is not None and other != own and other not in MAY_IMPORT.get(own, ()):
+                yield f"{path.relative_to(ROOT)}:{line}: {own} may not import {other}"
+    for path in modules("data_pipeline"):
+        for name, line in imported(path):
+            if part(name) not in (None, *PIPELINE_MAY_IMPORT):
+                yield f"{path.relative_to(ROOT)}:{line}: data_pipeline may not import {name}"
+
+
+def test_no_import_points_the_wrong_way():
+    assert list(violations()) == []
+
+
+def test_the_table_names_every_part_and_has_no_circle():
+    parts = {part(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in modules("megaptm")} - {None}
+    assert parts <= {*MAY_IMPORT, *ENTRANCES}
+    done = set()
+    while remaining := [name for name in MAY_IMPORT if name not in done]:
+        ready = [name for name in remaining if set(MAY_IMPORT[name]) <= done]
+        assert ready, f"a circle among {remaining}"
+        done.update(ready)
+
+
+@pytest.mark.parametrize("package", ["megaptm", "data_pipeline", "benchmarks", "tests"])
+def test_only_parallel_imports_megatron(package):
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in modules(package)
+        if path.relative_to(ROOT).parts[:2] not in (("megaptm", "parallel"), ("tests", "parallel"))
+        for name, line in imported(path)
+        if name.split(".")[0] == "megatron"
+    ]
+    assert found == []
+
+
+def test_data_reads_without_torch_except_in_the_loader():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules("megaptm/data")
+        if path.name != "loader.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and "torch" in ast.unparse(node)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "name", [*NO_TORCH, "train.launch", "train.prepare", "train.report", "track", "resilience.lock"]
+)
+def test_plain_parts_never_load_torch(name):
+    loading = f"import importlib, sys; importlib.import_module('megaptm.{name}'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loading], check=False, cwd=ROOT).returncode == 0

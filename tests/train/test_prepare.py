@@ -1,0 +1,105 @@
+"""The run folder: what is written, and what may change when a run is continued."""
+
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.resilience.events import Events
+from megaptm.resilience.lock import RunLock
+from megaptm.train.prepare import prepare, settle, wait_until_prepared
+
+TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+
+
+@pytest.fixture
+def config(tmp_path):
+    def build(*overrides):
+        return settle(load(TINY, [f"run={tmp_path / 'run'}", *overrides]))
+
+    return build
+
+
+def begin(run):
+    """A run that has something to lose."""
+    with Events(run) as events:
+        events.write("checkpoint", step=10, bytes=1, seconds=0.1)
+
+
+def test_the_resolved_config_lies_in_the_folder(config):
+    run = prepare(config())
+    assert load(run / "config.yaml") == config()
+    assert not list(run.glob("*.tmp"))
+
+
+def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settled = settle(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
+    assert settled.run == str(tmp_path / "a")
+    assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "layout.data=2",
+        "layout.microbatch=4",
+        "train.steps=400",
+        "train.stop_at=7",
+        "train.log_every=1",
+        "checkpoint.keep=5",
+        "track.enabled=false",
+        "data.workers=0",
+    ],
+)
+def test_a_run_continues_with_another_layout_or_length(config, override):
+    begin(prepare(config()))
+    assert load(prepare(config(override)) / "config.yaml") == config(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optimizer.lr=0.5", "optimizer.lr is 0.5 but the run in"),
+        ("model.layers=2", "model.layers is 2"),
+        ("data.mix={other: 1}", "data.mix is"),
+        ("train.batch=32", "train.batch is 32"),
+        ("train.seed=1", "begun with 1234"),
+        ("train.precision=bf16", "train.precision is bf16"),
+    ],
+)
+def test_a_run_does_not_continue_as_another(config, override, told):
+    run = prepare(config())
+    begin(run)
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError) as caught:
+        prepare(config(override))
+    assert told in str(caught.value)
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_until_something_is_saved_everything_may_be_corrected(config):
+    prepare(config())
+    assert load(prepare(config("model.layers=2")) / "config.yaml").model.layers == 2
+
+
+def test_a_run_in_use_is_left_alone(config):
+    run = prepare(config())
+    before = (run / "config.yaml").read_bytes()
+    with RunLock(run), pytest.raises(UserError, match="is in use"):
+        prepare(config("train.steps=400"))
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
+    (tmp_path / "run").write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be a folder"):
+        prepare(config())
+
+
+def test_other_ranks_wait_for_their_own_config(config):
+    prepare(config())
+    assert wait_until_prepared(config(), seconds=5) == Path(config().run)
+    with pytest.raises(UserError, match="a disk that all nodes share"):
+        wait_until_prepared(config("train.steps=400"), seconds=0.2)
