@@ -15,16 +15,14 @@ FILE = "events.jsonl"
 # that this table stays the whole truth for whoever reads the journal.
 KINDS = {
     "launch": "the command started: command, version, host, pid",
-    "start": "training begins at step 0: layout, processes, parameters",
-    "resume": "training continues: step, checkpoint, layout, processes, seconds (taken by loading)",
-    "first-step": "the first step of this process is done: step, seconds (since the command started)",
+    "start": "training begins at step 0: parameters, layout, processes",
+    "resume": "training continues: step, checkpoint, seconds (taken by loading), layout, processes",
+    "first-step": "the first step since the start or resume is done: step, seconds (since the command started)",
     "checkpoint": "a checkpoint is committed: step, bytes, seconds",
-    "checkpoint-failed": "a checkpoint could not be written: step, problem",
     "damaged-checkpoint": "a checkpoint does not match its hashes and is passed over: step, problem, kept",
-    "evaluation": "held-out loss was measured: step and the losses",
-    "stop-signal": "the run was asked to stop: signal, step",
+    "stop-signal": "the run was asked to stop: signal",
     "worker-lost": "a worker process ended before its time: rank, code, problem",
-    "exit": "the command ends: code, step, reason",
+    "exit": "training ends: code, and the seconds spent by kind",
 }
 
 
