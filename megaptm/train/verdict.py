@@ -54,6 +54,14 @@ class End:
         return "\n".join(shown)
 
     @property
+    def problem(self) -> str:
+        """The same in a few words."""
+        if self.code < 0:
+            name = signal.Signals(-self.code).name if -self.code in {*signal.Signals} else "unknown"
+            return f"was killed by signal {-self.code} ({name})"
+        return self.last_error.rpartition("\n")[2] or f"failed with exit code {self.code}"
+
+    @property
     def lost_a_peer(self) -> bool:
         """Whether it died because another one had."""
         # A process that is killed says nothing about it. Abort is the exception: it is how NCCL's watchdog gives up.
@@ -76,13 +84,11 @@ def culprit(ends: Sequence[End]) -> End:
 
 def account(end: End) -> str:
     """What happened to a process, for the terminal."""
+    said = end.said.strip()
+    if end.code == -signal.SIGKILL:  # nobody can say anything when this comes
+        return f"rank {end.rank} {end.problem}; if nobody did it, the machine was out of memory"
     if end.code < 0:
-        name = signal.Signals(-end.code).name if -end.code in {*signal.Signals} else "unknown"
-        text = f"rank {end.rank} was killed by signal {-end.code} ({name})"
-        # A crash inside a library leaves a message; kill -9, also the kernel's when memory runs out, leaves none.
-        hint = "; SIGKILL without a person is often the kernel out of memory" if end.code == -signal.SIGKILL else ""
-        detail = f":\n{end.last_error}" if end.code != -signal.SIGKILL and end.said.strip() else ""
-        return text + hint + detail
-    if not end.said.strip():
+        return f"rank {end.rank} {end.problem}" + (f":\n{end.last_error}" if said else "")
+    if not said:
         return f"rank {end.rank} failed with exit code {end.code} and said nothing"
     return f"rank {end.rank} failed:\n{end.last_error}"
