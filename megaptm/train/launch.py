@@ -133,9 +133,7 @@ class _Crew:
             return EXIT_CONTINUE if any(end.code == EXIT_CONTINUE for end in self._ends) else 0
         guilty = culprit(self._failures)
         with Events(self._run) as events:
-            events.write(
-                "worker-lost", rank=guilty.rank, code=guilty.code, problem=guilty.last_error.rpartition("\n")[2]
-            )
+            events.write("worker-lost", rank=guilty.rank, code=guilty.code, problem=guilty.problem)
         if guilty.user_error is not None:
             raise UserError(guilty.user_error)
         if -guilty.code in self._forwarded:
