@@ -8,7 +8,10 @@ from typing import Any
 import click
 
 from megaptm import __version__
+from megaptm.commands.corpus import corpus
+from megaptm.commands.export import export
 from megaptm.commands.report import report
+from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 
@@ -37,10 +40,9 @@ def main() -> None:
     From text to a model:
 
     \b
-      megaptm corpus build --text 'books/**/*.txt' --out corpora/books --kind byte-bpe --vocabulary 4096
+      megaptm corpus build 'books/**/*.txt' --out corpora/books --vocabulary 4096
       megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
       megaptm report runs/tiny-gpt2
-      megaptm generate runs/tiny-gpt2 --prompt 'It was a'
       megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
     """
 
@@ -49,7 +51,7 @@ def _tell(sentence: str) -> None:
     click.secho(f"error: {sentence}", fg="red", err=True)
 
 
-for command in (train, report):
+for command in (corpus, tokenizer, train, export, report):
     main.add_command(command)
 
 if __name__ == "__main__":

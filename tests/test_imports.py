@@ -94,7 +94,8 @@ def test_the_table_names_every_part_and_has_no_circle():
         done.update(ready)
 
 
-@pytest.mark.parametrize("package", ["megaptm", "data_pipeline", "benchmarks", "tests"])
+# Benchmarks may: it is the peer that some of them measure.
+@pytest.mark.parametrize("package", ["megaptm", "data_pipeline", "tests"])
 def test_only_parallel_imports_megatron(package):
     found = [
         f"{path.relative_to(ROOT)}:{line}"

@@ -1,0 +1,43 @@
+"""`megaptm export`: a run's model in another library's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def export() -> None:
+    """Write a trained model in another format.
+
+    \b
+      megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+    """
+
+
+@export.command("hf")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
+    """Write RUN's model to FOLDER, as `transformers` loads it.
+
+    \b
+      megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+      megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
+
+    \b
+    And in Python:
+      model = transformers.AutoModelForCausalLM.from_pretrained("exported/tiny-gpt2")
+      tokenizer = transformers.AutoTokenizer.from_pretrained("exported/tiny-gpt2")
+    """
+    import torch
+
+    from megaptm.hub.huggingface import to_hugging_face
+    from megaptm.train.snapshot import open_snapshot
+
+    snapshot = open_snapshot(run, step=step)
+    to_hugging_face(snapshot.spec, snapshot.weights(), snapshot.tokenizer, folder, dtype=getattr(torch, dtype))
+    click.echo(f"step {snapshot.step} of {run} is in {folder}")

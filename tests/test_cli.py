@@ -1,0 +1,114 @@
+"""The command line, as a process of its own: what it says, and with which code it ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = str(ROOT / "configs/tiny/gpt2.yaml")
+COMMANDS = [
+    ["corpus"],
+    ["corpus", "build"],
+    ["corpus", "inspect"],
+    ["corpus", "verify"],
+    ["tokenizer"],
+    ["tokenizer", "train"],
+    ["train"],
+    ["export"],
+    ["export", "hf"],
+    ["report"],
+]
+
+
+def megaptm(*arguments, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, "-m", "megaptm", *arguments], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
+    )
+
+
+def test_help_imports_nothing_heavy():
+    source = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from megaptm.__main__ import main\n"
+        "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'pydantic', 'numpy', 'rich', 'yaml', 'transformers', 'matplotlib'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_teaches_by_example(command):
+    done = megaptm(*command, "--help")
+    assert done.returncode == 0
+    assert f"\n  megaptm {' '.join(command)} " in done.stdout.replace("    megaptm", "  megaptm")
+
+
+def test_the_examples_of_the_first_page_are_commands():
+    from megaptm.__main__ import main
+
+    shown = [line.split()[1] for line in megaptm("--help").stdout.splitlines() if line.startswith("    megaptm ")]
+    assert len(shown) >= 4
+    assert set(shown) <= set(main.commands)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["train.stpes=1"], "unknown key train.stpes; did you mean train.steps?"),
+        (["layout.tensor=3"], "layout.tensor (3) must divide the 4 attention heads of gpt2/custom."),
+        (["layout.pipeline=3"], "layout.pipeline (3) must divide the 4 layers of gpt2/custom."),
+    ],
+)
+def test_a_mistake_in_the_config_is_one_sentence_and_leaves_nothing(tmp_path, overrides, told):
+    done = megaptm("train", TINY, f"run={tmp_path / 'run'}", *overrides)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_the_layout_needs_are_refused(tmp_path, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = megaptm("train", TINY, f"run={tmp_path / 'run'}", "layout.data=2")
+    assert done.returncode == 2
+    assert "4 processes are more than the 2 the layout needs" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_not_one_is_told(tmp_path):
+    done = megaptm("report", str(tmp_path))
+    assert done.returncode == 2
+    assert "is not the folder of a run" in done.stderr
+    assert megaptm("train", str(tmp_path)).returncode == 2
+
+
+def test_from_text_to_shards(tmp_path):
+    (tmp_path / "books").mkdir()
+    for number in range(20):
+        (tmp_path / f"books/{number}.txt").write_text(f"This is book {number}. It tells of {number} things.\n" * 20)
+    done = megaptm(
+        *("corpus", "build", "books", "--out", "corpus", "--vocabulary", "300", "--validation", "0.2"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert megaptm("corpus", "verify", "corpus", cwd=tmp_path).returncode == 0
+    shard = tmp_path / "corpus/train-000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[700] ^= 1
+    shard.write_bytes(content)
+    damaged = megaptm("corpus", "verify", "corpus", cwd=tmp_path)
+    assert damaged.returncode == 1
+    assert "train-000000.tar" in damaged.stdout
+
+
+def test_a_mistake_in_a_build_is_one_sentence(tmp_path):
+    done = megaptm("corpus", "build", "nowhere", "--out", "corpus", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert list(tmp_path.iterdir()) == []
