@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.errors import UserError
+
 if TYPE_CHECKING:
     from megaptm.config import Config
 
@@ -60,15 +62,21 @@ def _launch(config: Config) -> int:
     from megaptm.config import resolve_model
     from megaptm.plan.count import count
     from megaptm.train.launch import launch
-    from megaptm.train.prepare import prepare
+    from megaptm.train.prepare import discard_unused, prepare
 
+    is_new = not Path(config.run).exists()
     run = prepare(config)
     _note_launch(run)
     processes = config.layout.processes
     model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
     click.echo(f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(run)}")
     command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
-    return launch(command, processes=processes, run=run, threads=config.train.threads)
+    try:
+        return launch(command, processes=processes, run=run, threads=config.train.threads)
+    except UserError:
+        if is_new:
+            discard_unused(run)
+        raise
 
 
 def _be_a_worker(config: Config, *, rank: int) -> int:

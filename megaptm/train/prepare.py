@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from megaptm.config import Config, dump, load
+from megaptm.data import read_manifest
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.resilience.lock import RunLock
@@ -40,6 +42,8 @@ def settle(config: Config) -> Config:
 def prepare(config: Config) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
+    for folder in config.data.mix:
+        read_manifest(folder)  # a corpus that is not there is told now, not when all processes have started
     try:
         with RunLock(run):
             if (run / CONFIG).exists() and _trained(run):
@@ -50,6 +54,12 @@ def prepare(config: Config) -> Path:
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UserError(f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER.") from None
     return run
+
+
+def discard_unused(run: Path) -> None:
+    """Remove a run folder that a mistake in the config left without anything to continue."""
+    if not _trained(run):
+        shutil.rmtree(run)
 
 
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:

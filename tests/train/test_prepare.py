@@ -5,18 +5,25 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
+from megaptm.data import write_manifest
 from megaptm.errors import UserError
 from megaptm.resilience.events import Events
 from megaptm.resilience.lock import RunLock
-from megaptm.train.prepare import prepare, settle, wait_until_prepared
+from megaptm.train.prepare import discard_unused, prepare, settle, wait_until_prepared
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
 
 
 @pytest.fixture
 def config(tmp_path):
+    for name in ("corpus", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_manifest(folder, dtype="uint16", splits={}, tokenizer={"kind": "byte-bpe"}, made_from={})
+
     def build(*overrides):
-        return settle(load(TINY, [f"run={tmp_path / 'run'}", *overrides]))
+        mix = f"data.mix={{{tmp_path / 'corpus'}: 1}}"
+        return settle(load(TINY, [f"run={tmp_path / 'run'}", mix, *overrides]))
 
     return build
 
@@ -63,7 +70,6 @@ def test_a_run_continues_with_another_layout_or_length(config, override):
     [
         ("optimizer.lr=0.5", "optimizer.lr is 0.5 but the run in"),
         ("model.layers=2", "model.layers is 2"),
-        ("data.mix={other: 1}", "data.mix is"),
         ("train.batch=32", "train.batch is 32"),
         ("train.seed=1", "begun with 1234"),
         ("train.precision=bf16", "train.precision is bf16"),
@@ -77,6 +83,18 @@ def test_a_run_does_not_continue_as_another(config, override, told):
         prepare(config(override))
     assert told in str(caught.value)
     assert (run / "config.yaml").read_bytes() == before
+
+
+def test_a_run_does_not_continue_on_another_corpus(config, tmp_path):
+    begin(prepare(config()))
+    with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was begun with .*corpus"):
+        prepare(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
+
+
+def test_a_corpus_that_is_not_there_is_told_before_anything_is_written(config, tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        prepare(config("data.mix={nowhere: 1}"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_until_something_is_saved_everything_may_be_corrected(config):
@@ -96,6 +114,16 @@ def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be a folder"):
         prepare(config())
+
+
+def test_only_a_run_with_nothing_saved_is_discarded(config):
+    run = prepare(config())
+    begin(run)
+    discard_unused(run)
+    assert (run / "config.yaml").exists()
+    (run / "events.jsonl").unlink()
+    discard_unused(run)
+    assert not run.exists()
 
 
 def test_other_ranks_wait_for_their_own_config(config):

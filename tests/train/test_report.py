@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from megaptm.config import load
+from megaptm.config import dump, load
 from megaptm.errors import UserError
 from megaptm.train.accounts import accounts, jobs
 from megaptm.train.curves import curve, draw, loss_curves
-from megaptm.train.prepare import prepare, settle
 from megaptm.train.report import report
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
@@ -121,7 +120,9 @@ def test_baselines_are_level_lines():
 
 @pytest.fixture
 def run(tmp_path):
-    run = prepare(settle(load(TINY, [f"run={tmp_path / 'run'}"])))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(load(TINY)))
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     return run
@@ -145,6 +146,8 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
 
 
 def test_a_run_without_metrics_is_told(tmp_path):
-    run = prepare(settle(load(TINY, [f"run={tmp_path / 'run'}"])))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(load(TINY)))
     with pytest.raises(UserError, match="has no metrics yet"):
         report(run)

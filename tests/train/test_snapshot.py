@@ -9,26 +9,32 @@ from click.testing import CliRunner
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import Piece
 from megaptm.commands.export import export
-from megaptm.config import load, resolve_model
+from megaptm.config import dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import train
-from megaptm.train.prepare import prepare, settle
 from megaptm.train.snapshot import open_snapshot
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
 
 
 @pytest.fixture
-def config(tmp_path):
+def config():
     shape = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=300"]
-    return settle(load(TINY, [f"run={tmp_path / 'run'}", *shape]))
+    return load(TINY, shape)
 
 
 @pytest.fixture
-def saved(config):
+def run(config, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(config))
+    return run
+
+
+@pytest.fixture
+def saved(config, run):
     """A run with one checkpoint, at step 7, and the model in it."""
-    run = prepare(config)
     model = build_model(resolve_model(config)).eval()
     fill(model, seed=3)
     store = Store(run, fence=lambda: True)
@@ -70,9 +76,9 @@ def test_an_exported_model_says_the_same_in_transformers(saved, tmp_path):
         torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_without_a_checkpoint_is_told(config):
+def test_a_run_without_a_checkpoint_is_told(run):
     with pytest.raises(UserError, match="has no checkpoint yet"):
-        open_snapshot(prepare(config))
+        open_snapshot(run)
 
 
 def test_a_step_that_was_not_saved_is_told(saved):
