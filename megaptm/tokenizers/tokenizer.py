@@ -106,6 +106,17 @@ class Tokenizer:
         encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
+    def encode_sentences(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each text, given in sentences: int64 [tokens] ids of the whole text, int64 [sentences] where each starts.
+
+        A sentence without tokens of its own (white space, for WordPiece) is part of the one before it.
+        """
+        encodings = self.library.encode_batch(["".join(text) for text in texts], add_special_tokens=False)
+        return [
+            (np.array(encoding.ids, dtype=np.int64), _starts(text, encoding.offsets))
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; special tokens show as their names."""
         return self.library.decode([int(id_) for id_ in ids], skip_special_tokens=False)
@@ -162,6 +173,14 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} holds a {type(content).__name__} where an object is due: restore it or train another.")
     return content
+
+
+def _starts(sentences: Sequence[str], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The first token that reaches into each sentence; `offsets` are its first character and the one after its last."""
+    ends = np.array([end for _, end in offsets], dtype=np.int64)
+    begins = np.cumsum([0, *map(len, sentences[:-1])])
+    starts = np.unique(np.searchsorted(ends, begins, side="right"))
+    return starts[starts < len(ends)]
 
 
 def _mentions(part: Any, kind: str) -> bool:

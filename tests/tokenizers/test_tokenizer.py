@@ -104,6 +104,28 @@ def test_transformers_adds_what_the_published_tokenizers_add(trained, tmp_path):
     assert wrapped("unigram")[-1] == "</s>"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentence_starts_cut_the_ids_of_the_whole_text_where_the_sentences_are(kind, trained):
+    tokenizer = trained[kind]
+    sentences = ["The parser is naïve. ", "It returns self! ", "Is it 漢字?  ", "Nothing."]
+    [(ids, starts)] = tokenizer.encode_sentences([sentences])
+    assert ids.tolist() == tokenizer.encode("".join(sentences)).tolist()
+    assert starts[0] == 0
+    pieces = [tokenizer.decode(piece).strip() for piece in np.split(ids, starts[1:])]
+    assert pieces == [tokenizer.decode(tokenizer.encode(sentence)).strip() for sentence in sentences]
+
+
+def test_white_space_between_sentences_is_no_sentence_for_wordpiece(trained):
+    [(ids, starts)] = trained["wordpiece"].encode_sentences([["a parser ", "\n\n", "it returns"]])
+    assert len(starts) == 2
+    assert trained["wordpiece"].decode(ids[starts[1] :]) == "it returns"
+
+
+def test_a_text_without_tokens_has_no_sentences(trained):
+    [(ids, starts)] = trained["wordpiece"].encode_sentences([[" ", "\n"]])
+    assert len(ids) == len(starts) == 0
+
+
 def test_a_bare_file_finds_its_roles_by_their_usual_names(trained, tmp_path):
     trained["wordpiece"].save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()

@@ -1,0 +1,120 @@
+"""A look into a corpus: sizes, lengths, texts as a model gets them, and what an objective hides in them."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from data_pipeline.report import histogram
+from megaptm.data.shards import Corpus
+from megaptm.tokenizers import Tokenizer, load
+
+ANSWER = "bold black on yellow"
+
+
+def inspect_corpus(
+    folder: Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
+) -> None:
+    """Print sizes, a histogram of lengths, and `count` documents, or `count` samples of an objective."""
+    corpus, tokenizer = Corpus.open(folder), load(folder / "tokenizer")
+    console.print(_summary(corpus, tokenizer))
+    console.print(histogram(_lengths(corpus, split), f"{split} documents by length in tokens"))
+    panels = (
+        _documents(corpus, tokenizer, split, count, sequence)
+        if objective is None
+        else _samples(folder, tokenizer, objective, split, count, sequence)
+    )
+    for panel in panels:
+        console.print(panel)
+
+
+def _summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
+    table = Table(title=f"corpus {corpus.folder}", title_justify="left", box=None, show_header=False)
+    table.add_row("id", corpus.manifest.id)
+    table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
+    for name, split in corpus.manifest.splits.items():
+        counts = f"{split.samples:,} documents, {split.tokens:,} tokens, {split.bytes:,} bytes of text"
+        table.add_row(name, f"{counts}, {len(split.shards):,} shards")
+    table.add_row("made from", json.dumps(corpus.manifest.made_from, ensure_ascii=False))
+    return table
+
+
+def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
+    """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens."""
+    powers: Counter[int] = Counter()
+    for info in corpus.split(split).shards:
+        powers.update(np.log2(corpus.open_shard(info).index[:, 1]).astype(int).tolist())
+    return {1 << power: documents for power, documents in powers.items()}
+
+
+def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
+    """Documents from all over the split, cut to `sequence` tokens."""
+    shards = corpus.split(split).shards
+    begins = np.cumsum([0, *(info.samples for info in shards)])
+    for number in np.unique(np.linspace(0, begins[-1] - 1, count).astype(int)):
+        place = int(np.searchsorted(begins, number, side="right")) - 1
+        document = int(number - begins[place])
+        tokens = corpus.open_shard(shards[place]).tokens(document)
+        text = tokenizer.decode(tokens[:sequence]) + (" ..." if len(tokens) > sequence else "")
+        source = _source(corpus.folder / shards[place].name, document)
+        yield Panel(Text(text), title=Text(f"{source}: {len(tokens):,} tokens"), title_align="left")
+
+
+def _source(shard: Path, document: int) -> str:
+    """Where the text of a shard's document came from."""
+    with tarfile.open(shard) as tar:
+        notes = (member for member in tar if member.name.endswith(".json"))
+        member = next(member for number, member in enumerate(notes) if number == document)
+        file = tar.extractfile(member)
+        assert file is not None
+        return json.load(file)["source"]
+
+
+def _samples(
+    folder: Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
+) -> Iterator[Panel]:
+    """The first samples a run with seed 0 would train on."""
+    from megaptm.data.mix import open_mix
+
+    mix = open_mix(
+        {str(folder): 1.0}, split=split, objective=objective, sequence=sequence, seed=0, special=tokenizer.special
+    )
+    for number in range(count):
+        sample = mix.sample(number)
+        yield Panel(_shown(sample, tokenizer), title=f"{objective}, sample {number}", title_align="left")
+
+
+def _shown(sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> Text:
+    """What the model sees, with what it must say highlighted."""
+    seen = sample["tokens"][sample["documents"] > 0]
+    text = Text()
+    if "asked" in sample:
+        answers = {int(at): int(id_) for at, id_ in zip(sample["asked"], sample["labels"], strict=True) if id_ >= 0}
+        start = 0
+        for at, answer in sorted(answers.items()):
+            text.append(tokenizer.decode(seen[start:at]) + " ")
+            text.append(f"{tokenizer.decode(seen[at : at + 1])}→{tokenizer.decode([answer])}", ANSWER)
+            text.append(" ")
+            start = at + 1
+        text.append(tokenizer.decode(seen[start:]))
+    else:
+        text.append(tokenizer.decode(seen))
+    if "decoder_tokens" in sample:
+        text.append("\n\nmust say: ")
+        text.append(tokenizer.decode(sample["labels"][sample["labels"] >= 0]), ANSWER)
+    elif "asked" not in sample:
+        text.append("\n\nmust say: ")
+        text.append(f"the next token, at {(sample['labels'] >= 0).sum()} places", ANSWER)
+    if "next_sentence" in sample:
+        text.append("\n\nsecond text: ")
+        text.append("a random one" if sample["next_sentence"] else "the next one", ANSWER)
+    return text

@@ -1,0 +1,36 @@
+"""Bars while a build runs, and the wall time of its stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+class Stages(AbstractContextManager):
+    """One bar for each stage. Without a console nothing is shown, only timed."""
+
+    def __init__(self, console: Console | None):
+        self.seconds: dict[str, float] = {}
+        """stage -> wall time"""
+        columns = (SpinnerColumn(), TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn())
+        self._bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=console is None)
+
+    def __enter__(self) -> Stages:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    @contextmanager
+    def stage(self, name: str, jobs: int = 1) -> Iterator[Callable[[], None]]:
+        """Time a stage of so many jobs; yields what to call after each."""
+        bar = self._bars.add_task(name, total=jobs)
+        start = time.perf_counter()
+        yield lambda: self._bars.advance(bar)
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+        self._bars.update(bar, completed=jobs)

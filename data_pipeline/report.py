@@ -1,0 +1,95 @@
+"""What a build has to say: counts, what was left out and why, and how long documents are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+REPORT = "report.json"
+BAR_WIDTH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusReport:
+    """Saved as `report.json` in the corpus; not part of its identity, since it holds times."""
+
+    folder: str
+    id: str
+    files: int
+    splits: dict[str, dict[str, int]]
+    """split -> documents, tokens, bytes (of the text in UTF-8), shards"""
+    dropped: dict[str, int]
+    """reason -> documents"""
+    examples: dict[str, list[str]]
+    """reason -> the names of a few"""
+    lengths: dict[int, int]
+    """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens"""
+    tokenizer: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    workers: int
+    seconds: dict[str, float]
+    """stage -> wall time"""
+
+    def total(self, what: str) -> int:
+        """`documents`, `tokens`, `bytes` or `shards` of all splits."""
+        return sum(counts[what] for counts in self.splits.values())
+
+    @property
+    def tokens_per_byte(self) -> float:
+        return self.total("tokens") / self.total("bytes")
+
+    def save(self, folder: Path) -> None:
+        totals = {what: self.total(what) for what in ("documents", "tokens", "bytes")}
+        content = {**asdict(self), **totals, "tokens_per_byte": self.tokens_per_byte}
+        (folder / REPORT).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def print(self, console: Console) -> None:
+        table = Table(title=f"corpus {self.folder}", title_justify="left")
+        for name in ("split", "documents", "tokens", "bytes", "shards"):
+            table.add_column(name, justify="left" if name == "split" else "right")
+        for name, counts in self.splits.items():
+            table.add_row(name, *(f"{counts[key]:,}" for key in ("documents", "tokens", "bytes", "shards")))
+        console.print(table)
+        console.print(Text(self._summary()), soft_wrap=True)
+        for line in [*self._left_out(), *self.notes]:
+            console.print(Text(line, "yellow"), soft_wrap=True)
+        console.print(histogram(self.lengths, "documents by length in tokens"))
+
+    def _summary(self) -> str:
+        who = f"{self.workers} Ray workers" if self.workers else "one process"
+        return (
+            f"{self.tokenizer['kind']} tokenizer of {self.tokenizer['vocabulary']:,} ids, "
+            f"{self.tokens_per_byte:.3f} tokens a byte; {sum(self.seconds.values()):.1f} s with {who}"
+        )
+
+    def _left_out(self) -> list[str]:
+        lines = []
+        for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
+            names = ", ".join(self.examples.get(reason, ())[:2])
+            lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}")
+        return lines
+
+
+def histogram(bins: dict[int, int], title: str) -> Table:
+    """Counts by powers of two, as bars."""
+    table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column()
+    most = max(bins.values(), default=0)
+    for low in _powers(bins):
+        count = bins.get(low, 0)
+        table.add_row(f"{low:,} - {2 * low - 1:,}", f"{count:,}", "█" * round(BAR_WIDTH * count / most))
+    return table
+
+
+def _powers(bins: dict[int, int]) -> list[int]:
+    if not bins:
+        return []
+    return [1 << power for power in range(min(bins).bit_length() - 1, max(bins).bit_length())]

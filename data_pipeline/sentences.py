@@ -1,0 +1,48 @@
+"""Where sentences begin: rules, not a model, so that every machine cuts alike. BERT's next-sentence pairs need them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+# An end mark with its closing quotes and the space after it; the marks of Chinese and Japanese need no space; or a
+# blank line.
+PROSE_END = re.compile(r"\n[ \t]*\n\s*|[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*")  # noqa: RUF001
+CODE_END = re.compile(r"\n+(?=[^\n])")
+OPENING = "\"'“‘«([{*_`-"  # noqa: RUF001
+
+# A period after these, or after a single letter, does not end a sentence.
+ABBREVIATION = re.compile(
+    r"mrs?|ms|dr|prof|st|[sj]r|vs|etc|e\.g|i\.e|cf|al|figs?|eqs?|nos?|vol|ch|sec|pp|eds?|inc|ltd|corp|co|dept|est|approx|"
+    r"jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun|[^\W\d_]",
+    re.IGNORECASE,
+)
+LAST_WORD = re.compile(r"[\w.]*\w(?=\.\s*$)")
+LONGEST_WORD = 20
+
+
+def split_sentences(text: str, form: str = "prose") -> list[str]:
+    """Pieces that put end to end are the text: sentences of prose, lines of code."""
+    cuts = [0, *(_starts_in_code(text) if form == "code" else _starts_in_prose(text)), len(text)]
+    return [text[start:stop] for start, stop in pairwise(cuts) if stop > start]
+
+
+def _starts_in_code(text: str) -> list[int]:
+    return [match.end() for match in CODE_END.finditer(text)]
+
+
+def _starts_in_prose(text: str) -> list[int]:
+    return [match.end() for match in PROSE_END.finditer(text) if _ends_a_sentence(text, match)]
+
+
+def _ends_a_sentence(text: str, match: re.Match[str]) -> bool:
+    mark = match[0]
+    if mark[0] in "\n。！？":  # noqa: RUF001
+        return True
+    following = text[match.end() : match.end() + 5].lstrip(OPENING)
+    if following[:1].islower():
+        return False
+    if mark.rstrip() != ".":
+        return True
+    word = LAST_WORD.search(text[max(0, match.start() - LONGEST_WORD) : match.end()])
+    return word is None or ABBREVIATION.fullmatch(word[0]) is None

@@ -1,0 +1,100 @@
+"""The second half of a build: documents of the parts become the tokens of a shard.
+
+A shard depends on its documents and the tokenizer alone; it appears under its name when it is complete, and writing it
+again writes the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from data_pipeline.document import Document, Dropped
+from data_pipeline.parts import read_documents
+from data_pipeline.sentences import split_sentences
+from megaptm.data.shards import ShardInfo, ShardWriter
+from megaptm.tokenizers import Tokenizer, load
+
+BATCH_CHARACTERS = 1_000_000
+"""Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """What a worker needs to write a shard."""
+
+    path: str
+    dtype: str
+    places: tuple[tuple[str, np.ndarray], ...]
+    """Path of a part, int64 offsets of documents in it."""
+    keys: np.ndarray
+    """int64 [documents]"""
+    tokenizer: str
+    """Its folder."""
+    fingerprint: str
+    sentences: bool
+
+
+@dataclass
+class ShardResult:
+    """A finished shard; `info` is None when none of its documents had a token."""
+
+    info: ShardInfo | None
+    lengths: np.ndarray
+    """int64 [64]: documents of 2**i to 2**(i + 1) - 1 tokens."""
+    dropped: Dropped
+
+
+def write_shard(job: ShardJob) -> ShardResult:
+    """Tokenize and write one shard."""
+    tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
+    documents = (document for path, offsets in job.places for document in read_documents(path, offsets))
+    keys = iter(job.keys.tolist())
+    lengths, dropped = np.zeros(64, dtype=np.int64), Dropped()
+    writer = ShardWriter(job.path, dtype=job.dtype)
+    try:
+        for batch in _batches(documents):
+            for document, (ids, starts) in zip(batch, _encode(tokenizer, batch, job.sentences), strict=True):
+                key = next(keys)
+                if not len(ids):
+                    dropped.add("no tokens", document.source)
+                    continue
+                lengths[len(ids).bit_length() - 1] += 1
+                size = len(document.text.encode())
+                writer.add(key, ids, sentences=starts, meta={"source": document.source}, text_bytes=size)
+        info = writer.close() if lengths.any() else None
+    finally:
+        writer.abort()  # nothing to do after close
+    return ShardResult(info, lengths, dropped)
+
+
+def _encode(
+    tokenizer: Tokenizer, batch: list[Document], sentences: bool
+) -> list[tuple[np.ndarray, np.ndarray]] | list[tuple[np.ndarray, None]]:
+    if sentences:
+        return tokenizer.encode_sentences([split_sentences(document.text, document.form) for document in batch])
+    return [(ids, None) for ids in tokenizer.encode_batch([document.text for document in batch])]
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
+    """Loaded once in each worker; the fingerprint keeps a worker from using the one that stood here before."""
+    tokenizer = load(folder)
+    assert tokenizer.fingerprint == fingerprint
+    return tokenizer

@@ -1,0 +1,119 @@
+"""Who does the work: this process, or Ray. The same jobs give the same results, whoever runs them and in any order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from megaptm.errors import UserError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+SMALL = 64 << 20
+"""Bytes of input below which starting Ray (about 8 seconds) takes longer than the work (10 to 50 MB/s)."""
+
+# A worker that dies (out of memory, lost machine) is replaced, and its job runs again; jobs write under a temporary
+# name and rename, so a worker believed dead does no harm.
+RETRIES = 3
+
+
+class Workers(Protocol):
+    """Runs jobs; yields each result with the number of its job, as they finish."""
+
+    count: int
+
+    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]: ...
+
+
+class InProcess:
+    """One job after the other, here."""
+
+    count = 0
+
+    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+        for number, job in enumerate(jobs):
+            yield number, function(job)
+
+
+class OnRay:
+    """Up to `count` jobs at once, as Ray tasks."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+        import ray
+
+        task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_quietly)
+        waiting = iter(enumerate(jobs))
+        running: dict[ray.ObjectRef, int] = {}
+        while True:
+            while len(running) < self.count and (job := next(waiting, None)):
+                running[task.remote(function, job[1])] = job[0]
+            if not running:
+                return
+            [done], _ = ray.wait(list(running), num_returns=1)
+            try:
+                yield running.pop(done), ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                for other in running:
+                    ray.cancel(other, force=True)
+                raise error.cause from None
+
+
+@contextmanager
+def open_workers(count: int | None, input_bytes: int) -> Iterator[Workers]:
+    """`count` workers; 0: this process. Absent: this process for little text, else one for each CPU Ray has.
+
+    The Ray that this process is connected to, else the one RAY_ADDRESS names, else one of our own. A Ray that merely
+    happens to run on this machine is left alone.
+    """
+    if count is None and input_bytes < SMALL:
+        count = 0
+    if count == 0:
+        yield InProcess()
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            "building with workers needs Ray: `pip install megaptm[corpus]`, or ask for 0 workers."
+        ) from None
+    started = not ray.is_initialized()
+    if started:
+        _start_ray(count)
+    try:
+        yield OnRay(count or int(ray.cluster_resources()["CPU"]))
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _start_ray(count: int | None) -> None:
+    import ray
+
+    if address := os.environ.get("RAY_ADDRESS"):
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except (ConnectionError, ValueError) as error:
+            raise UserError(f"no Ray answers at RAY_ADDRESS ({address}): {error}. Correct or unset it.") from None
+        return
+    ray.init(
+        address="local",
+        num_cpus=count,
+        object_store_memory=128 << 20,  # jobs exchange file names and tables, not text
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _quietly(function: Callable[[Job], Result], job: Job) -> Result:
+    """Runs on a worker, which is one of many: the tokenizer library must not start a thread for each CPU as well."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return function(job)

@@ -1,0 +1,184 @@
+"""The whole path in this process: raw text in, shards out that every reader understands."""
+
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.build import build_corpus
+from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.sentences import split_sentences
+from megaptm.data.shards import Corpus, read_manifest
+from megaptm.errors import UserError
+from megaptm.tokenizers import load
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Everything but the report, which holds times."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def texts_of(folder: Path, split: str) -> list[str]:
+    tokenizer = load(folder / "tokenizer")
+    return [tokenizer.decode(tokens) for tokens in Corpus.open(folder).documents(split)]
+
+
+@pytest.fixture(scope="module")
+def built(text, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "corpus"
+    tokenizer = TokenizerRecipe(vocabulary=500)
+    recipe = Recipe(sources=(str(text),), tokenizer=tokenizer, validation=0.2, shard_bytes=64 << 10)
+    build_corpus(recipe, out, workers=0)
+    return out
+
+
+def test_every_document_arrives_once_as_the_tokens_of_its_text(built, text):
+    expected = [path.read_text(encoding="utf-8").strip("\n") for path in text.glob("*.py")]
+    expected += ["The first record has a sentence. And a second one!", "A record that comes twice."]
+    arrived = [document.strip("\n") for split in ("train", "validation") for document in texts_of(built, split)]
+    assert sorted(arrived) == sorted(set(expected))
+
+
+def test_the_report_counts_what_arrived_and_what_did_not(built):
+    report = json.loads((built / "report.json").read_text(encoding="utf-8"))
+    splits = read_manifest(built).splits
+    assert report["dropped"] == {"not UTF-8": 1, "empty": 1, "shorter than 16 characters": 1, "duplicate": 2}
+    assert report["examples"]["not UTF-8"] == ["library/latin.txt"]
+    assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
+    assert report["tokens"] == sum(split.tokens for split in splits.values())
+    assert report["tokens_per_byte"] == report["tokens"] / report["bytes"]
+    assert set(report["seconds"]) == {"start workers", "read and clean", "tokenizer", "tokenize and write"}
+
+
+def test_shards_are_of_bounded_size_and_both_splits_have_some(built):
+    splits = read_manifest(built).splits
+    assert len(splits["train"].shards) > 2
+    assert splits["validation"].samples > 0
+    biggest_document = 120 << 10
+    assert all(shard.bytes < (64 << 10) + biggest_document for shard in splits["train"].shards)
+
+
+def test_plain_tar_and_plain_webdataset_read_the_shards(built):
+    import webdataset
+
+    paths = sorted(str(path) for path in built.glob("train-*.tar"))
+    samples = list(webdataset.WebDataset(paths, shardshuffle=False).decode())
+    tokens = list(Corpus.open(built).documents("train"))
+    assert all(np.array_equal(sample["tokens.npy"], ids) for sample, ids in zip(samples, tokens, strict=True))
+    assert all(sample["json"]["source"].startswith("library/") for sample in samples)
+    with tarfile.open(paths[0]) as tar:
+        assert [member.mtime for member in tar] == [0] * (2 * read_manifest(built).splits["train"].shards[0].samples)
+
+
+def test_building_again_gives_the_same_bytes_and_another_seed_does_not(built, recipe, tmp_path):
+    build_corpus(recipe, tmp_path / "again", workers=0)
+    assert files_of(tmp_path / "again") == files_of(built)
+    build_corpus(replace(recipe, seed=1), tmp_path / "other", workers=0)
+    assert read_manifest(tmp_path / "other").id != read_manifest(built).id
+
+
+def test_parts_of_another_size_change_nothing(built, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.build.PART_BYTES", 1)
+    build_corpus(recipe, tmp_path / "again", workers=0)
+    assert files_of(tmp_path / "again") == files_of(built)
+
+
+def test_the_tokenizer_of_a_corpus_loads_in_transformers_with_the_ids_of_the_shards(built):
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(built / "tokenizer")
+    for tokens in Corpus.open(built).documents("validation"):
+        assert theirs(theirs.decode(tokens)).input_ids == tokens.tolist()
+
+
+def test_wordpiece_corpora_know_where_sentences_begin(recipe, text, tmp_path):
+    wanted = TokenizerRecipe(kind="wordpiece", vocabulary=600)
+    build_corpus(replace(recipe, tokenizer=wanted), tmp_path / "corpus", workers=0)
+    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    assert corpus.manifest.fields == ("tokens", "sentences")
+    source = (text / "textwrap.py").read_text(encoding="utf-8")
+    lines = [tokenizer.encode(line).tolist() for line in split_sentences(source, "code")]
+    found = [
+        np.split(shard.tokens(document), shard.sentences(document)[1:])
+        for split in ("train", "validation")
+        for info in corpus.split(split).shards
+        for shard in [corpus.open_shard(info)]
+        for document in range(len(shard))
+    ]
+    assert [line for line in lines if line] in [[piece.tolist() for piece in pieces] for pieces in found]
+
+
+def test_a_unigram_corpus_is_of_its_tokenizer(recipe, tmp_path):
+    wanted = TokenizerRecipe(kind="unigram", vocabulary=600, sentinels=50)
+    report = build_corpus(replace(recipe, tokenizer=wanted), tmp_path / "corpus", workers=0)
+    manifest, tokenizer = read_manifest(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    assert manifest.tokenizer["fingerprint"] == tokenizer.fingerprint
+    assert (report.tokenizer["kind"], len(tokenizer.special.sentinels)) == ("unigram", 50)
+
+
+def test_a_given_tokenizer_is_used_as_it_is(built, recipe, tmp_path):
+    given = TokenizerRecipe(folder=str(built / "tokenizer"))
+    report = build_corpus(replace(recipe, tokenizer=given), tmp_path / "corpus", workers=0)
+    assert report.tokenizer == read_manifest(built).tokenizer
+    assert sorted(texts_of(tmp_path / "corpus", "train")) == sorted(texts_of(built, "train"))
+
+
+def test_a_limit_keeps_a_sample_of_the_documents(built, recipe, tmp_path):
+    report = build_corpus(replace(recipe, limit_bytes=200_000), tmp_path / "corpus", workers=0)
+    everything = {text for split in ("train", "validation") for text in texts_of(built, split)}
+    kept = {text for split in ("train", "validation") for text in texts_of(tmp_path / "corpus", split)}
+    assert kept < everything
+    assert report.total("bytes") <= 200_000
+    assert report.dropped["beyond limit_bytes"] == len(everything) - len(kept)
+
+
+def test_a_single_document_trains_and_the_report_says_why_nothing_is_held_out(recipe, text, tmp_path):
+    one = replace(recipe, sources=(str(text / "ast.py"),))
+    report = build_corpus(one, tmp_path / "corpus", workers=0)
+    assert report.splits["validation"]["documents"] == 0
+    assert report.splits["train"]["documents"] == 1
+    assert any("single document" in note for note in report.notes)
+
+
+def refused(recipe: Recipe, out: Path) -> str:
+    """What the user reads; nothing may be left behind."""
+    with pytest.raises(UserError) as error:
+        build_corpus(recipe, out, workers=0)
+    assert list(out.parent.iterdir()) == []
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_an_empty_corpus_is_refused_with_the_reasons(recipe, text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "corpus"
+    sources = tuple(str(text / name) for name in ("blank.md", "short.rst", "latin.txt"))
+    said = refused(replace(recipe, sources=sources), out)
+    assert "no document is left" in said
+    assert "1 empty, 1 shorter than 16 characters, 1 not UTF-8" in said
+
+
+def test_bytes_that_are_not_utf8_end_the_build_when_asked(recipe, tmp_path):
+    assert "latin.txt is not UTF-8: byte 0xe9 at offset 3" in refused(replace(recipe, on_error="fail"), tmp_path / "c")
+
+
+def test_documents_of_which_the_tokenizer_keeps_nothing_are_refused(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "a.txt").write_text("\x01" * 40)
+    (folder / "b.txt").write_text("ordinary words, enough of them to train on")
+    out = tmp_path_factory.mktemp("out") / "tokenizer"
+    wanted = TokenizerRecipe(kind="wordpiece", vocabulary=100)
+    sources = (str(folder),)
+    report = build_corpus(replace(recipe, sources=sources, tokenizer=wanted, validation=0), out, workers=0)
+    assert report.dropped == {"no tokens": 1}
+    given = TokenizerRecipe(folder=str(out / "tokenizer"))
+    only = replace(recipe, sources=(str(folder / "a.txt"),), tokenizer=given)
+    assert "1 no tokens" in refused(only, tmp_path_factory.mktemp("empty") / "corpus")
+
+
+def test_a_vocabulary_too_small_leaves_nothing_behind(recipe, tmp_path):
+    small = TokenizerRecipe(vocabulary=100)
+    assert "vocabulary (100)" in refused(replace(recipe, tokenizer=small), tmp_path / "corpus")

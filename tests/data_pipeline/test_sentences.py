@@ -1,0 +1,37 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.sentences import split_sentences
+
+
+@given(
+    text=st.text(alphabet=st.characters() | st.sampled_from(list(".!?\n \t。\"')aA"))),
+    form=st.sampled_from(["prose", "code"]),
+)
+def test_the_pieces_put_end_to_end_are_the_text(text, form):
+    pieces = split_sentences(text, form)
+    assert "".join(pieces) == text
+    assert all(pieces)
+
+
+PROSE = [
+    ("It runs. It stops! Does it? Yes.", ["It runs.", "It stops!", "Does it?", "Yes."]),
+    ("Dr. Smith, e.g. J. R. Smith, came vs. nobody.", ["Dr. Smith, e.g. J. R. Smith, came vs. nobody."]),
+    ('He said "Go." Then he went.', ['He said "Go."', "Then he went."]),
+    ("It costs 3.14 dollars at example.com today.", ["It costs 3.14 dollars at example.com today."]),
+    ("wrapped over\ntwo lines. A second\none", ["wrapped over\ntwo lines.", "A second\none"]),
+    ("A heading\n\nA paragraph\n \nanother", ["A heading", "A paragraph", "another"]),
+    ("and so on... or not. really", ["and so on... or not. really"]),
+    ("これは文です。次の文です！終わり", ["これは文です。", "次の文です！", "終わり"]),  # noqa: RUF001
+]
+
+
+@pytest.mark.parametrize(("text", "sentences"), PROSE)
+def test_prose(text, sentences):
+    assert [piece.strip() for piece in split_sentences(text)] == sentences
+
+
+def test_code_divides_into_lines_that_are_not_blank():
+    code = "def f(x):\n    return x. Y\n\n\nf(1)\n"
+    assert split_sentences(code, "code") == ["def f(x):\n", "    return x. Y\n\n\n", "f(1)\n"]

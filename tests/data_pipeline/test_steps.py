@@ -1,0 +1,44 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.document import EXAMPLES, Document, Dropped
+from data_pipeline.steps import CLEAN, DropEmpty, DropShort, Normalize, run_steps
+
+
+def clean(*texts: str, steps=CLEAN) -> tuple[list[str], Dropped]:
+    dropped = Dropped()
+    documents = (Document(text, f"{number}.txt") for number, text in enumerate(texts))
+    return [document.text for document in run_steps(steps, documents, dropped)], dropped
+
+
+def test_line_ends_become_one_kind_and_blank_lines_around_the_text_go():
+    assert clean("\r\n\none\r\ntwo\rthree\n\n", steps=[Normalize()])[0] == ["one\ntwo\nthree\n"]
+
+
+@given(text=st.text())
+def test_normalizing_twice_is_normalizing_once(text):
+    once = clean(text, steps=[Normalize()])[0]
+    assert clean(*once, steps=[Normalize()])[0] == once
+
+
+def test_empty_documents_are_dropped_with_a_reason():
+    kept, dropped = clean("", " \n\t", "words", steps=[DropEmpty()])
+    assert kept == ["words"]
+    assert dropped.counts == {"empty": 2}
+    assert dropped.examples == {"empty": ["0.txt", "1.txt"]}
+
+
+def test_short_documents_are_dropped_with_a_reason():
+    kept, dropped = clean("four", "12345  ", "123456", steps=[DropShort(characters=6)])
+    assert kept == ["123456"]
+    assert dropped.counts == {"shorter than 6 characters": 2}
+
+
+def test_only_a_few_names_are_kept_for_a_reason():
+    _, dropped = clean(*[""] * 100)
+    assert dropped.counts == {"empty": 100}
+    other = Dropped()
+    other.merge(dropped)
+    other.merge(dropped)
+    assert other.counts == {"empty": 200}
+    assert len(other.examples["empty"]) == EXAMPLES

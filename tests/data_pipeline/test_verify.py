@@ -1,0 +1,123 @@
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.build import build_corpus
+from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.verify import Check, verify_corpus
+from megaptm.data.shards import ShardWriter, read_manifest, write_manifest
+
+
+@pytest.fixture(scope="module")
+def good(text, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("good") / "corpus"
+    build_corpus(Recipe(sources=(str(text),), tokenizer=TokenizerRecipe(vocabulary=400)), out, workers=0)
+    return out
+
+
+@pytest.fixture
+def corpus(good, tmp_path) -> Path:
+    return shutil.copytree(good, tmp_path / "corpus")
+
+
+def bad(corpus: Path) -> list[Check]:
+    return [check for check in verify_corpus(corpus) if not check.good]
+
+
+def test_a_sound_corpus_has_a_tick_for_every_file(corpus):
+    checks = list(verify_corpus(corpus))
+    assert all(check.good for check in checks)
+    assert {check.name for check in checks} == {
+        "manifest.json",
+        "tokenizer",
+        *(path.name for path in corpus.glob("*.tar")),
+    }
+
+
+@pytest.mark.parametrize("name", ["train-000000.tar", "train-000000.index.npy"])
+def test_one_flipped_bit_is_found_and_its_file_named(name, corpus):
+    content = bytearray((corpus / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (corpus / name).write_bytes(content)
+    [check] = bad(corpus)
+    assert check.name == "train-000000.tar"
+    assert f"{name} is damaged" in check.found
+
+
+@pytest.mark.parametrize("name", ["train-000000.tar", "train-000000.index.npy"])
+def test_a_missing_file_is_found(name, corpus):
+    (corpus / name).unlink()
+    [check] = bad(corpus)
+    assert f"{name} is missing" in check.found
+
+
+def test_a_truncated_shard_is_found(corpus):
+    with (corpus / "train-000000.tar").open("r+b") as file:
+        file.truncate(5000)
+    [check] = bad(corpus)
+    assert "5,000 bytes" in check.found
+
+
+def test_a_manifest_that_was_edited_or_is_missing_ends_the_checks(corpus):
+    content = json.loads((corpus / "manifest.json").read_text())
+    content["splits"]["train"]["tokens"] += 1
+    (corpus / "manifest.json").write_text(json.dumps(content))
+    assert [check.name for check in verify_corpus(corpus)] == ["manifest.json"]
+    (corpus / "manifest.json").unlink()
+    [check] = verify_corpus(corpus)
+    assert "not a finished corpus" in check.found
+
+
+def test_the_tokenizer_of_another_corpus_is_found(corpus, text, tmp_path):
+    other = Recipe(sources=(str(text),), tokenizer=TokenizerRecipe(vocabulary=300))
+    build_corpus(other, tmp_path / "other", workers=0)
+    shutil.rmtree(corpus / "tokenizer")
+    shutil.copytree(tmp_path / "other" / "tokenizer", corpus / "tokenizer")
+    [check] = bad(corpus)
+    assert check.name == "tokenizer"
+    shutil.rmtree(corpus / "tokenizer")
+    assert [check.name for check in bad(corpus)] == ["tokenizer"]
+
+
+def test_a_shard_of_another_build_is_found(corpus):
+    shutil.copy(corpus / "validation-000000.tar", corpus / "train-000077.tar")
+    [check] = bad(corpus)
+    assert check.name == "train-000077.tar"
+
+
+def rewritten(corpus: Path, tokens: list[int]) -> Path:
+    """A corpus whose hashes are right and whose only shard holds one document of these tokens."""
+    manifest = read_manifest(corpus)
+    for path in corpus.glob("*.tar"):
+        path.unlink()
+    with ShardWriter(corpus / "train-000000.tar") as writer:
+        writer.add(0, tokens, text_bytes=9)
+    tokenizer, made_from = manifest.tokenizer, manifest.made_from
+    splits = {"train": [writer.close()], "validation": []}
+    write_manifest(corpus, dtype="uint16", splits=splits, tokenizer=tokenizer, made_from=made_from)
+    return corpus
+
+
+def test_ids_beyond_the_tokenizer_are_found(corpus):
+    assert not bad(rewritten(corpus, [1, 2, 399]))
+    [check] = bad(rewritten(corpus, [1, 2, 400]))
+    assert "id 400, beyond the 400" in check.found
+
+
+def test_an_index_that_points_elsewhere_is_found_though_its_hash_is_right(corpus):
+    rewritten(corpus, [1, 2, 3])
+    manifest = read_manifest(corpus)
+    index = np.load(corpus / "train-000000.index.npy")
+    index[0, 0] += 2
+    np.save(corpus / "train-000000.index.npy", index)
+    [info] = manifest.splits["train"].shards
+    digest = hashlib.sha256((corpus / "train-000000.index.npy").read_bytes()).hexdigest()
+    splits = {"train": [replace(info, index_sha256=digest)], "validation": []}
+    write_manifest(corpus, dtype="uint16", splits=splits, tokenizer=manifest.tokenizer, made_from=manifest.made_from)
+    [check] = bad(corpus)
+    assert "train-000000.index.npy does not match" in check.found

@@ -1,0 +1,66 @@
+"""Real Ray: the same bytes whoever works, errors that name their cause, workers that die and are replaced."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.build import build_corpus
+from data_pipeline.workers import SMALL, InProcess, OnRay, open_workers
+from megaptm.errors import UserError
+from tests.data_pipeline.test_build import files_of
+
+
+def test_little_text_is_worked_on_here():
+    with open_workers(None, SMALL - 1) as crew:
+        assert isinstance(crew, InProcess)
+    with open_workers(0, 100 * SMALL) as crew:
+        assert isinstance(crew, InProcess)
+
+
+@pytest.fixture(scope="module")
+def on_ray() -> Iterator[OnRay]:
+    """One Ray of two CPUs for the module: `open_workers` finds it running and leaves it so."""
+    with open_workers(2, SMALL) as crew:
+        assert isinstance(crew, OnRay)
+        yield crew
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def die_once(marker: str) -> str:
+    if not os.path.exists(marker):
+        Path(marker).touch()
+        os._exit(1)
+    return "done"
+
+
+@pytest.mark.real
+def test_every_job_has_its_result(on_ray):
+    assert dict(on_ray.run(square, list(range(20)))) == {number: number * number for number in range(20)}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_and_manifest_do_not_depend_on_the_workers(workers, on_ray, recipe, tmp_path):
+    alone = build_corpus(recipe, tmp_path / "alone", workers=0)
+    shared = build_corpus(recipe, tmp_path / "shared", workers=workers)
+    assert (alone.workers, shared.workers) == (0, workers)
+    assert files_of(tmp_path / "shared") == files_of(tmp_path / "alone")
+    assert len(files_of(tmp_path / "shared")) > 8
+
+
+@pytest.mark.real
+def test_an_error_on_a_worker_is_the_users_sentence_and_nothing_is_left(on_ray, recipe, tmp_path):
+    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8: byte 0xe9 at offset 3"):
+        build_corpus(replace(recipe, on_error="fail"), tmp_path / "corpus", workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.real
+def test_a_worker_that_dies_is_replaced(on_ray, tmp_path):
+    assert list(on_ray.run(die_once, [str(tmp_path / "marker")])) == [(0, "done")]
