@@ -7,8 +7,9 @@ import errno
 import hashlib
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from megaptm.errors import UserError
@@ -16,7 +17,11 @@ from megaptm.errors import UserError
 # EFBIG: the limit that `ulimit -f` sets.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Handing a chunk of this size to another thread costs nothing beside hashing it, and it stays in the processor's cache.
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+# How far hashing may stay behind: it bounds the memory held by what was copied from a GPU.
+CHUNKS_AHEAD = 32
+# Left to itself the system begins to write to the disk when a tenth of the memory is waiting, or at the final fsync.
+FLUSH_BYTES = 32 << 20
 
 
 class StorageError(UserError):
@@ -24,27 +29,45 @@ class StorageError(UserError):
 
 
 class HashedWriter:
-    """A new file, written and hashed at the same time: hashing runs in a thread of its own, both let go of the GIL."""
+    """A new file that is copied into the system's memory, hashed and put on the disk all at once, in three threads."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
         self._digest = hashlib.sha256()
         self._file = path.open("wb")
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="sha256")
+        self._hashed: deque[Future[None]] = deque()
+        self._flushing = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flushed: Future[None] | None = None
+        self._flush_at = FLUSH_BYTES
 
     def write(self, data: memoryview | bytes) -> None:
         view = memoryview(data)
         for start in range(0, len(view), CHUNK_BYTES):
             chunk = view[start : start + CHUNK_BYTES]
-            hashed = self._hashing.submit(self._digest.update, chunk)
+            self._hashed.append(self._hashing.submit(self._digest.update, chunk))
             self._file.write(chunk)
-            hashed.result()
-        self.size += len(view)
+            self.size += len(chunk)
+            self._flush_from_time_to_time()
+            if len(self._hashed) > CHUNKS_AHEAD:
+                self._hashed.popleft().result()
+
+    def _flush_from_time_to_time(self) -> None:
+        if self.size < self._flush_at or (self._flushed is not None and not self._flushed.done()):
+            return
+        if self._flushed is not None:
+            self._flushed.result()  # an error of the disk is told to one fsync only: pass it on
+        self._flushed = self._flushing.submit(os.fdatasync, self._file.fileno())
+        self._flush_at = self.size + FLUSH_BYTES
 
     def finish(self) -> str:
         """Put everything on the disk itself; the sha256 of the whole file."""
         self._file.flush()
+        if self._flushed is not None:
+            self._flushed.result()
         os.fsync(self._file.fileno())
+        for hashed in self._hashed:
+            hashed.result()
         return self._digest.hexdigest()
 
     def __enter__(self) -> HashedWriter:
@@ -52,6 +75,7 @@ class HashedWriter:
 
     def __exit__(self, *exc: object) -> None:
         self._hashing.shutdown()
+        self._flushing.shutdown()
         # A full disk is told by the write that met it, not again by the flush that closing does.
         with contextlib.suppress(OSError):
             self._file.close()

@@ -1,0 +1,170 @@
+"""Saving and loading a checkpoint beside megatron-core's and torch's own, same tensors, same disk, same minute.
+
+    python benchmarks/checkpoint.py [--rounds 5] [--folder FOLDER]
+
+The tensors are the weights and moments of a GPT-2 of width 768, about 400 MB in fp32, in one process. All three put
+the data on the disk before they say that it is saved. Ours also hashes every byte while saving and compares it with
+its hash before it loads; the others do not, so loading is shown with and without. Contenders take turns, each begins
+with nothing left to be written back, and a ratio is the median of the rounds' ratios: disks are noisy, and shared.
+Files are read back from the page cache by all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LAYERS, WIDTH, VOCABULARY = 4, 768, 8192
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class Contender:
+    save: Callable[[Path], object]
+    load: Callable[[Path], object]
+    saving: list[float] = field(default_factory=list)
+    loading: list[float] = field(default_factory=list)
+
+
+def made_up_tensors() -> dict[str, Tensor]:
+    shapes = {"token.weight": (VOCABULARY, WIDTH)}
+    for layer in range(LAYERS):
+        matrices = {"qkv": (3 * WIDTH, WIDTH), "output": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH)}
+        for name, shape in {**matrices, "down": (WIDTH, 4 * WIDTH)}.items():
+            shapes[f"decoder.{layer}.{name}.weight"] = shape
+            shapes[f"decoder.{layer}.{name}.bias"] = (shape[0],)
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"{kind}/{name}": torch.randn(shape, generator=generator) for kind in KINDS for name, shape in shapes.items()
+    }
+
+
+def ours(tensors: dict[str, Tensor], *, verify: bool) -> Contender:
+    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.tensors import Piece
+
+    def save(folder: Path) -> None:
+        store = Store(folder, fence=lambda: True)
+        store.prepare(1, sum(tensor.nbytes for tensor in tensors.values()))
+        zeros = {name: (0,) * tensor.dim() for name, tensor in tensors.items()}
+        store.write(1, 0, [Piece(name, t.shape, zeros[name], t.shape, t) for name, t in tensors.items()])
+        store.commit(1, {"step": 1}, ranks=1)
+
+    def load(folder: Path) -> None:
+        checkpoint = Store(folder).newest(verify=verify)
+        assert checkpoint is not None
+        reader = checkpoint.reader
+        for name, tensor in tensors.items():
+            tensor.copy_(reader.read(name))
+
+    return Contender(save, load)
+
+
+def megatron(tensors: dict[str, Tensor]) -> Contender:
+    # Imported through the engine, which lets megatron-core run where there is no GPU.
+    from megaptm.parallel import cpu  # noqa: F401, I001
+    from megatron.core.dist_checkpointing import ShardedTensor, load, save
+
+    def sharded() -> dict[str, ShardedTensor]:
+        return {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
+
+    def read(folder: Path) -> None:
+        found = load(sharded(), str(folder))
+        for name, tensor in tensors.items():
+            # Read in place, as its optimizer asks for; a copy where a version does otherwise.
+            if found[name].data_ptr() != tensor.data_ptr():
+                tensor.copy_(found[name])
+
+    return Contender(lambda folder: save(sharded(), str(folder)), read)
+
+
+def torch_dcp(tensors: dict[str, Tensor]) -> Contender:
+    from torch.distributed import checkpoint
+
+    return Contender(
+        lambda folder: checkpoint.save(dict(tensors), checkpoint_id=folder),
+        lambda folder: checkpoint.load(dict(tensors), checkpoint_id=folder),
+    )
+
+
+def run_round(contender: Contender, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Save, wipe the tensors, load, and see that they are back to the last bit."""
+    sums = {name: tensor.sum().item() for name, tensor in tensors.items()}
+    folder.mkdir()
+    os.sync()
+    begun = time.perf_counter()
+    contender.save(folder)
+    saved = time.perf_counter()
+    for tensor in tensors.values():
+        tensor.zero_()
+    wiped = time.perf_counter()
+    contender.load(folder)
+    loaded = time.perf_counter()
+    assert {name: tensor.sum().item() for name, tensor in tensors.items()} == sums
+    contender.saving.append(saved - begun)
+    contender.loading.append(loaded - wiped)
+    shutil.rmtree(folder)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--folder", type=Path, help="on the disk to measure; a temporary folder by default")
+    options = arguments.parse_args()
+    warnings.simplefilter("ignore")
+
+    from megaptm.parallel.groups import join
+
+    join(rank=0, world=1, local_rank=0, init_method="tcp://127.0.0.1:29534")
+    tensors = made_up_tensors()
+    contenders = {
+        "megaptm": ours(tensors, verify=True),
+        "megaptm, not verifying": ours(tensors, verify=False),
+        "megatron-core": megatron(tensors),
+        "torch DCP": torch_dcp(tensors),
+    }
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        for number in range(options.rounds + 1):
+            for contender in contenders.values():
+                run_round(contender, tensors, Path(place) / "run")
+                if number == 0:  # warms up
+                    contender.saving.clear()
+                    contender.loading.clear()
+    print_results(contenders, sum(tensor.nbytes for tensor in tensors.values()) / 1e6)
+
+
+def print_results(contenders: dict[str, Contender], megabytes: float) -> None:
+    print(f"{megabytes:.0f} MB{'':<20}{'save s':>8}{'MB/s':>8}{'load s':>8}{'MB/s':>8}")
+    for name, contender in contenders.items():
+        save, load = statistics.median(contender.saving), statistics.median(contender.loading)
+        print(f"{name:<26}{save:>8.2f}{megabytes / save:>8.0f}{load:>8.2f}{megabytes / load:>8.0f}")
+    own, plain = contenders["megaptm"], contenders["megaptm, not verifying"]
+    for name, label in (("megatron-core", "megatron"), ("torch DCP", "dcp")):
+        peer = contenders[name]
+        for what, ratio in {
+            "save": median_ratio(peer.saving, own.saving),
+            "load": median_ratio(peer.loading, plain.loading),
+        }.items():
+            print(f"METRIC checkpoint_{what}_over_{label} {ratio:.3f} ratio goal >=1.0")
+    verifying = statistics.median(map(operator.sub, own.loading, plain.loading))
+    print(f"METRIC checkpoint_verify_speed {megabytes / verifying:.0f} MB/s goal >=1000")
+
+
+def median_ratio(these: list[float], to_those: list[float]) -> float:
+    return statistics.median(map(operator.truediv, these, to_those))
+
+
+if __name__ == "__main__":
+    main()
