@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.layers.accumulate import Lookup
+
 
 class Linear(nn.Linear):
     """A linear map [..., in] -> [..., out]; `split` is `columns`, `rows` or `none` (the same on every rank)."""
@@ -41,7 +43,8 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, width))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        looked_up: Tensor = Lookup.apply(ids, self.weight)
+        return looked_up
 
 
 class HeadTable(nn.Module):

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.layers.accumulate import accounted, kept_gradient
+
 IGNORED = -100
 """The label that asks nothing."""
 
@@ -89,7 +91,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
         if wants_gradient:
             ctx.gradients = (d_hidden, torch.zeros_like(weight_VD) if d_weight is None else d_weight, d_bias)
-        ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
+        ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         return loss
 
     @staticmethod
@@ -97,10 +99,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         (d_loss,) = d_losses
         d_hidden, d_weight, d_bias = ctx.gradients
         del ctx.gradients  # scaled in place: they serve once
-        weight_dtype, bias_dtype = ctx.dtypes
         if d_bias is not None:
-            d_bias = d_bias.mul_(d_loss).to(bias_dtype)
-        return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(weight_dtype), d_bias, None, None, None
+            d_bias = d_bias.mul_(d_loss).to(ctx.bias_dtype)
+        total = kept_gradient(ctx.weight)
+        if total is None:
+            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, None, None, None
+        total.addcmul_(d_weight.to(total.dtype), d_loss.to(total.dtype))
+        return d_hidden.mul_(d_loss), accounted(ctx.weight), d_bias, None, None, None
 
 
 def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:

@@ -74,6 +74,12 @@ def open_groups(layout: Layout) -> Ranks:
     )
 
 
+def leave() -> None:
+    """Leave the world, all groups closed."""
+    close_groups()
+    dist.destroy_process_group()
+
+
 def close_groups() -> None:
     """Forget the groups of the last layout."""
     if parallel_state.model_parallel_is_initialized():

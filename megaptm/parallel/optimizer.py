@@ -6,10 +6,23 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, clip_grads, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.utils import local_multi_tensor_scale
+from torch import Tensor
 
 from megaptm.config import Layout, Optimizer
+
+
+def _scale(chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
+    """megatron's own fallback for apex's kernel copies every gradient twice; this scales them where they are."""
+    sources, targets = tensors
+    assert all(source is target for source, target in zip(sources, targets, strict=True))
+    torch._foreach_mul_(sources, factor)
+
+
+if clip_grads.multi_tensor_scale_impl is local_multi_tensor_scale:
+    clip_grads.multi_tensor_scale_impl = _scale
 
 
 def build_optimizer(

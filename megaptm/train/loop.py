@@ -54,8 +54,11 @@ def train(run: Training, *, start: int) -> int:
             _validate(run, done)
         stopping = agree(run.stop.requested or config.stop_at == done)
         if last or stopping or done % run.config.checkpoint.every == 0:
+            before = run.seconds.checkpoint
             with run.seconds.spent_on("checkpoint"):
                 run.save(done)
+            if run.report is not None:
+                run.report.saved(done, run.seconds.checkpoint - before)
         if stopping and not last:
             return EXIT_CONTINUE
     return 0

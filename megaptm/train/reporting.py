@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megaptm.config import Config
-from megaptm.plan.count import step_flops
+from megaptm.plan.count import count, step_flops
+from megaptm.resilience.events import Events, read_events
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker
 
@@ -49,22 +50,37 @@ class Stopwatch:
 class StepReport:
     """Rank 0's voice."""
 
-    def __init__(self, run: Path, config: Config, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], start: int):
-        self.config = config
+    def __init__(
+        self,
+        run: Path,
+        config: Config,
+        spec: ModelSpec,
+        shapes: Mapping[str, tuple[int, ...]],
+        events: Events,
+        *,
+        start: int,
+    ) -> None:
+        self.run, self.config, self.events = run, config, events
         self.seconds = Seconds()
         self.tracker = Tracker(
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
+        self.tracker.log_params(_flat(config.model_dump()) | {"parameters": count(spec)})
         rows, sequence = config.train.batch, shapes["tokens"][0]
         target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
         asked = shapes["asked"][0] if "asked" in shapes else None
         self.tokens_per_step = rows * (sequence + target)
         self.flops_per_step = step_flops(spec, rows=rows, sequence=sequence, target_sequence=target, asked=asked)
-        self._since_step, self._since = start, Seconds()
+        self._begun, self._since_step, self._since = False, start, Seconds()
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """After optimizer step number `step` (counted from 1)."""
+        if not self._begun:
+            self._begun = True
+            launched = [event["time"] for event in read_events(self.run) if event["kind"] == "launch"]
+            seconds = round(time.time() - launched[-1], 3) if launched else None
+            self.events.write("first-step", step=step, seconds=seconds)
         if step % self.config.train.log_every and step != self.config.train.steps:
             self._screen.advance(step)
             return
@@ -95,12 +111,20 @@ class StepReport:
         self._screen.validation(step, means["loss"])
 
     def saved(self, step: int, seconds: float) -> None:
+        """After a checkpoint was committed."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
         self._screen.saved(step, seconds)
 
     def close(self, status: str) -> None:
         self._screen.close()
         self.tracker.close(status=status)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 class _Lines:

@@ -1,0 +1,51 @@
+"""Gradients of large tables, added where the engine keeps them.
+
+The engine gives every parameter a `main_grad`, a float32 tensor that gradients of all micro-batches are summed in. A
+token table's gradient is as large as the table (half a small model), and autograd would write it whole for the lookup,
+write it whole for the projection, add the two, and add the sum to `main_grad`. Here each goes straight there.
+"""
+
+# N looked up rows, V rows of the table, D width
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def kept_gradient(parameter: Tensor) -> Tensor | None:
+    """Where the engine sums this parameter's gradients; None without an engine."""
+    gradient: Tensor | None = getattr(parameter, "main_grad", None)
+    return gradient
+
+
+def accounted(parameter: Tensor) -> Tensor | None:
+    """What a backward pass returns for a parameter whose gradient it has already added to `main_grad`.
+
+    On a GPU the engine overlaps reduction with the backward pass and waits to see a gradient for every parameter: it
+    gets one whose values nobody reads.
+    """
+    parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    return torch.empty_like(parameter) if parameter.is_cuda else None
+
+
+class Lookup(torch.autograd.Function):
+    """`weight[ids]`, with the gradient's few rows added to `main_grad` where there is one."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight = weight_VD
+        return F.embedding(ids, weight_VD)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[None, Tensor | None]:
+        (d_output,) = d_outputs
+        (ids,) = ctx.saved_tensors
+        total_VD = kept_gradient(ctx.weight)
+        into = torch.zeros_like(ctx.weight) if total_VD is None else total_VD
+        into.index_add_(0, ids.reshape(-1), d_output.reshape(-1, d_output.shape[-1]).to(into.dtype))
+        return None, into if total_VD is None else accounted(ctx.weight)

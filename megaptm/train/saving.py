@@ -1,0 +1,114 @@
+"""Checkpoints of a run: found and restored at the start, saved by all ranks together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megaptm import __version__
+from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.config import Config
+from megaptm.errors import UserError
+from megaptm.parallel import state
+from megaptm.parallel.engine import Engine
+from megaptm.parallel.world import from_rank_0, wait_for_all
+from megaptm.plan.count import count
+from megaptm.resilience.events import Events
+from megaptm.resilience.lock import RunLock
+from megaptm.spec import ModelSpec
+from megaptm.train.environment import Environment
+from megaptm.train.feed import Feed
+
+
+class Saver:
+    """The run's store as one rank sees it; rank 0 has the lock and the journal."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: Config,
+        engine: Engine,
+        feed: Feed,
+        place: Environment,
+        *,
+        lock: RunLock | None,
+        events: Events | None,
+    ) -> None:
+        self.config, self.engine, self.feed, self.place, self.events = config, engine, feed, place, events
+        self.identity = identity(engine.spec, feed.tokenizer.fingerprint)
+        self.store = Store(
+            run,
+            keep=config.checkpoint.keep,
+            fence=lock.still_mine if lock else None,
+            token=from_rank_0(lock.token if lock else ""),
+            report=events.write if events else None,
+        )
+
+    def restore(self) -> int:
+        """Continue from the newest good checkpoint, if any; returns the number of the next step to train."""
+        begun = time.monotonic()
+        newest = self.store.newest() if self.events else None
+        step = from_rank_0(newest.step if newest else None)
+        if step is not None:
+            checkpoint = self.store.load(step)
+            refuse_another(checkpoint, self.identity)
+            state.restore(self.engine, checkpoint.reader, step=step)
+        if self.events:
+            how = {"layout": self.config.layout.model_dump(), "processes": self.place.world}
+            if step is None:
+                self.events.write("start", parameters=count(self.engine.spec), **how)
+            else:
+                seconds = round(time.monotonic() - begun, 3)
+                self.events.write("resume", step=step, checkpoint=checkpoint.folder.name, seconds=seconds, **how)
+        return step or 0
+
+    def save(self, step: int) -> None:
+        """All ranks write, rank 0 commits; returns when the checkpoint counts."""
+        begun = time.monotonic()
+        if self.events:
+            self.store.prepare(step)
+        wait_for_all()
+        self.store.write(step, self.place.rank, state.pieces(self.engine))
+        wait_for_all()
+        if self.events:
+            committed = self.store.commit(step, self._state(step), ranks=self.place.world)
+            seconds = round(time.monotonic() - begun, 3)
+            self.events.write("checkpoint", step=step, bytes=committed.size, seconds=seconds)
+        wait_for_all()
+
+    def _state(self, step: int) -> dict[str, Any]:
+        samples = step * self.config.train.batch
+        return {
+            **self.identity,
+            "samples": samples,
+            "cursors": self.feed.train.cursors(samples),
+            "config": self.config.model_dump(),
+            "version": __version__,
+        }
+
+
+def identity(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
+    size = {name: value for name, value in asdict(spec.size).items() if name != "recipe"}
+    return {
+        "model": {"family": spec.name, **size, "vocabulary": spec.vocabulary, "context": spec.context},
+        "tokenizer": tokenizer,
+    }
+
+
+def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
+    """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
+    saved = checkpoint.state
+    for name, value in wanted["model"].items():
+        if saved["model"].get(name) != value:
+            raise UserError(
+                f"{checkpoint.folder} is of another model: its {name} is {saved['model'].get(name)}, the config's is "
+                f"{value}; choose another run=FOLDER, or the config it was made with."
+            )
+    if saved["tokenizer"] != wanted["tokenizer"]:
+        raise UserError(
+            f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
+            f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
+        )
