@@ -1,0 +1,83 @@
+"""How long a person waits: for `megaptm --help`, and from `megaptm train` to the first step.
+
+    python benchmarks/startup.py [--rounds 3]
+
+Each is measured from outside, from the start of the process, and the fastest of the rounds counts: whatever else runs
+on the machine only adds. The first step is the one that the run's journal announces; the model is
+configs/tiny/gpt2.yaml, on a small corpus of Python's own library, in one process and in two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from megaptm.resilience.events import read_events
+
+CONFIG = Path(__file__).parent.parent / "configs/tiny/gpt2.yaml"
+VOCABULARY = 512
+
+
+def megaptm(*arguments: object) -> None:
+    command = [sys.executable, "-m", "megaptm", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+
+
+def help_seconds() -> float:
+    begun = time.perf_counter()
+    megaptm("--help")
+    return time.perf_counter() - begun
+
+
+def make_corpus(folder: Path) -> Path:
+    corpus = folder / "corpus"
+    keys = {"--out": corpus, "--vocabulary": VOCABULARY, "--limit-bytes": 1_000_000, "--workers": 0}
+    megaptm("corpus", "build", "python-library", *(word for key in keys.items() for word in key))
+    return corpus
+
+
+def first_step_seconds(corpus: Path, run: Path, *, processes: int) -> float:
+    begun = time.time()
+    keys = {
+        "run": run,
+        "data.mix": json.dumps({str(corpus): 1}),
+        "model.vocabulary": VOCABULARY,
+        "layout.data": processes,
+        "train.steps": 2,
+    }
+    megaptm("train", CONFIG, *(f"{key}={value}" for key, value in keys.items()))
+    return next(event["time"] for event in read_events(run) if event["kind"] == "first-step") - begun
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=3)
+    options = arguments.parse_args()
+    rounds = range(options.rounds)
+    waits = {"megaptm --help": [help_seconds() for _ in rounds]}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = make_corpus(folder)
+        for processes in (1, 2):
+            waits[f"first step, processes: {processes}"] = [
+                first_step_seconds(corpus, folder / f"run-{processes}-{number}", processes=processes)
+                for number in rounds
+            ]
+    print(f"{'':<28}{'fastest s':>10}{'slowest s':>10}")
+    for what, seconds in waits.items():
+        print(f"{what:<28}{min(seconds):>10.2f}{max(seconds):>10.2f}")
+    shown, one, two = (min(seconds) for seconds in waits.values())
+    print(f"METRIC help_seconds {shown:.3f} s goal <=0.5")
+    print(f"METRIC first_step_seconds {one:.2f} s goal <=15")
+    print(f"METRIC first_step_two_processes_seconds {two:.2f} s goal <=15")
+
+
+if __name__ == "__main__":
+    main()
