@@ -9,7 +9,9 @@ import click
 
 from megaptm import __version__
 from megaptm.commands.corpus import corpus
+from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
+from megaptm.commands.generate import generate
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
@@ -43,6 +45,8 @@ def main() -> None:
       megaptm corpus build 'books/**/*.txt' --out corpora/books --vocabulary 4096
       megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
       megaptm report runs/tiny-gpt2
+      megaptm evaluate runs/tiny-gpt2
+      megaptm generate runs/tiny-gpt2 --prompt 'It was a'
       megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
     """
 
@@ -51,7 +55,7 @@ def _tell(sentence: str) -> None:
     click.secho(f"error: {sentence}", fg="red", err=True)
 
 
-for command in (corpus, tokenizer, train, export, report):
+for command in (corpus, tokenizer, train, report, evaluate, generate, export):
     main.add_command(command)
 
 if __name__ == "__main__":

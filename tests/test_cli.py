@@ -16,6 +16,8 @@ COMMANDS = [
     ["tokenizer"],
     ["tokenizer", "train"],
     ["train"],
+    ["evaluate"],
+    ["generate"],
     ["export"],
     ["export", "hf"],
     ["report"],

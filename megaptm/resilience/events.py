@@ -22,6 +22,7 @@ KINDS = {
     "damaged-checkpoint": "a checkpoint does not match its hashes and is passed over: step, problem, kept",
     "stop-signal": "the run was asked to stop: signal",
     "worker-lost": "a worker process ended before its time: rank, code, problem",
+    "evaluation": "the model was measured on held-out text: step, rows, loss",
     "exit": "training ends: code, and the seconds spent by kind",
 }
 

@@ -51,7 +51,8 @@ PARTS = ("productive", "data", "validation", "checkpoint")
 def jobs(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Job]:
     """The jobs of a run, in order, from its two journals."""
     found: list[Job] = []
-    for event in events:
+    # An evaluation is no part of a job, however long after it the model is measured.
+    for event in (event for event in events if event["kind"] != "evaluation"):
         opens = event["kind"] in ("start", "resume")
         if event["kind"] == "launch" or (opens and (not found or found[-1].ready is not None)):
             found.append(Job(begin=event["time"]))
@@ -63,7 +64,7 @@ def jobs(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Jo
             job.ready, job.start = event["time"], event.get("step", 0)
         if event["kind"] == "exit":
             job.exit = event
-    for record in records:
+    for record in (record for record in records if not any(key.startswith("evaluation/") for key in record)):
         owner = next((job for job in reversed(found) if job.begin <= record["time"]), None)
         if owner is not None:
             owner.records.append(record)

@@ -1,0 +1,41 @@
+"""`megaptm evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--corpus", multiple=True, help="Corpus to measure on, in place of the run's own; may be given again.")
+@click.option("--rows", type=click.IntRange(1), help="Held-out rows to measure on; all by default.")
+@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | None, as_json: bool) -> None:
+    """Measure the model of RUN on held-out text.
+
+    Loss, perplexity and (causal-lm) bits per byte, beside two baselines that read nothing: `unigram` knows how often
+    each answer occurs in the training text, `uniform` only how many there are. The result is kept in the run folder.
+
+    \b
+      megaptm evaluate runs/tiny-gpt2
+      megaptm evaluate runs/tiny-gpt2 --step 200 --rows 500 --json
+      megaptm evaluate runs/tiny-gpt2 --corpus corpora/poems
+    """
+    from rich.console import Console
+
+    from megaptm.train import evaluate as evaluation
+    from megaptm.train.trained import open_run
+
+    trained = open_run(run, step=step)
+    corpora = {str(Path(folder).expanduser()): 1.0 for folder in corpus}
+    found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=Console(stderr=True))
+    if not corpora:
+        evaluation.record(trained.config, found)
+    if as_json:
+        click.echo(json.dumps(found.plain(), indent=1))
+    else:
+        evaluation.show(found, Console())

@@ -1,0 +1,70 @@
+"""`megaptm generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--prompt", required=True, help="Text to continue (GPT), or with holes to fill (T5) or guess (BERT).")
+@click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
+@click.option("--temperature", type=float, default=0.8, show_default=True, help="Higher is bolder.")
+@click.option("--top-k", type=int, default=50, show_default=True, help="Draw from so many likeliest tokens; 0: all.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed says the same thing.")
+@click.option("--greedy", is_flag=True, help="Always the likeliest token.")
+@click.option("--guesses", type=click.IntRange(1), default=5, show_default=True, help="BERT: guesses for each mask.")
+@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+def generate(
+    run: Path,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    greedy: bool,
+    guesses: int,
+    step: int | None,
+) -> None:
+    """Let the model of RUN speak.
+
+    A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) guesses its masks.
+
+    \b
+      megaptm generate runs/tiny-gpt2 --prompt 'def read(path' --tokens 200
+      megaptm generate runs/tiny-t5 --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
+      megaptm generate runs/tiny-bert --prompt 'The [MASK] sat on the mat.' --guesses 3
+    """
+    from megaptm.train import generate as say
+    from megaptm.train.trained import open_run
+
+    sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
+    trained = open_run(run, step=step)
+    match trained.spec.family.stacks:
+        case ("decoder",):
+            pieces = say.continue_text(trained, prompt, tokens=tokens, sampling=sampling)
+            first = next(pieces, "")
+            click.echo(click.style(prompt, bold=True) + first, nl=False)
+            for piece in pieces:
+                click.echo(piece, nl=False)
+            click.echo()
+        case ("encoder", "decoder"):
+            click.echo(say.fill_holes(trained, prompt, tokens=tokens, sampling=sampling))
+        case _:
+            _table(prompt, say.guess_masks(trained, prompt, guesses=guesses))
+
+
+def _table(prompt: str, found: list) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, title=Text(prompt, "bold"), title_justify="left")
+    table.add_column("mask")
+    for column in range(len(found[0])):
+        table.add_column(f"guess {column + 1}")
+    for number, row in enumerate(found, 1):
+        table.add_row(str(number), *(Text(f"{guess.token} {guess.chance:.1%}") for guess in row))
+    Console().print(table)

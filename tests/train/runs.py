@@ -1,0 +1,80 @@
+"""Tiny corpora, and runs that were saved without having been trained."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from data_pipeline.build import build_corpus
+from data_pipeline.recipe import Recipe, TokenizerRecipe
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import Piece
+from megaptm.config import dump, load, resolve_model
+from megaptm.models import Model, build_model, fill
+
+TINY = Path(__file__).parents[2] / "configs/tiny"
+SHAPE = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "data.sequence=32", "layout.microbatch=2"]
+KINDS = {"gpt2": ("byte-bpe", 300), "bert": ("wordpiece", 150), "t5": ("unigram", 150)}
+NOUNS = ["cat", "dog", "mat", "hat", "house", "river", "king", "queen", "garden", "letter", "window", "morning"]
+VERBS = ["saw", "took", "found", "left", "kept", "lost", "met", "made"]
+
+
+def write_text(folder: Path, *, documents: int = 40, seed: int = 0) -> Path:
+    """Short tales, some more frequent words than others, a file each."""
+    folder.mkdir(parents=True)
+    draw = random.Random(seed)
+    for number in range(documents):
+        sentences = [
+            f"The {draw.choices(NOUNS, range(1, 13))[0]} {draw.choice(VERBS)} the {draw.choice(NOUNS)} by the "
+            f"{draw.choice(NOUNS)}."
+            for _ in range(draw.randint(8, 24))
+        ]
+        (folder / f"{number:03d}.txt").write_text(" ".join(sentences) + "\n")
+    return folder
+
+
+def build(text: Path, out: Path, family: str) -> Path:
+    """A corpus for the family from a folder of text."""
+    kind, vocabulary = KINDS[family]
+    tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, sentinels=20)
+    recipe = Recipe(sources=(str(text),), tokenizer=tokenizer, validation=0.2)
+    build_corpus(recipe, out, workers=0, console=Console(quiet=True))
+    return out
+
+
+def settings(family: str, run: Path, corpus: Path, *more: str) -> list[str]:
+    """`megaptm train` arguments for the family's tiny model on a corpus."""
+    vocabulary = f"model.vocabulary={KINDS[family][1]}"
+    mix = f"data.mix={{{corpus}: 1}}"
+    return [str(TINY / f"{family}.yaml"), f"run={run}", mix, vocabulary, "track.enabled=false", *SHAPE, *more]
+
+
+def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int = 7) -> tuple[Path, Model]:
+    """A run folder whose one checkpoint holds initial weights, and the model with them."""
+    path, *overrides = settings(family, run, corpus, *more)
+    config = load(path, overrides)
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(config))
+    model = build_model(resolve_model(config)).eval().requires_grad_(False)
+    fill(model, seed=3)
+    store = Store(run, fence=lambda: True)
+    store.prepare(step)
+    whole = [
+        Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
+        for name, value in model.named_parameters()
+    ]
+    store.write(step, 0, whole)
+    store.commit(step, {}, ranks=1)
+    (run / "tokenizer").symlink_to(corpus / "tokenizer")
+    return run, model
+
+
+def sharpen(model: Model, factor: float = 30.0) -> None:
+    """Weights large enough that an untrained model prefers some answers to others."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(factor)
