@@ -16,6 +16,7 @@ from rich.text import Text
 
 from data_pipeline.report import histogram
 from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
 
 ANSWER = "bold black on yellow"
@@ -25,6 +26,8 @@ def inspect_corpus(
     folder: Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
 ) -> None:
     """Print sizes, a histogram of lengths, and `count` documents, or `count` samples of an objective."""
+    if count < 0:
+        raise UserError(f"count ({count}) must be 0 or more.")
     corpus, tokenizer = Corpus.open(folder), load(folder / "tokenizer")
     console.print(_summary(corpus, tokenizer))
     console.print(histogram(_lengths(corpus, split), f"{split} documents by length in tokens"))
@@ -84,7 +87,10 @@ def _samples(
 ) -> Iterator[Panel]:
     """The first samples a run with seed 0 would train on."""
     from megaptm.data.mix import open_mix
+    from megaptm.objectives import OBJECTIVES
 
+    if objective not in OBJECTIVES:
+        raise UserError(f"objective `{objective}` is not known: use one of {', '.join(OBJECTIVES)}.")
     mix = open_mix(
         {str(folder): 1.0}, split=split, objective=objective, sequence=sequence, seed=0, special=tokenizer.special
     )

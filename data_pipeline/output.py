@@ -13,10 +13,14 @@ from pathlib import Path
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+
 
 @contextmanager
 def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """A folder to build in, `<out>.building`, which becomes `out` when the block ends and vanishes when it fails."""
+    out = Path(os.path.abspath(out))  # `.` has no name to build beside
     _check_free(out, overwrite)
     work = out.with_name(out.name + ".building")
     try:

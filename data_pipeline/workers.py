@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -98,10 +99,8 @@ def _start_ray(count: int | None) -> None:
     import ray
 
     if address := os.environ.get("RAY_ADDRESS"):
-        try:
-            ray.init(address=address, log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
-            raise UserError(f"no Ray answers at RAY_ADDRESS ({address}): {error}. Correct or unset it.") from None
+        _check_answers(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return
     ray.init(
         address="local",
@@ -111,6 +110,19 @@ def _start_ray(count: int | None) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for minutes before it says that nobody is there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # `auto`, `local`: Ray looks for itself
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray answers at RAY_ADDRESS ({address}): {error.strerror or error}; correct or unset it."
+        ) from None
 
 
 def _quietly(function: Callable[[Job], Result], job: Job) -> Result:

@@ -66,6 +66,14 @@ def test_inspect_shows_what_an_objective_hides(kind, objective, shown, text, tmp
     assert "[MASK]→" in printed(console) or kind != "wordpiece"
 
 
+def test_inspect_names_the_objectives_there_are(text, tmp_path, console):
+    build([str(text)], str(tmp_path / "c"), vocabulary=400, workers=0, console=console)
+    with pytest.raises(UserError, match="causal-lm, masked-lm"):
+        inspect(str(tmp_path / "c"), objective="clm", console=console)
+    with pytest.raises(UserError, match="needs a tokenizer with a `pad`"):
+        inspect(str(tmp_path / "c"), objective="masked-lm", console=console)
+
+
 def test_inspect_shows_documents_where_they_came_from_and_their_lengths(text, tmp_path, console):
     build([str(text)], str(tmp_path / "c"), vocabulary=400, workers=0, console=Console(quiet=True))
     inspect(str(tmp_path / "c"), count=20, sequence=40, console=console)

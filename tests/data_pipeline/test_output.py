@@ -90,6 +90,14 @@ def test_an_empty_folder_is_a_place_to_build_in(tmp_path):
     assert entries(tmp_path) == {"corpus"}
 
 
+def test_the_current_folder_is_a_place_too(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    build(Path("."))
+    assert entries(tmp_path) == {"here"}
+    assert "manifest.json" in entries(tmp_path / "here")
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):

@@ -20,6 +20,12 @@ def test_little_text_is_worked_on_here():
         assert isinstance(crew, InProcess)
 
 
+def test_a_ray_that_does_not_answer_is_named_at_once(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody listens below 1024 by chance
+    with pytest.raises(UserError, match=r"RAY_ADDRESS \(127\.0\.0\.1:1\)"), open_workers(2, SMALL):
+        pass
+
+
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[OnRay]:
     """One Ray of two CPUs for the module: `open_workers` finds it running and leaves it so."""
