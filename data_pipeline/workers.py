@@ -21,6 +21,10 @@ SMALL = 64 << 20
 # name and rename, so a worker believed dead does no harm.
 RETRIES = 3
 
+# Ray gives itself 30 seconds to start, which a machine busy with other work, reading Ray's files for the first time,
+# can miss; the next start finds them in memory.
+STARTS = 3
+
 
 class Workers(Protocol):
     """Runs jobs; yields each result with the number of its job, as they finish."""
@@ -102,14 +106,21 @@ def _start_ray(count: int | None) -> None:
         _check_answers(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return
-    ray.init(
-        address="local",
-        num_cpus=count,
-        object_store_memory=128 << 20,  # jobs exchange file names and tables, not text
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    for attempts_left in reversed(range(STARTS)):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=count,
+                object_store_memory=128 << 20,  # jobs exchange file names and tables, not text
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            return
+        except Exception as error:  # Ray raises the bare class
+            if not attempts_left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def _check_answers(address: str) -> None:
