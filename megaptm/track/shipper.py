@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 import time
-import uuid
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from megaptm.track.journal import FILE, parsed
+from megaptm.track.state import State
 
 logger = logging.getLogger(__name__)
 
-STATE = "track.json"
 # Read at once; well under MLflow's limit of 1,000 metrics a call even when a step has ten.
 BATCH_LINES = 80
 # So that fast steps travel together.
 BETWEEN_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
-
-
-@dataclass
-class State:
-    """What a restart needs to know, `run/track.json`."""
-
-    uri: str | None
-    experiment: str
-    job: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tag by which the MLflow run is found again if we died between its creation and this file."""
-    run_id: str | None = None
-    shipped: int = 0
-    """Bytes of the journal that MLflow has."""
-
-    @classmethod
-    def read(cls, run: Path, *, uri: str | None, experiment: str) -> State:
-        """The state left by the last restart; a fresh one when the address is another: it gets the whole journal."""
-        path = run / STATE
-        if path.exists():
-            try:
-                state = cls(**json.loads(path.read_bytes()))
-            except (ValueError, TypeError):
-                logger.warning("%s is damaged; the run is reported to MLflow anew", path)
-            else:
-                if (state.uri, state.experiment) == (uri, experiment):
-                    return state
-        state = cls(uri=uri, experiment=experiment)
-        state.write(run)
-        return state
-
-    def write(self, run: Path) -> None:
-        part = run / f"{STATE}.tmp"
-        part.write_text(json.dumps(asdict(self), indent=1))
-        os.replace(part, run / STATE)
 
 
 class Shipper(threading.Thread):

@@ -7,10 +7,9 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from megaptm.track.shipper import State
+from megaptm.track.state import State
 
 # Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.
 for name, value in {
