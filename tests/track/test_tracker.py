@@ -124,7 +124,8 @@ def test_the_trainer_does_not_import_mlflow():
 
 def test_a_first_use_says_nothing_on_the_terminal(tmp_path):
     source = (
-        "import sys; from megaptm.track import Tracker\nwith Tracker(sys.argv[1]) as t: t.log_metrics(1, {'a': 1.0})"
+        "import sys; from megaptm.track import Tracker; t = Tracker(sys.argv[1])\n"
+        "t.log_metrics(1, {'a': 1.0}); t.close(seconds=120)"
     )
     done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
