@@ -12,6 +12,7 @@ from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.commands.generate import generate
+from megaptm.commands.imports import imports
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
@@ -55,7 +56,7 @@ def _tell(sentence: str) -> None:
     click.secho(f"error: {sentence}", fg="red", err=True)
 
 
-for command in (corpus, tokenizer, train, report, evaluate, generate, export):
+for command in (corpus, tokenizer, train, report, evaluate, generate, export, imports):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ COMMANDS = [
     ["generate"],
     ["export"],
     ["export", "hf"],
+    ["import"],
+    ["import", "hf"],
     ["report"],
 ]
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from megaptm.checkpoint.tensors import Piece, Reader
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.split import Placement
-from megaptm.parallel.stage import block
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -49,19 +48,10 @@ def restore(engine: Engine, reader: Reader, *, step: int) -> None:
             weight = reader.read(f"weight/{place.name}", place.offset, shape)
             memory = _Memory(engine.optimizer, parameter)
             moments = {}
-            if memory.master is not None:
+            if memory.master is not None and step > 0:  # an imported model, at step 0, has no moments
                 moments = {kind: reader.read(f"{kind}/{place.name}", place.offset, shape) for kind in MOMENTS}
             parameter.copy_(weight)
             memory.set(weight, moments, step)
-
-
-def load_weights(engine: Engine, weights: dict[str, Tensor]) -> None:
-    """Start from given whole weights (an imported model); the optimizer starts afresh."""
-    with torch.no_grad():
-        for place, parameter in _parameters(engine):
-            value = block(weights[place.name], place, tuple(parameter.shape))
-            parameter.copy_(value)
-            _Memory(engine.optimizer, parameter).set(value, {}, step=0)
 
 
 def _parameters(engine: Engine) -> Iterator[tuple[Placement, nn.Parameter]]:

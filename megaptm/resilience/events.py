@@ -15,6 +15,7 @@ FILE = "events.jsonl"
 # that this table stays the whole truth for whoever reads the journal.
 KINDS = {
     "launch": "the command started: command, version, host, pid",
+    "import": "the run was made from a model of another library, its step 0: source, parameters",
     "start": "training begins at step 0: parameters, layout, processes",
     "resume": "training continues: step, checkpoint, seconds (taken by loading), layout, processes",
     "first-step": "the first step since the start or resume is done: step, seconds (since the command started)",

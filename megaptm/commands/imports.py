@@ -1,0 +1,45 @@
+"""`megaptm import`: a run that begins from a model made elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group("import")
+def imports() -> None:
+    """Begin a run from a model of another library.
+
+    \b
+      megaptm import hf exported/tiny-gpt2 runs/again
+    """
+
+
+@imports.command("hf")
+@click.argument("source")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
+    """Make the run folder RUN, whose step 0 is the model in SOURCE: a folder, or a name on the hub.
+
+    GPT-2, BERT and T5 models, with their pre-training heads. Any key of the config can be set, until the first
+    checkpoint also by `megaptm train`.
+
+    \b
+      megaptm import hf exported/tiny-gpt2 runs/again data.mix='{corpora/books: 1}'
+      megaptm train runs/again train.steps=500
+
+    \b
+    Text for it has to be read by its own tokenizer:
+      megaptm import hf openai-community/gpt2 runs/gpt2
+      megaptm corpus build 'books/**/*.txt' --out runs/gpt2/corpus --tokenizer runs/gpt2/tokenizer
+      megaptm evaluate runs/gpt2
+    """
+    from megaptm.config import resolve_model
+    from megaptm.plan.count import count
+    from megaptm.train.imported import import_run
+
+    config = import_run(source, run, overrides)
+    size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")

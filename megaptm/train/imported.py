@@ -1,0 +1,117 @@
+"""A run that begins from a model of Hugging Face's format: its weights are the checkpoint of step 0."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from megaptm import __version__
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import Piece
+from megaptm.config import Config, dump, load, resolve_model
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.hub.huggingface import from_hugging_face
+from megaptm.plan.count import count
+from megaptm.resilience.events import Events
+from megaptm.resilience.lock import RunLock
+from megaptm.spec import ModelSpec, Size
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
+from megaptm.train.prepare import CONFIG, settle
+from megaptm.train.saving import identity
+
+# Where training a finished model further usually begins; until its first step everything can still be changed.
+RECIPE: dict[str, Any] = {
+    "optimizer": {"lr": 5e-5, "weight_decay": 0.01, "clip": 1.0, "warmup_steps": 100, "decay": "linear"},
+    "train": {"steps": 1000, "batch": 8, "log_every": 10},
+}
+LONGEST_ROW = 512
+
+
+def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all."""
+    run = Path(run)
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"{run} is already there and not empty; import to a new folder.")
+    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
+        raise UserError(f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set.")
+    spec, weights = from_hugging_face(source)
+    tokenizer = _tokenizer(source)
+    if tokenizer.vocabulary > spec.vocabulary:
+        raise UserError(f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {spec.vocabulary:,}.")
+    unfinished = run.with_name(f".{run.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        config = _write_config(spec, source, unfinished, run, overrides)
+        tokenizer.save(unfinished / "tokenizer")
+        _save(config, weights, unfinished, tokenizer)
+        with Events(unfinished) as events:
+            events.write("import", source=source, parameters=count(spec))
+        if run.exists():
+            run.rmdir()
+        os.replace(unfinished, run)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return config
+
+
+def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
+    family = CATALOGUE[spec.name]
+    for stack in family.stacks:
+        ours, theirs = getattr(family, stack).norm_eps, getattr(spec.family, stack).norm_eps
+        if ours != theirs:
+            raise UserError(
+                f"{source}: its norms add {theirs}, those of {spec.name} {ours}; it cannot be trained here."
+            )
+    shape = {name: getattr(spec.size, name) for name in ("layers", "width", "heads", "ffn")}
+    model = {"family": spec.name, "size": _size_name(spec), **shape, "head_width": spec.size.key_width}
+    numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
+    path = folder / CONFIG
+    path.write_text(yaml.safe_dump({"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}))
+    config = settle(load(path, overrides))
+    path.write_text(dump(config), encoding="utf-8")
+    return config
+
+
+def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer) -> None:
+    """The checkpoint of step 0: weights and no moments, since no update has been made to them."""
+    begin = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
+    with RunLock(run) as lock:
+        store = Store(run, fence=lock.still_mine, token=lock.token)
+        store.prepare(0)
+        whole = (
+            Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
+            for name, value in weights.items()
+        )
+        store.write(0, 0, whole)
+        store.commit(0, {**identity(resolve_model(config), tokenizer.fingerprint), **begin}, ranks=1)
+
+
+def _tokenizer(source: str) -> Tokenizer:
+    """As it lies in a folder, to the byte, so that corpora built with it still fit; else as `transformers` has it."""
+    if (Path(source) / "tokenizer.json").is_file():
+        return load_tokenizer(source)
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        return load_tokenizer(folder)
+
+
+def _size_name(spec: ModelSpec) -> str:
+    def plain(size: Size) -> Size:
+        return replace(size, head_width=size.key_width, recipe={})
+
+    sizes = CATALOGUE[spec.name].sizes
+    return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

@@ -1,0 +1,125 @@
+"""Out to Hugging Face's format and back by the command line, with nothing lost on the way."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from megaptm.commands.evaluate import evaluate
+from megaptm.commands.export import export
+from megaptm.commands.imports import imports
+from megaptm.data import open_mix
+from megaptm.data.loader import as_tensors, stacked
+from megaptm.errors import UserError
+from megaptm.resilience.events import read_events
+from megaptm.track import read_metrics
+from megaptm.train.trained import open_run
+from tests.train.runs import build, save_untrained, settings, write_text
+
+transformers = pytest.importorskip("transformers")
+CLASSES = {"gpt2": "AutoModelForCausalLM", "bert": "BertForPreTraining", "t5": "T5ForConditionalGeneration"}
+
+
+def run_command(command, *arguments):
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def megaptm(*arguments):
+    command = [sys.executable, "-m", "megaptm", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=list(CLASSES))
+def exported(request, tmp_path_factory):
+    """(family, corpus, run, folder that `export hf` wrote)"""
+    family, folder = request.param, tmp_path_factory.mktemp(request.param)
+    corpus = build(write_text(folder / "tales"), folder / "corpus", family)
+    run, _ = save_untrained(family, folder / "run", corpus)
+    run_command(export, "hf", run, folder / "exported")
+    return family, corpus, run, folder / "exported"
+
+
+def test_an_exported_model_gives_the_same_logits_in_transformers(exported):
+    family, _, run, folder = exported
+    trained = open_run(run)
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer("The cat saw the hat.", return_tensors="pt")["input_ids"]
+    batch = {"tokens": tokens}
+    more = {}
+    if family == "bert":
+        batch["segments"] = torch.zeros_like(tokens)
+    if family == "t5":
+        batch["decoder_tokens"] = more["decoder_input_ids"] = torch.tensor([[0, 5, 6]])
+    with torch.inference_mode():
+        ours, said = trained.model.logits(batch), theirs(input_ids=tokens, **more)
+    if family == "bert":
+        torch.testing.assert_close(said.prediction_logits, ours["mlm"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(said.seq_relationship_logits, ours["next-sentence"], rtol=1e-4, atol=1e-5)
+    else:
+        torch.testing.assert_close(said.logits, ours["lm"], rtol=1e-4, atol=1e-5)
+
+
+def test_an_imported_model_has_the_same_loss(exported, tmp_path):
+    _, corpus, run, folder = exported
+    again = tmp_path / "again"
+    same = [f"data.mix={{{corpus}: 1}}", "data.sequence=32", "layout.microbatch=2"]
+    told = run_command(imports, "hf", folder, again, *same)
+    assert told.startswith(f"{folder} is step 0 of {again}")
+    before, after = (json.loads(run_command(evaluate, where, "--rows", "8", "--json")) for where in (run, again))
+    assert after["losses"] == before["losses"]
+    assert (before["step"], after["step"]) == (7, 0)
+
+
+def test_training_goes_on_from_an_imported_model(tmp_path):
+    corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "gpt2")
+    first, again, folder = tmp_path / "first", tmp_path / "again", tmp_path / "exported"
+    megaptm("train", *settings("gpt2", first, corpus, "train.steps=12"))
+    run_command(export, "hf", first, folder)
+    run_command(imports, "hf", folder, again, f"data.mix={{{corpus}: 1}}", "data.sequence=32", "train.seed=5")
+
+    trained = open_run(again)
+    config = trained.config
+    special = trained.tokenizer.special
+    mix = open_mix(config.data.mix, objective="causal-lm", sequence=32, seed=config.train.seed, special=special)
+    batch = as_tensors(stacked(mix, range(config.train.batch)))
+    total, asked = trained.model(batch)["lm"]
+
+    megaptm("train", again, "train.steps=2", "train.log_every=1", "track.enabled=false", "layout.tensor=2")
+    resumed = next(event for event in read_events(again) if event["kind"] == "resume")
+    assert resumed["step"] == 0
+    losses = {record["step"]: record["loss"] for record in read_metrics(again) if "loss" in record}
+    assert losses[1] == pytest.approx(float(total / asked), rel=1e-5)
+    assert open_run(again).step == 2
+
+
+def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
+    _, _, _, folder = exported
+    cases = [
+        (["train.stpes=4"], "unknown key train.stpes"),
+        (["model.layers=3"], "only model.dropout can be set"),
+    ]
+    for overrides, told in cases:
+        with pytest.raises(UserError, match=told):
+            run_command(imports, "hf", folder, tmp_path / "again", *overrides)
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UserError, match="is already there and not empty"):
+        run_command(imports, "hf", folder, tmp_path / "full")
+
+
+def test_a_published_size_is_known_by_its_name(tmp_path):
+    from megaptm.families import CATALOGUE
+    from megaptm.spec import published
+    from megaptm.train.imported import _size_name
+
+    assert _size_name(published(CATALOGUE["t5"], "3b")) == "3b"
+    assert _size_name(published(CATALOGUE["gpt2"], "medium")) == "medium"
