@@ -81,7 +81,7 @@ def _trained(run: Path) -> bool:
 
 
 def _refuse_changes(begun: Config, config: Config) -> None:
-    before, now = _flat(begun.model_dump()), _flat(config.model_dump())
+    before, now = flat(begun.model_dump()), flat(config.model_dump())
     for key in sorted(before.keys() | now.keys()):
         if key == "run" or before.get(key) == now.get(key) or key.startswith(MAY_CHANGE):
             continue
@@ -91,15 +91,16 @@ def _refuse_changes(begun: Config, config: Config) -> None:
         )
 
 
-def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """`{"train": {"steps": 3}}` as `{"train.steps": 3}`."""
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
         # Corpora have dots in their names: a mix is compared as a whole.
         if isinstance(value, dict) and key != "mix":
-            flat |= _flat(value, f"{above}{key}.")
+            leaves |= flat(value, f"{above}{key}.")
         else:
-            flat[f"{above}{key}"] = value
-    return flat
+            leaves[f"{above}{key}"] = value
+    return leaves
 
 
 def _absolute(path: str) -> str:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megaptm.config import Config
 from megaptm.plan.count import count, step_flops
 from megaptm.resilience.events import Events, read_events
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker
+from megaptm.train.prepare import flat
 
 if TYPE_CHECKING:
     from megaptm.parallel.engine import StepResult
@@ -65,7 +66,7 @@ class StepReport:
         self.tracker = Tracker(
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
-        self.tracker.log_params(_flat(config.model_dump()) | {"parameters": count(spec)})
+        self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         rows, sequence = config.train.batch, shapes["tokens"][0]
         target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
         asked = shapes["asked"][0] if "asked" in shapes else None
@@ -118,13 +119,6 @@ class StepReport:
     def close(self, status: str) -> None:
         self._screen.close()
         self.tracker.close(status=status)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 class _Lines:
