@@ -14,7 +14,7 @@ from megaptm.plan.count import count, step_flops
 from megaptm.resilience.events import Events, read_events
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker
-from megaptm.train.prepare import flat
+from megaptm.train.prepare import CONFIG, flat
 
 if TYPE_CHECKING:
     from megaptm.parallel.engine import StepResult
@@ -67,6 +67,7 @@ class StepReport:
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
+        self.tracker.log_artifact(run / CONFIG)
         rows, sequence = config.train.batch, shapes["tokens"][0]
         target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
         asked = shapes["asked"][0] if "asked" in shapes else None
