@@ -1,0 +1,58 @@
+"""What docs/add-a-family.md shows is a family: applied to a copy of the tree, it passes what every family passes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.page_edits import ROOT, edited_copy, edits
+
+PAGE = ROOT / "docs" / "add-a-family.md"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    return edited_copy(PAGE, tmp_path_factory.mktemp("tree"))
+
+
+def run(tree: Path, *command: str) -> str:
+    """Output of a Python module run in the copy; it must succeed."""
+    # The copy comes first on the path; PYTEST_ADDOPTS of this run is not meant for that one.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_it_passes_what_every_family_passes(tree):
+    """Counted, built, taught, converted and cut into parts: a dozen tests that are not about it, and its own."""
+    folders = [f"tests/{name}" for name in ("config", "families", "hub", "models", "plan")]
+    said = run(tree, "pytest", "-p", "no:cacheprovider", "-vv", "-k", "wren", *folders)
+    for test in (
+        "test_it_learns_from_context",
+        "test_the_formula_gives_the_published_count[wren-small]",
+        "test_the_model_built_has_what_the_formula_says[wren-small]",
+        "test_an_exported_folder_says_the_same_and_comes_back[wren]",
+        "test_packed_loss_equals_unpacked_loss[wren]",
+        "test_the_chain_of_parts_equals_the_whole[wren-4]",
+        "test_every_config_loads_and_names_its_own_model[wren/small]",
+    ):
+        assert f"{test} PASSED" in said
+
+
+def test_it_is_the_same_on_tensor_and_pipeline_ranks(tree):
+    test = "tests/layouts/test_layouts.py::test_layout_changes_nothing[TP2xPP2-wren]"
+    assert "1 passed" in run(tree, "pytest", "-p", "no:cacheprovider", test)
+
+
+def test_its_code_is_as_the_linter_and_the_types_want_it(tree):
+    changed = sorted({edit.path for edit in edits(PAGE) if edit.path.endswith(".py")})
+    run(tree, "ruff", "check", "--no-cache", *changed)
+    run(tree, "ruff", "format", "--no-cache", "--check", *changed)
+    run(tree, "mypy", "--cache-dir", os.devnull, "megaptm/families", "megaptm/objectives")

@@ -1,0 +1,124 @@
+"""The pages name only what is there: modules, functions, config keys, files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import Config
+from tests.docs.page_edits import ROOT, edits
+from tests.test_imports import MAY_IMPORT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+ADDED = {edit.path for page in PAGES for edit in edits(page)}
+"""Files that a page itself adds."""
+PARTS = {path.stem for path in (ROOT / "megaptm").iterdir() if path.name[0] not in "_."}
+TOP = {path.name for path in ROOT.iterdir()}
+
+
+def spans(page: Path) -> set[str]:
+    """What stands between single backticks, outside of blocks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return {span.removesuffix("()") for span in re.findall(r"`([^`\n]+)`", text)}
+
+
+@cache
+def module(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def members(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Names that a module or class defines, with what defines them."""
+    found: dict[str, ast.stmt] = {}
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            found[statement.name] = statement
+            if statement.name == "__init__":
+                found |= {
+                    node.attr: statement
+                    for node in ast.walk(statement)
+                    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+                }
+        elif isinstance(statement, ast.Assign):
+            found |= {target.id: statement for target in statement.targets if isinstance(target, ast.Name)}
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            found[statement.target.id] = statement
+        elif isinstance(statement, ast.ImportFrom):
+            found |= {alias.asname or alias.name: statement for alias in statement.names}
+    return found
+
+
+def is_code(name: str) -> bool:
+    """`layers.layer.Stack.forward`: folders and a file under megaptm (or the root), then definitions in it."""
+    words = name.removeprefix("megaptm.").split(".")
+    place = ROOT if words[0] in TOP else ROOT / "megaptm"
+    while words and (place / words[0]).is_dir():
+        place /= words.pop(0)
+    is_module = words and (place / f"{words[0]}.py").is_file()
+    file = place / (f"{words.pop(0)}.py" if is_module else "__init__.py")
+    if not file.is_file():
+        return False
+    body = module(file).body
+    for word in words:
+        found = members(body).get(word)
+        if found is None:
+            return False
+        body = getattr(found, "body", [])
+    return True
+
+
+def is_config_key(name: str) -> bool:
+    section, _, key = name.partition(".")
+    field = Config.model_fields.get(section)
+    return field is not None and key in getattr(field.annotation, "model_fields", {})
+
+
+@cache
+def classes() -> dict[str, set[str]]:
+    """Class -> its members, over the whole package."""
+    return {
+        node.name: set(members(node.body))
+        for path in (ROOT / "megaptm").rglob("*.py")
+        for node in ast.walk(module(path))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def is_path(name: str) -> bool:
+    places = (ROOT, ROOT / "megaptm")
+    return name in ADDED or any((place / name).exists() for place in places)
+
+
+def wrong(name: str) -> bool:
+    """Whether a name claims to be ours and is not there."""
+    if re.fullmatch(r"[\w.-]+(/[\w.-]*)+", name) and name.split("/")[0] in TOP | PARTS:
+        return not is_path(name)
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name):
+        return False
+    first, *rest = name.split(".")
+    if first in PARTS | {"megaptm", "data_pipeline", "tests"} and not name.endswith(".py"):
+        return not (is_code(name) or is_config_key(name))
+    return first in classes() and rest[0] not in classes()[first]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_everything_named_is_there(page):
+    assert [name for name in sorted(spans(page)) if wrong(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["layers.layer.Pile", "parallel.engine.Engine.leap", "data.sequences", "Stack.aroun", "tests/parity/test_none.py"],
+)
+def test_a_name_that_is_gone_is_found(name):
+    assert wrong(name)
+
+
+def test_the_table_of_imports_is_the_one_that_is_enforced():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ?(.*) ?\|$", page, re.MULTILINE)
+    assert {part: tuple(re.findall(r"\w+", others)) for part, others in rows} == MAY_IMPORT
