@@ -104,15 +104,19 @@ class Store:
         self._token = token
         self._report = report or (lambda kind, **fields: None)
 
-    def prepare(self, step: int, expected_bytes: int = 0) -> None:
-        """One rank, before any writes: remove what dead jobs left, see that there is room, make the folder."""
+    def prepare(self, step: int, expected_bytes: int | None = None) -> None:
+        """One rank, before any writes: remove what dead jobs left, see that there is room, make the folder.
+
+        Room for `expected_bytes`; where they are not given, for as much as the newest checkpoint took.
+        """
         self._must_own("prepare a checkpoint")
         with explained(f"prepare the checkpoint of step {step}", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            if expected_bytes > (free := free_bytes(self.folder)):
+            needed = self._newest_bytes() if expected_bytes is None else expected_bytes
+            if needed > (free := free_bytes(self.folder)):
                 raise StorageError(
-                    f"the checkpoint of step {step} needs {human_bytes(expected_bytes)} but {self.folder} has "
+                    f"the checkpoint of step {step} needs {human_bytes(needed)} but {self.folder} has "
                     f"{human_bytes(free)} free: free some space there, keep fewer checkpoints (checkpoint.keep is "
                     f"{self.keep}), or choose another run=FOLDER"
                 )
@@ -217,6 +221,10 @@ class Store:
             "checkpoint of step %d is damaged: %s; trying the one before, this one is in %s", step, problem, kept
         )
         self._report("damaged-checkpoint", step=step, problem=problem, kept=str(kept))
+
+    def _newest_bytes(self) -> int:
+        newest = self._committed().get(max(self.steps(), default=-1))
+        return sum(path.stat().st_size for path in newest.iterdir()) if newest else 0
 
     def _committed(self) -> dict[int, Path]:
         found = {}

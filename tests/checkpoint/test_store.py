@@ -209,12 +209,22 @@ def big(step):
     return [Piece("weight/big", (1 << 20,), (0,), (1 << 20,), torch.full((1 << 20,), float(step)))]
 
 
+def test_a_checkpoint_is_expected_to_need_what_the_one_before_took(store, monkeypatch):
+    took = sum(path.stat().st_size for path in save(store, 10).folder.iterdir())
+    monkeypatch.setattr("megaptm.checkpoint.store.free_bytes", lambda folder: took)
+    store.prepare(20)
+    monkeypatch.setattr("megaptm.checkpoint.store.free_bytes", lambda folder: took - 1)
+    with pytest.raises(StorageError, match="step 20 needs"):
+        store.prepare(20)
+    assert names(store) == ["step-00000010"]
+
+
 def check_full_disk(store):
     """The second checkpoint does not fit: one sentence, nothing half-written, the first intact."""
     store.prepare(10)
     store.write(10, 0, big(10))
     store.commit(10, {}, 1)
-    store.prepare(20)
+    store.prepare(20, expected_bytes=0)
     with pytest.raises(StorageError, match=r"no space left to write rank-00001\.safetensors of step 20: .* free in "):
         [store.write(20, rank, big(20) * (rank + 1)) for rank in range(3)]
     assert names(store) == ["step-00000010"]
