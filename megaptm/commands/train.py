@@ -61,10 +61,12 @@ def _config(path: Path, overrides: tuple[str, ...]) -> Config:
 def _launch(config: Config) -> int:
     from megaptm.config import resolve_model
     from megaptm.plan.count import count
+    from megaptm.train.corpora import check_corpora
     from megaptm.train.launch import launch
     from megaptm.train.prepare import discard_unused, prepare
 
     is_new = not Path(config.run).exists()
+    check_corpora(config)
     run = prepare(config)
     _note_launch(run)
     processes = config.layout.processes
@@ -80,10 +82,12 @@ def _launch(config: Config) -> int:
 
 
 def _be_a_worker(config: Config, *, rank: int) -> int:
+    from megaptm.train.corpora import check_corpora
     from megaptm.train.prepare import prepare, wait_until_prepared
     from megaptm.train.run import run_worker
 
     if rank == 0:
+        check_corpora(config)
         _note_launch(prepare(config))
     return run_worker(str(wait_until_prepared(config)))
 

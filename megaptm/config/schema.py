@@ -59,8 +59,8 @@ class Data(Section):
     """Whether attention stops at document borders within a row."""
     workers: Annotated[int, Field(ge=0)] = 1
     """Background processes that prepare samples, for each process that reads; 0: none, read in the training process."""
-    verify: Literal["hash", "size", "none"] = "size"
-    """How shards are compared with the manifest when opened."""
+    verify: Literal["hash", "size", "none"] = "hash"
+    """How a shard is compared with the manifest when it is first read: every byte (a second a GB), or its size."""
 
 
 class Layout(Section):

@@ -106,12 +106,7 @@ def validation_batches(
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
     share = Share(batch=batch, microbatch=microbatch, rank=rank, ranks=ranks)
-    steps = mix.fresh_samples // batch
-    if not steps:
-        raise UserError(
-            f"the validation split gives {mix.fresh_samples} rows of {mix.sequence} tokens, less than one batch of "
-            f"{batch}: build the corpus with a larger validation split, or lower train.batch."
-        )
+    steps = mix.fresh_batches(batch)
     steps = steps if most is None else min(steps, most)
     return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in range(steps)]
 

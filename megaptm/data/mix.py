@@ -70,6 +70,16 @@ class Mix:
         """Samples before the first repeats text, which is when the first corpus begins its second epoch."""
         return min(self._number(source, order.per_epoch) for source, order in enumerate(self.orders))
 
+    def fresh_batches(self, batch: int) -> int:
+        """Whole batches before the first sample that repeats text; none at all is the user's error."""
+        if batch > self.fresh_samples:
+            split = self.orders[0].split
+            raise UserError(
+                f"the {split} split gives {self.fresh_samples} rows of {self.sequence} tokens, less than one batch of "
+                f"{batch}: build the corpus with a larger {split} split, or lower train.batch."
+            )
+        return self.fresh_samples // batch
+
     def sample(self, number: int) -> Sample:
         """Sample `number`, 0 or more: field -> int64 array."""
         place = self.locate(number)

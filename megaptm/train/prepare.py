@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.config import Config, dump, load
-from megaptm.data import read_manifest
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.resilience.lock import RunLock
@@ -42,8 +42,6 @@ def settle(config: Config) -> Config:
 def prepare(config: Config) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
-    for folder in config.data.mix:
-        read_manifest(folder)  # a corpus that is not there is told now, not when all processes have started
     try:
         with RunLock(run):
             if (run / CONFIG).exists() and _trained(run):
@@ -57,9 +55,10 @@ def prepare(config: Config) -> Path:
 
 
 def discard_unused(run: Path) -> None:
-    """Remove a run folder that a mistake in the config left without anything to continue."""
-    if not _trained(run):
-        shutil.rmtree(run)
+    """Remove a run folder in which a mistake let no step happen, unless another job has taken it since."""
+    with contextlib.suppress(UserError), RunLock(run):
+        if not any(event["kind"] in ("first-step", "checkpoint") for event in read_events(run)):
+            shutil.rmtree(run)
 
 
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:

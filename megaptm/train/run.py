@@ -49,7 +49,7 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     engine = Engine(
         spec, config.layout, config.optimizer, losses=losses, seed=config.train.seed, precision=config.train.precision
     )
-    feed = Feed(config, spec, engine.ranks)
+    feed = Feed(config, engine.ranks)
     saver = Saver(run, config, engine, feed, place, lock=lock, events=events)
     start = saver.restore()
     report = None
