@@ -22,6 +22,8 @@ Loss = tuple[Tensor, Tensor]
 class LanguageHead(nn.Module):
     """Next token: the stream times the token table, or times a table of its own where the family is not tied."""
 
+    answers = "labels"
+    """The batch's field with what is asked; without it there is no loss, only logits."""
     table: Embedding | None
 
     def __init__(self, spec: ModelSpec, block: Block) -> None:
@@ -36,9 +38,7 @@ class LanguageHead(nn.Module):
             self.table = Embedding(spec.padded_vocabulary, spec.size.width, split="vocabulary")
         self.project = TokenLoss(spec.vocabulary)
 
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss | None:
-        if "labels" not in batch:
-            return None
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
         loss = self.project((x_SBD * self.scale).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
         return loss, _count(labels_SB)
@@ -56,6 +56,8 @@ class LanguageHead(nn.Module):
 class MaskedHead(nn.Module):
     """Masked tokens, as in BERT: a transform of its own, then the token table and a bias; read where asked only."""
 
+    answers = "labels"
+
     def __init__(self, spec: ModelSpec, block: Block) -> None:
         super().__init__()
         width = spec.size.width
@@ -69,9 +71,7 @@ class MaskedHead(nn.Module):
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = TokenLoss(spec.vocabulary)
 
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss | None:
-        if "labels" not in batch:
-            return None
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["labels"]
         if "asked" in batch:
             x_BSD = x_BSD.gather(1, batch["asked"][:, :, None].expand(-1, -1, x_BSD.shape[-1]))
@@ -91,14 +91,14 @@ class MaskedHead(nn.Module):
 class NextSentenceHead(nn.Module):
     """Is the second segment the one that followed? Reads the first position through BERT's pooler."""
 
+    answers = "next_sentence"
+
     def __init__(self, spec: ModelSpec, block: Block) -> None:
         super().__init__()
         self.pooler = Linear(spec.size.width, spec.size.width, bias=True)
         self.classify = Linear(spec.size.width, 2, bias=True)
 
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss | None:
-        if "next_sentence" not in batch:
-            return None
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_B = batch["next_sentence"]
         logits_B2 = self.logits(x_SBD, tied).float()
         return F.cross_entropy(logits_B2, labels_B, reduction="sum", ignore_index=IGNORED), _count(labels_B)

@@ -103,9 +103,8 @@ class Model(nn.Module):
         if self.head is None:
             return x
         x = self.leave(x)
-        losses = {name: head.loss(x, batch, self._table) for name, head in self._heads().items()}
-        counted = {name: loss for name, loss in losses.items() if loss is not None}
-        return counted or self._logits(x)
+        asked = {name: head for name, head in self._heads().items() if head.answers in batch}
+        return {name: head.loss(x, batch, self._table) for name, head in asked.items()} or self._logits(x)
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]."""

@@ -15,6 +15,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from megaptm.config import Layout, Optimizer
+from megaptm.losses.token import IGNORED
+from megaptm.models.heads import HEADS
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.optimizer import build_optimizer, set_rates
@@ -119,7 +121,10 @@ class Engine:
 
     def _global_counts(self, batches: list[Batch]) -> dict[str, int]:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
-        local = torch.stack([torch.stack([_asked(batch, name) for batch in batches]).sum() for name in self.losses])
+        fields = [HEADS[name].answers for name in self.losses]
+        local = torch.stack(
+            [torch.stack([(batch[field] != IGNORED).sum() for batch in batches]).sum() for field in fields]
+        )
         dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
         return dict(zip(self.losses, local.tolist(), strict=True))
 
@@ -136,11 +141,6 @@ class Engine:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
         finalize_model_grads(chunks, None)
         self.shared.sum_gradients()
-
-
-def _asked(batch: Batch, loss: str) -> Tensor:
-    labels = batch["next_sentence"] if loss == "next-sentence" else batch["labels"]
-    return (labels != -100).sum()
 
 
 def _stream_shape(batch: Batch) -> tuple[int, int]:

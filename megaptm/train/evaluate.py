@@ -22,6 +22,7 @@ from megaptm.data.manifest import replace_file
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
+from megaptm.models.heads import HEADS
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import IGNORED, Sample
 from megaptm.resilience.events import Events
@@ -29,9 +30,6 @@ from megaptm.track import Tracker
 from megaptm.train.trained import Trained
 
 FILE = "evaluation.json"
-
-ANSWERS = {"lm": "labels", "mlm": "labels", "next-sentence": "next_sentence"}
-"""Loss -> the field of a sample that holds what it asks for."""
 
 # Training rows whose answers are counted for the unigram baseline: millions of tokens, some seconds.
 COUNTED_ROWS = 20_000
@@ -209,7 +207,7 @@ def _losses(trained: Trained, batch: Sample) -> dict[str, tuple[torch.Tensor, to
 def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
     """Add a batch's answers to `counts`: loss -> int64 [answers possible]."""
     for name, count in counts.items():
-        answers = batch[ANSWERS[name]].reshape(-1)
+        answers = batch[HEADS[name].answers].reshape(-1)
         count += np.bincount(answers[answers != IGNORED], minlength=len(count))
 
 
