@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 import click
 
-from megaptm.errors import EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 
 
 @click.command()
@@ -19,6 +20,11 @@ def main(run: str) -> None:
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)
+    except Exception:
+        # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
+        # traceback at the beginning of a line, to hold back one that only echoes another's.
+        traceback.print_exc()
+        sys.exit(EXIT_FAILURE)
 
 
 if __name__ == "__main__":

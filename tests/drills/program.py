@@ -1,0 +1,99 @@
+"""`megaptm train` as a process of its own, on models so small that starting is all that takes time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from megaptm.resilience.events import read_events
+from megaptm.track import read_metrics
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 240.0
+SMALL = (
+    *("model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=512", "model.context=32"),
+    *("data.sequence=32", "train.batch=12", "layout.microbatch=3", "train.log_every=1", "train.validate_batches=1"),
+    *("train.threads=1", "track.enabled=false", "optimizer.lr=1e-3", "checkpoint.every=1000"),
+)
+
+
+def arguments(family: str, run: Path, corpus: Path, *overrides: str) -> list[str]:
+    """Of `megaptm train`."""
+    config = ROOT / f"configs/tiny/{family}.yaml"
+    return [str(config), f"run={run}", f"data.mix={{{corpus}: 1}}", *SMALL, *overrides]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """`megaptm WORDS` in the background, to be killed."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "megaptm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(*words: str) -> subprocess.CompletedProcess[str]:
+    """`megaptm WORDS` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "megaptm", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+def wait_for(what: Callable[[], Any], program: subprocess.Popen[str], *, every: float = 0.01) -> Any:
+    """The first answer of `what` that is not empty, while the program runs."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := what()):
+        if program.poll() is not None:
+            raise AssertionError(f"ended with {program.returncode} before it was time: {program.communicate()}")
+        if time.monotonic() > deadline:
+            program.kill()
+            raise AssertionError(f"nothing in {PATIENCE_SECONDS:.0f} s: {program.communicate()}")
+        time.sleep(every)
+    return found
+
+
+def last_step(run: Path) -> int:
+    """The newest step in the run's journal of metrics; 0 before the first."""
+    return max((record["step"] for record in read_metrics(run) if "loss" in record), default=0)
+
+
+def losses(run: Path) -> dict[int, list[float]]:
+    """Step -> the loss of each time it was done: more than once where a job died before it was saved."""
+    found: dict[int, list[float]] = {}
+    for record in read_metrics(run):
+        if "loss" in record:
+            found.setdefault(record["step"], []).append(record["loss"])
+    return found
+
+
+def resumed_at(run: Path) -> list[int]:
+    """Steps at which jobs continued the run."""
+    return [event["step"] for event in read_events(run) if event["kind"] == "resume"]
+
+
+def checkpoints(run: Path) -> list[int]:
+    """Committed steps, the oldest first."""
+    return sorted(
+        int(path.name.removeprefix("step-"))
+        for path in (run / "checkpoints").glob("step-*")
+        if not path.suffix and (path / "manifest.json").exists()
+    )
+
+
+def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes that descend from a program: the ranks, and their loaders."""
+    return psutil.Process(program.pid).children(recursive=True)
+
+
+def survivors(processes: list[psutil.Process], *, seconds: float = 15.0) -> list[psutil.Process]:
+    """Those that are still alive some time later; a zombie is not."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,58 @@
+"""What a step reads depends on its number alone: ranks, workers, micro-batches and where the run began do not matter."""
+
+import numpy as np
+import pytest
+
+from megaptm.config import load
+from megaptm.parallel.groups import Ranks
+from megaptm.train.feed import Feed
+from megaptm.train.prepare import settle
+from tests.drills.program import arguments
+
+KINDS = {"gpt2": "byte-bpe", "bert": "wordpiece", "t5": "unigram"}
+BATCH = 12
+STEPS = 3
+
+
+def ranks_of(size):
+    """The places of a layout of that many data ranks."""
+    for data in range(size):
+        yield Ranks(
+            world=data, tensor=0, pipeline=0, data=data, tensor_size=1, pipeline_size=1, data_size=size
+        )
+
+
+def read(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, start=0):
+    """The next steps, each as the ranks read it together: a list of field -> [BATCH, ...]."""
+    path, *overrides = arguments(family, tmp_path / "run", corpus)
+    layout = [f"layout.data={data}", f"layout.microbatch={microbatch}", f"data.workers={workers}"]
+    config = settle(load(path, [*overrides, *layout]))
+    parts = []
+    for ranks in ranks_of(data):
+        feed = Feed(config, ranks)
+        parts.append([batches for batches, _ in zip(feed.steps(start), range(STEPS), strict=False)])
+        feed.close()
+    return [together([batch for rank in step for batch in rank]) for step in zip(*parts, strict=True)]
+
+
+def together(batches):
+    return {field: np.concatenate([batch[field].numpy() for batch in batches]) for field in batches[0]}
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_step_reads_the_same_samples_with_the_same_noise(family, real_corpus, tmp_path):
+    corpus = real_corpus(KINDS[family])
+    expected = read(family, corpus, tmp_path)
+    assert all(len(step["tokens"]) == BATCH for step in expected)
+    assert not np.array_equal(expected[0]["tokens"], expected[1]["tokens"])
+    for how in (
+        {"data": 2, "microbatch": 6},
+        {"data": 3, "microbatch": 1},
+        {"data": 4, "microbatch": 3},
+        {"microbatch": 2, "workers": 1},
+        {"microbatch": 4, "workers": 2},
+        {"data": 2, "microbatch": 3, "workers": 2},
+    ):
+        np.testing.assert_equal(read(family, corpus, tmp_path, **how), expected, str(how))
+    later = read(family, corpus, tmp_path, start=2, data=3, microbatch=4)
+    np.testing.assert_equal(later[0], expected[2])
