@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import tempfile
@@ -136,7 +137,8 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         for number in range(options.rounds + 1):
-            for contender in contenders.values():
+            # In another order each round: who goes before changes what the disk is still busy with.
+            for contender in random.Random(number).sample(list(contenders.values()), len(contenders)):
                 run_round(contender, tensors, Path(place) / "run")
                 if number == 0:  # warms up
                     contender.saving.clear()
