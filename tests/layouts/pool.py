@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import tempfile
@@ -66,3 +67,5 @@ def _serve(pipe: Connection) -> None:
             close_groups()
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # An engine is full of reference cycles, and while it lives so do the threads of its groups.
+            gc.collect()
