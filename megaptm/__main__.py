@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from megaptm.commands.imports import imports
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
-from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_USER_ERROR, UserError, full_disk_told
 
 
 class Commands(click.Group):
@@ -24,15 +23,11 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with full_disk_told("the output"):
+                return super().invoke(ctx)
         except UserError as error:
-            _tell(str(error))
+            click.secho(f"error: {error}", fg="red", err=True)
             ctx.exit(EXIT_USER_ERROR)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            _tell(f"no space left on the disk of {error.filename or 'the output'}: make room and start again.")
-            ctx.exit(EXIT_FAILURE)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -50,10 +45,6 @@ def main() -> None:
       megaptm generate runs/tiny-gpt2 --prompt 'It was a'
       megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
     """
-
-
-def _tell(sentence: str) -> None:
-    click.secho(f"error: {sentence}", fg="red", err=True)
 
 
 for command in (corpus, tokenizer, train, report, evaluate, generate, export, imports):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, full_disk_told
 
 if TYPE_CHECKING:
     from megaptm.config import Config
@@ -35,8 +35,8 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
       srun --ntasks-per-node 8 megaptm train configs/gpt3/175b.yaml
 
     \b
-    Exit codes: 0 done, 1 a failure, 2 a mistake in the config, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and
-    saved: start it again.
+    Exit codes: 0 done, 1 a failure, 2 a mistake or a full disk, told in one sentence, 75 stopped by a signal (SIGTERM,
+    SIGUSR1, Ctrl-C) and saved: start it again.
     """
     from megaptm.train.environment import check_processes, worker_environment
 
@@ -44,8 +44,8 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     place = worker_environment()
     if place is not None:
         check_processes(place, wanted.layout)
-        sys.exit(_be_a_worker(wanted, rank=place.rank))
-    sys.exit(_launch(wanted))
+    with full_disk_told(wanted.run):
+        sys.exit(_launch(wanted) if place is None else _be_a_worker(wanted, rank=place.rank))
 
 
 def _config(path: Path, overrides: tuple[str, ...]) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -32,7 +33,8 @@ class Relay(threading.Thread):
                 chunk = os.read(self._source.fileno(), 65536)
                 if not chunk:
                     return
-                log.write(chunk)
+                with contextlib.suppress(OSError):  # a full disk: who waits for us to read on would wait for ever
+                    log.write(chunk)
                 self._pass_on(chunk)
 
     def release(self) -> None:

@@ -73,8 +73,9 @@ class End:
         """What a worker says to the user when it exits with the code of a user's mistake."""
         if self.code != EXIT_USER_ERROR:
             return None
-        sentences = [line for line in self.said.splitlines() if line.startswith(USER_ERROR)]
-        return sentences[-1].removeprefix(USER_ERROR) if sentences else None
+        # Not always at the beginning of a line: on a full disk the line before it may have been torn.
+        sentences = [line.partition(USER_ERROR)[2] for line in self.said.splitlines() if USER_ERROR in line]
+        return sentences[-1] if sentences else None
 
 
 def culprit(ends: Sequence[End]) -> End:

@@ -7,7 +7,7 @@ import traceback
 
 import click
 
-from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, full_disk_told
 
 
 @click.command()
@@ -16,7 +16,8 @@ def main(run: str) -> None:
     from megaptm.train.run import run_worker
 
     try:
-        sys.exit(run_worker(run))
+        with full_disk_told(run):
+            sys.exit(run_worker(run))
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)

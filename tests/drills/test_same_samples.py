@@ -1,4 +1,4 @@
-"""What a step reads depends on its number alone: ranks, workers, micro-batches and where the run began do not matter."""
+"""What a step reads depends on its number alone: not on ranks, workers, micro-batches or where the run began."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,7 @@ STEPS = 3
 def ranks_of(size):
     """The places of a layout of that many data ranks."""
     for data in range(size):
-        yield Ranks(
-            world=data, tensor=0, pipeline=0, data=data, tensor_size=1, pipeline_size=1, data_size=size
-        )
+        yield Ranks(world=data, tensor=0, pipeline=0, data=data, tensor_size=1, pipeline_size=1, data_size=size)
 
 
 def read(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, start=0):

@@ -1,5 +1,6 @@
 """The launcher, with small real programs in the place of the trainer."""
 
+import io
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from megaptm.errors import UserError
 from megaptm.train.launch import launch
+from megaptm.train.relay import Relay
 
 PRELUDE = """
 import os, signal, sys, time
@@ -163,6 +165,25 @@ def test_a_users_mistake_is_raised_once_in_its_own_words(program, tmp_path, capf
     with pytest.raises(UserError, match=r"^data\.mix: no such folder\.$"):
         launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=2.0)
     assert capfd.readouterr().err == ""
+
+
+def test_a_users_mistake_is_found_after_a_line_that_a_full_disk_tore(program, tmp_path):
+    body = "print('step 7  lo', end='', file=sys.stderr); print('error: no space left.', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(UserError, match=r"^no space left\.$"):
+        launch(program(body), processes=1, run=tmp_path / "run", grace_seconds=0.2)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_without_room_does_not_keep_anything_from_the_terminal():
+    reading, writing = os.pipe()
+    terminal = io.BytesIO()
+    relay = Relay(os.fdopen(reading, "rb", buffering=0), terminal=terminal, log=Path("/dev/full"))
+    relay.start()
+    with os.fdopen(writing, "wb", buffering=0) as rank_0:
+        for number in range(3):
+            rank_0.write(b"step %d\n" % number)
+    relay.join(timeout=30)
+    assert terminal.getvalue() == b"step 0\nstep 1\nstep 2\n"
 
 
 def test_a_traceback_of_a_worker_that_lives_on_is_shown(program, tmp_path, capfd):
