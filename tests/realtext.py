@@ -11,8 +11,8 @@ from rich.console import Console
 
 # Modules, and tables of characters, which look very different: whether two texts belong together can be told.
 SOURCES = ("*.py", "encodings/*.py")
-VOCABULARY = 512
-"""Small, so that a tiny model knows its words after some hundred steps."""
+VOCABULARIES = {"byte-bpe": 512, "wordpiece": 320, "unigram": 400}
+"""Ids by kind of tokenizer: few, so that a tiny model knows its words after some hundred steps."""
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def real_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
                 [str(library / source) for source in SOURCES],
                 str(folders[kind]),
                 kind=kind,
-                vocabulary=VOCABULARY,
+                vocabulary=VOCABULARIES[kind],
                 validation=0.1,
                 limit_bytes=1_500_000,
                 workers=0,

@@ -61,6 +61,11 @@ class Mix:
         return self.orders[0].corpus.manifest.tokenizer["fingerprint"]
 
     @property
+    def corpora(self) -> dict[str, str]:
+        """Name -> id of each corpus's manifest: with the seed, all that the order of samples follows from."""
+        return {name: order.corpus.manifest.id for name, order in zip(self.names, self.orders, strict=True)}
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Field -> shape of every sample."""
         return self.objective.shapes(self.sequence)

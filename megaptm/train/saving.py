@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Saver:
         if step is not None:
             checkpoint = self.store.load(step)
             refuse_another(checkpoint, self.identity)
+            refuse_other_text(checkpoint, self.feed.train.corpora)
             state.restore(self.engine, checkpoint.reader, step=step)
         if self.events:
             how = {"layout": self.config.layout.model_dump(), "processes": self.place.world}
@@ -84,6 +86,7 @@ class Saver:
             **self.identity,
             "samples": samples,
             "cursors": self.feed.train.cursors(samples),
+            "corpora": self.feed.train.corpora,
             "config": self.config.model_dump(),
             "version": __version__,
         }
@@ -112,3 +115,16 @@ def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
             f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
             f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
         )
+
+
+def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
+    """A `UserError` where a corpus was built again since: the samples counted so far would not be those that were read.
+
+    A model that was imported has read none of them.
+    """
+    for name, known in checkpoint.state.get("corpora", {}).items():
+        if corpora.get(name) != known:
+            raise UserError(
+                f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
+                "that was there, or choose another run=FOLDER."
+            )

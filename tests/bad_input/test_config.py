@@ -1,0 +1,40 @@
+"""A config that cannot work is told before a corpus is looked for and before a folder is made."""
+
+import pytest
+
+from tests.bad_input.mistakes import CONFIGS, told
+
+
+@pytest.mark.parametrize(
+    ("family", "override", "sentence"),
+    [
+        ("gpt2", "train.stpes=1", "override 'train.stpes=1': unknown key train.stpes; did you mean train.steps?"),
+        ("gpt2", "modell.layers=2", "override 'modell.layers=2': unknown key modell; did you mean model?"),
+        ("gpt2", "train.steps=many", "override 'train.steps=many': train.steps must be an integer, not 'many'."),
+        ("gpt2", "layout.tensor=3", "layout.tensor (3) must divide the 4 attention heads of gpt2/custom."),
+        ("bert", "layout.tensor=8", "layout.tensor (8) must divide the 4 attention heads of bert/custom."),
+        ("gpt2", "layout.pipeline=3", "layout.pipeline (3) must divide the 4 layers of gpt2/custom."),
+        ("t5", "layout.pipeline=3", "layout.pipeline (3) must divide the 4 layers of t5/custom."),
+        (
+            "gpt2",
+            "layout.data=3",
+            "train.batch (16) must be a multiple of layout.data x layout.microbatch (3 x 8).",
+        ),
+    ],
+)
+def test_a_config_that_cannot_work(tmp_path, family, override, sentence):
+    assert told("train", CONFIGS / f"{family}.yaml", f"run={tmp_path / 'run'}", override) == sentence
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("world", "word"), [(4, "more"), (1, "fewer")])
+def test_another_number_of_processes_than_the_layout_needs(tmp_path, monkeypatch, world, word):
+    place = {"RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    words = ["train", CONFIGS / "gpt2.yaml", f"run={tmp_path / 'run'}", "layout.data=2"]
+    assert told(*words) == (
+        f"{world} processes are {word} than the 2 the layout needs (data 2 x tensor 1 x pipeline 1): start 2, or "
+        "change layout.data."
+    )
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,177 @@
+"""A corpus that cannot be built leaves no folder; one that cannot be trained on is told before a run begins."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from megaptm.data import open_mix, read_manifest, write_manifest
+from megaptm.tokenizers import load
+from tests.bad_input.mistakes import CONFIGS, content, told
+from tests.realtext import VOCABULARIES
+
+VOCABULARY = VOCABULARIES["byte-bpe"]
+SMALL = (f"model.vocabulary={VOCABULARY}", "data.sequence=32", "train.batch=8")
+
+
+@pytest.fixture
+def corpus(real_corpus, tmp_path):
+    """A corpus to spoil."""
+    return shutil.copytree(real_corpus("byte-bpe"), tmp_path / "corpus")
+
+
+@pytest.fixture
+def train(tmp_path):
+    """What `megaptm train` says to these corpora, which it must leave as they are, and without a run folder."""
+
+    def sentence(*corpora, family="gpt2", more=()):
+        before = [content(corpus) for corpus in corpora]
+        mix = ", ".join(f"{corpus}: 1" for corpus in corpora)
+        words = [f"run={tmp_path / 'run'}", f"data.mix={{{mix}}}", *SMALL, *more]
+        said = told("train", CONFIGS / f"{family}.yaml", *words)
+        assert not (tmp_path / "run").exists()
+        assert [content(corpus) for corpus in corpora] == before
+        return said
+
+    return sentence
+
+
+def keep_splits(corpus, *names):
+    """Write the manifest anew, as if the other splits had found no text."""
+    manifest = read_manifest(corpus)
+    splits = {name: split.shards if name in names else () for name, split in manifest.splits.items()}
+    write_manifest(
+        corpus,
+        dtype=manifest.dtype,
+        splits=splits,
+        tokenizer=manifest.tokenizer,
+        made_from=manifest.made_from,
+        fields=manifest.fields,
+    )
+
+
+def test_no_corpus(train, tmp_path):
+    nowhere = tmp_path / "nowhere"
+    assert train(nowhere) == (
+        f"{nowhere}/manifest.json does not exist, so {nowhere} is not a finished corpus: build it with `megaptm corpus "
+        "build`."
+    )
+
+
+@pytest.mark.parametrize(("kept", "missing"), [("validation", "train"), ("train", "validation")])
+def test_a_corpus_without_documents(train, corpus, kept, missing):
+    keep_splits(corpus, kept)
+    assert train(corpus) == (
+        f"{corpus} has no documents in its split `{missing}` (it has {kept}): build the corpus from more text."
+    )
+
+
+def test_less_held_out_text_than_a_batch(train, corpus):
+    said = train(corpus, more=["train.batch=1048576"])
+    assert said.startswith("the validation split gives ")
+    assert said.endswith("build the corpus with a larger validation split, or lower train.batch.")
+
+
+def test_a_truncated_shard(train, corpus):
+    shard = corpus / "train-000000.tar"
+    size = shard.stat().st_size
+    with shard.open("r+b") as file:
+        file.truncate(size - 1000)
+    assert train(corpus) == (
+        f"{shard} has {size - 1000:,} bytes where the manifest says {size:,} (truncated?): copy the shard again or "
+        "rebuild the corpus."
+    )
+
+
+def test_corpora_of_two_tokenizers(train, corpus, real_corpus):
+    other = real_corpus("unigram")
+    assert train(corpus, other) == (
+        f"data.mix: {corpus} and {other} were made with different tokenizers: build one of them again with the "
+        "tokenizer of the other."
+    )
+
+
+def test_the_tokenizer_of_another_corpus(train, corpus, real_corpus):
+    shutil.rmtree(corpus / "tokenizer")
+    shutil.copytree(real_corpus("unigram") / "tokenizer", corpus / "tokenizer")
+    assert train(corpus) == (
+        f"{corpus}/tokenizer is not the tokenizer that its corpus was made with: put that one back, or build the "
+        "corpus again."
+    )
+
+
+def test_a_tokenizer_too_large_for_the_model(train, corpus):
+    assert train(corpus, more=["model.vocabulary=300"]) == (
+        f"model.vocabulary (300) is less than the {VOCABULARY} ids of the tokenizer of {corpus}: set "
+        f"model.vocabulary={VOCABULARY}, or build the corpus with a smaller tokenizer."
+    )
+
+
+def test_a_tokenizer_without_what_the_objective_needs(train, corpus):
+    assert "objective masked-lm-next-sentence needs a tokenizer with a `pad` token" in train(corpus, family="bert")
+
+
+def test_an_edited_manifest(train, corpus):
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    manifest["splits"]["train"]["tokens"] += 1
+    (corpus / "manifest.json").write_text(json.dumps(manifest))
+    assert train(corpus) == (
+        f"{corpus}/manifest.json was changed after it was written (its id does not match): build the corpus again."
+    )
+
+
+@pytest.fixture
+def text(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    return folder
+
+
+def build(text, *more):
+    return ["corpus", "build", text, "--out", text.with_name("built"), "--vocabulary", "300", "--workers", "0", *more]
+
+
+def nothing_built(text):
+    return [path.name for path in text.parent.iterdir()] == [text.name]
+
+
+def test_a_folder_without_text(text):
+    assert told(*build(text)).startswith(f"no text found in {text}: name a file")
+    assert nothing_built(text)
+
+
+def test_files_without_text(text):
+    (text / "empty.txt").write_text(" \n\n")
+    assert "no document is left to build from (1 empty)" in told(*build(text))
+    assert nothing_built(text)
+
+
+def test_bytes_that_are_not_utf8(text):
+    (text / "good.txt").write_text("A sentence that anyone can read. " * 50)
+    (text / "latin.txt").write_bytes("Der Müller mahlt.".encode("latin-1"))
+    assert told(*build(text, "--on-error", "fail")) == (
+        f"{text}/latin.txt is not UTF-8: byte 0xfc at offset 5: convert it to UTF-8, or leave such text out with "
+        "`on_error: skip`."
+    )
+    assert nothing_built(text)
+    done = CliRunner().invoke(main, [str(word) for word in build(text)])
+    assert done.exit_code == 0
+    assert "left out 1 not UTF-8" in done.stdout
+
+
+def test_a_document_longer_than_any_sequence_is_cut_into_rows(text):
+    long = " ".join(f"{number} bottles of beer on the wall," for number in range(20_000, 0, -1))
+    (text / "long.txt").write_text(long)
+    done = CliRunner().invoke(main, [str(word) for word in build(text)])
+    assert done.exit_code == 0, done.output
+    built = text.with_name("built")
+    tokenizer = load(built / "tokenizer")
+    mix = open_mix({str(built): 1}, objective="causal-lm", sequence=64, seed=0, special=tokenizer.special)
+    shard = read_manifest(built).splits["train"].shards[0]
+    rows = [mix.sample(number)["tokens"] for number in range(mix.fresh_samples)]
+    assert shard.samples == 1
+    assert len(rows) == shard.tokens // 64 > 1000
+    assert len({row.tobytes() for row in rows}) > 0.99 * len(rows)
+    assert all(tokenizer.decode(row) in long for row in rows)

@@ -1,0 +1,123 @@
+"""A short training of a tiny config on real text, or on the same text in disorder. Runs in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from megaptm.config import load, resolve_model
+from megaptm.data import Loader, open_mix, validation_batches
+from megaptm.data.statistics import unigram_loss
+from megaptm.objectives import OBJECTIVES
+from megaptm.objectives.objective import IGNORED, Chunk, Cut, Objective, Part, Piece, Sample
+from megaptm.objectives.vocabulary import SpecialTokens
+
+CONFIGS = Path(__file__).parents[2] / "configs/tiny"
+# The tiny configs with a fraction of their work: half the width, and rows as short as the task allows.
+SMALLER = ("model.width=64", "model.heads=2", "model.ffn=256", "model.vocabulary=512", "layout.microbatch=32")
+OVERRIDES = {
+    "gpt2": ("model.layers=2", "data.sequence=32", "train.batch=64", "train.steps=200"),
+    # Whether two texts belong together is learned from the first steps on, the masked words only after some hundred.
+    "bert": (
+        *("model.layers=2", "data.sequence=32", "train.batch=64", "train.steps=400"),
+        *("optimizer.lr=4e-3", "optimizer.warmup_steps=40"),
+    ),
+    # In 64 tokens 10 are hidden; shorter rows hide so few that sentinels are most of what is said.
+    "t5": (
+        *("model.layers=1", "data.sequence=64", "train.batch=32", "train.steps=600"),
+        *("optimizer.lr=5e-3", "optimizer.betas=[0.9, 0.98]"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What was learned, measured on held-out rows. Losses in nats for each answer."""
+
+    before: dict[str, float]
+    after: dict[str, float]
+    unigram: float
+    """Entropy of the held-out answers: nobody who knows only how often each occurs, even here, goes below."""
+
+
+class Shuffled(Objective):
+    """An objective on text whose tokens have been permuted, each document's own within its row: no order to learn."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self.name, self.losses = objective.name, objective.losses  # type: ignore[misc]  # the one it stands in for
+        self.unit, self.needs = objective.unit, objective.needs
+
+    def raw_length(self, sequence: int) -> int:
+        return self.objective.raw_length(sequence)
+
+    def cut(self, sequence: int, document_mask: bool) -> Cut:
+        return self.objective.cut(sequence, document_mask)
+
+    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
+        return self.objective.shapes(sequence)
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        return self.objective.make(_permuted(piece, rng), special, rng, sequence, document_mask)
+
+
+def _permuted(piece: Piece, rng: np.random.Generator) -> Piece:
+    if isinstance(piece, Chunk):
+        return Chunk(_resplit(piece.sentences, rng), other=lambda rng: _resplit(piece.other(rng), rng))
+    return [Part(_shuffle(part.tokens, rng), part.slots) for part in piece]
+
+
+def _resplit(sentences: Iterable[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
+    """As many tokens in each sentence, but from anywhere in the text."""
+    sentences = list(sentences)
+    ends = np.cumsum([len(sentence) for sentence in sentences])
+    return np.split(_shuffle(np.concatenate(sentences), rng), ends[:-1])
+
+
+def _shuffle(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return tokens[rng.permutation(len(tokens))]
+
+
+def learn(family: str, corpus: str, shuffled: bool) -> Lesson:
+    """Train the family's tiny config on a corpus folder."""
+    from megaptm.parallel.engine import Engine
+    from megaptm.tokenizers import load as load_tokenizer
+    from megaptm.train.loop import mean_losses
+    from megaptm.train.schedule import learning_rate
+
+    config = load(CONFIGS / f"{family}.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
+    objective = OBJECTIVES[config.objective]
+    objective = Shuffled(objective) if shuffled else objective
+    special = load_tokenizer(Path(corpus) / "tokenizer").special
+    train, validation = (
+        open_mix(
+            config.data.mix,
+            split=split,
+            objective=objective,
+            sequence=config.data.sequence,
+            seed=config.train.seed,
+            special=special,
+        )
+        for split in ("train", "validation")
+    )
+    rows = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
+    held_out = validation_batches(validation, **rows, most=32)
+    for batch in (batch for batches in held_out for batch in batches):
+        # Asked about words alone: the ends of texts and T5's sentinels are easy, and would hide what is hard.
+        batch["labels"][torch.isin(batch["labels"], torch.tensor(sorted(special.specials)))] = IGNORED
+    engine = Engine(
+        resolve_model(config), config.layout, config.optimizer, losses=objective.losses, seed=config.train.seed
+    )
+    before = mean_losses(engine, iter(held_out))
+    with Loader(train, **rows) as loader:
+        for step, batches in islice(loader, config.train.steps):
+            engine.step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
+    answers = np.concatenate([batch["labels"].numpy().ravel() for batches in held_out for batch in batches])
+    return Lesson(before, mean_losses(engine, iter(held_out)), unigram_loss(np.bincount(answers[answers != IGNORED])))
