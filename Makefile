@@ -11,8 +11,8 @@ READY := .venv/.ready
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
-demo: $(READY)  ## real text -> corpus -> tokenizer -> training on two processes -> resume -> results
-	@$(VENV)/python -m megaptm.demo
+demo: $(READY)  ## real text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
+	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')
 
 test: format-check lint types tests  ## everything CI runs
 

@@ -42,14 +42,15 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
         label = f"{high - (high - low) * row / (height - 1):8.3g} " if row % 3 == 1 or height < 4 else " " * 9
         line = Text(label + "│")
         for cell, color in zip(cells[row], colors[row], strict=True):
-            line.append(chr(0x2800 + cell), style=color)
+            # A plain space where there is no dot: a font without braille has no other of the same width.
+            line.append(chr(0x2800 + cell) if cell else " ", style=color)
         lines.append(line)
     lines.append(Text(" " * 9 + "└" + "─" * width))
     lines.append(Text(" " * 10 + f"{left:<{width // 2}.6g}{right:>{width - width // 2}.6g}"))
     legend = Text(" " * 10)
     for (name, points), color in zip(finite.items(), COLORS, strict=False):
         legend.append("● ", style=color)
-        legend.append(f"{name} {points[-1][1]:.4g}   " if points else f"{name}   ")
+        legend.append(f"{name} {points[-1][1]:.4g}  " if points else f"{name}  ")
     return [*lines, legend]
 
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.document import EXAMPLES, Document, Dropped
-from data_pipeline.steps import CLEAN, DropEmpty, DropShort, Normalize, run_steps
+from data_pipeline.steps import CLEAN, CutLong, DropEmpty, DropShort, Normalize, run_steps
 
 
 def clean(*texts: str, steps=CLEAN) -> tuple[list[str], Dropped]:
@@ -42,3 +42,23 @@ def test_only_a_few_names_are_kept_for_a_reason():
     other.merge(dropped)
     assert other.counts == {"empty": 200}
     assert len(other.examples["empty"]) == EXAMPLES
+
+
+@given(text=st.text(alphabet="ab \n", min_size=1), characters=st.integers(1, 20))
+def test_what_was_cut_can_be_put_back(text, characters):
+    pieces, dropped = clean(text, steps=[CutLong(characters=characters)])
+    assert "".join(pieces) == text
+    assert all(1 <= len(piece) <= characters for piece in pieces)
+    assert not dropped.counts
+
+
+def test_long_documents_are_cut_at_blank_lines_where_there_are_any():
+    assert clean("one two\n\nthree\nfour\n", steps=[CutLong(characters=12)])[0] == ["one two\n\n", "three\nfour\n"]
+    assert clean("one two\nthree\nfour\n", steps=[CutLong(characters=12)])[0] == ["one two\n", "three\nfour\n"]
+    assert clean("one two three", steps=[CutLong(characters=12)])[0] == ["one two thre", "e"]
+
+
+def test_pieces_say_where_in_a_document_they_begin():
+    document = Document("one two\n\nthree\n", "book.txt")
+    pieces = list(CutLong(characters=12)([document, Document("short", "note.txt")], Dropped()))
+    assert [piece.source for piece in pieces] == ["book.txt@0", "book.txt@9", "note.txt"]

@@ -1,0 +1,183 @@
+"""`make demo`: from text that this machine has to a model that speaks, by the commands that a person would type.
+
+    make demo                          the library of the installed Python
+    make demo TEXT='books/**/*.txt'    any file, folder or glob
+
+Everything lands in demo/, and what is done is not done again. The end of what it prints is also the picture
+demo/demo.svg; `make demo && cp demo/demo.svg docs/` renews the one in the README.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from data_pipeline.sources import JSON_LINES, PYTHON_LIBRARY
+from megaptm.config import load
+from megaptm.data.manifest import MANIFEST, read_manifest
+from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
+from megaptm.resilience.events import read_events
+from megaptm.train.report import PICTURE
+
+CONFIG = "configs/demo/gpt2.yaml"
+# More than the model will see, and little enough to be read in a few seconds.
+LIMIT_BYTES = 20_000_000
+PROMPT = "def __init__(self"
+WIDTH = 100
+
+
+@dataclass
+class Demo:
+    """One demo in its folder, and the console that tells of it."""
+
+    text: str
+    folder: Path
+    config: str = CONFIG
+    console: Console = field(default_factory=lambda: Console(width=min(WIDTH, shutil.get_terminal_size().columns)))
+
+    def __post_init__(self) -> None:
+        self.corpus, self.run = self.folder / "corpus", self.folder / "run"
+        settings = load(self.config)
+        self.steps, self.vocabulary = settings.train.steps, settings.model.vocabulary
+
+    def go(self) -> None:
+        self.build()
+        self.train()
+        self.results()
+
+    def build(self) -> None:
+        """Text to shards, with a tokenizer trained on the way."""
+        self.say("1  From text to shards", f"Ray workers read and clean {self.text}; a tokenizer is trained on it.")
+        done = (self.corpus / MANIFEST).exists()
+        if done and (sources := read_manifest(self.corpus).made_from["recipe"]["sources"]) != [self.text]:
+            raise UserError(f"{self.folder} was made from {', '.join(sources)}: remove it to begin with other text.")
+        size = ["--vocabulary", str(self.vocabulary), "--limit-bytes", str(LIMIT_BYTES), "--validation", "0.05"]
+        self.do(["corpus", "build", self.source(), "--out", str(self.corpus), *size, "--workers", "2"], done=done)
+
+    def source(self) -> str:
+        """The text; a single file by a recipe that cuts it, since whole documents are held out."""
+        if not Path(self.text).is_file() or Path(self.text).suffix in JSON_LINES:
+            return self.text
+        recipe = self.folder / "corpus.yaml"
+        recipe.parent.mkdir(parents=True, exist_ok=True)
+        steps = ["normalize", "drop-empty", {"cut-long": {"characters": 5000}}]
+        recipe.write_text(yaml.safe_dump({"sources": [self.text], "steps": steps}, sort_keys=False))
+        return str(recipe)
+
+    def train(self) -> None:
+        """Half on one layout, half on another."""
+        half = self.steps // 2
+        self.say("2  Pre-training on two processes", "Data-parallel: each has the model and reads half of each batch.")
+        begin = ["train", self.config, f"run={self.run}", f"data.mix={{{self.corpus}: 1}}", "layout.data=2"]
+        code = self.do([*begin, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE))
+        if code == EXIT_CONTINUE:
+            self.console.print(f"Exit code {EXIT_CONTINUE}: saved and stopped half-way, as on a machine that is taken.")
+        self.say(
+            "3  The other half on another layout",
+            "A pipeline: each process has half of the layers. Same samples, same curve as if it had never stopped.",
+        )
+        pipeline = ["layout.data=1", "layout.pipeline=2", "layout.microbatch=4"]
+        self.do(["train", str(self.run), *pipeline], done=self.saved() >= self.steps)
+
+    def results(self) -> None:
+        """What came of it: printed, and kept as a picture."""
+        self.console = Console(width=self.console.width, file=self.console.file, record=True)
+        self.say("4  Held-out text", "Beside two that read no context: how often each token comes, and not even that.")
+        self.show(["evaluate", str(self.run)])
+        self.say("5  How it went")
+        self.show(["report", str(self.run)])
+        self.say("6  What it says", "The first words are ours.")
+        self.show(["generate", str(self.run), "--prompt", PROMPT, "--tokens", "120"])
+        self.say("7  Where things are, and what to try next")
+        self.places()
+        svg = self.console.export_svg(title="make demo")
+        # Fonts are the reader's own: a picture that asks another server for them is blocked in most places.
+        (self.folder / "demo.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
+
+    def places(self) -> None:
+        """The last lines."""
+        tracked = json.loads((self.run / "track.json").read_text())
+        database = f"sqlite:///{self.run / 'mlflow.db'}"
+        lines = [
+            ("loss curve", str(self.run / PICTURE)),
+            ("MLflow run", f"{tracked['run_id']} of experiment {tracked['experiment']}, to look at by"),
+            ("", f"{tool('mlflow')} ui --backend-store-uri {database}"),
+            ("next", f"{tool('megaptm')} generate {self.run} --prompt 'class Stack:' --tokens 200"),
+            ("", f"{tool('megaptm')} train {self.run} train.steps={2 * self.steps} layout.pipeline=1 layout.tensor=2"),
+            ("", f"{tool('megaptm')} export hf {self.run} {self.folder / 'exported'}"),
+        ]
+        for label, line in lines:
+            self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
+
+    def saved(self) -> int:
+        """Steps that need not be trained again."""
+        return max((event["step"] for event in read_events(self.run) if event["kind"] == "checkpoint"), default=0)
+
+    def say(self, title: str, more: str = "") -> None:
+        self.console.print()
+        self.console.rule(Text(title, "bold"), align="left")
+        if more:
+            self.console.print(more, style="dim", highlight=False)
+
+    def do(self, command: Sequence[str], *, done: bool, codes: Sequence[int] = (0,)) -> int:
+        """Run a command of megaptm as if it had been typed, unless it is done; returns its exit code."""
+        self.console.print(_typed(command), soft_wrap=True)
+        if done:
+            self.console.print("done before", style="dim")
+            return 0
+        return _run(command, codes).returncode
+
+    def show(self, command: Sequence[str]) -> None:
+        """The same for a command whose output belongs into the picture."""
+        self.console.print(_typed(command), soft_wrap=True)
+        output = _run(command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)).stdout
+        self.console.print(Text.from_ansi(output.rstrip()), highlight=False)
+
+
+def tool(name: str) -> str:
+    """How to call a program of this environment from here."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) == str(beside) or not beside.is_relative_to(Path.cwd()):
+        return name
+    return str(beside.relative_to(Path.cwd()))
+
+
+def _typed(command: Sequence[str]) -> Text:
+    return Text(f"$ {tool('megaptm')} {shlex.join(command)}", "bold green")
+
+
+def _run(
+    command: Sequence[str], codes: Sequence[int], stdout: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of megaptm; where it fails it has said why, and the demo ends with its exit code."""
+    whole = [sys.executable, "-m", "megaptm", *command]
+    ended = subprocess.run(whole, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
+    if ended.returncode not in codes:
+        sys.exit(ended.returncode)
+    return ended
+
+
+def main(arguments: Sequence[str]) -> None:
+    if len(arguments) > 1:
+        raise UserError("give one text: a file, a folder, or a glob in quotes: make demo TEXT='books/**/*.txt'.")
+    Demo(text=arguments[0] if arguments else PYTHON_LIBRARY, folder=Path("demo")).go()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
