@@ -45,7 +45,17 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[None, Tensor | None]:
         (d_output,) = d_outputs
         (ids,) = ctx.saved_tensors
-        total_VD = kept_gradient(ctx.weight)
-        into = torch.zeros_like(ctx.weight) if total_VD is None else total_VD
-        into.index_add_(0, ids.reshape(-1), d_output.reshape(-1, d_output.shape[-1]).to(into.dtype))
-        return None, into if total_VD is None else accounted(ctx.weight)
+        weight_VD, total_VD = ctx.weight, kept_gradient(ctx.weight)
+        if total_VD is None:
+            return None, _summed(d_output, ids, len(weight_VD))
+        if weight_VD.is_cuda:  # counting the distinct rows would make the host wait
+            total_VD += _summed(d_output.to(total_VD.dtype), ids, len(total_VD))
+        else:
+            rows, place = ids.unique(return_inverse=True)
+            total_VD[rows] += _summed(d_output.to(total_VD.dtype), place, len(rows))
+        return None, accounted(weight_VD)
+
+
+def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:
+    """[rows, D]: for each row, the sum of the gradients of the places that looked it up."""
+    return torch.ops.aten.embedding_dense_backward(d_output, ids, rows, -1, False)

@@ -76,12 +76,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             counted_C1 = (labels_N[rows] != IGNORED)[:, None]
             logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
             logits_CV[:, vocabulary:] = float("-inf")
-            log_CV = torch.log_softmax(logits_CV, -1, dtype=torch.float32)
-            loss -= (log_CV.gather(1, labels_C1) * counted_C1).sum()
+            d_CV = torch.softmax(logits_CV, -1, dtype=torch.float32)
+            # The sum under the softmax from its largest term, which is at least 1/V: no second pass of logarithms, and
+            # no logarithm of a probability that has become zero.
+            largest_C1, at_C1 = logits_CV.max(-1, keepdim=True)
+            normalizer_C1 = largest_C1.float() - d_CV.gather(1, at_C1).log()
+            loss += ((normalizer_C1 - logits_CV.gather(1, labels_C1).float()) * counted_C1).sum()
             if not wants_gradient:
                 continue
             # Of the logits: probabilities, less one at the label. In place, each pass over C x V numbers counts.
-            d_CV = log_CV.exp_().scatter_add_(1, labels_C1, log_CV.new_full((), -1.0).expand(len(labels_C1), 1))
+            d_CV.scatter_add_(1, labels_C1, d_CV.new_full((), -1.0).expand(len(labels_C1), 1))
             if logits_CV.dtype != d_CV.dtype:
                 d_CV = logits_CV.copy_(d_CV)
             # Rows that are not counted are taken out on the narrow side of each product.
