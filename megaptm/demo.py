@@ -95,7 +95,7 @@ class Demo:
         """What came of it: printed, and kept as a picture."""
         self.console = Console(width=self.console.width, file=self.console.file, record=True)
         self.say("4  Held-out text", "Beside two that read no context: how often each token comes, and not even that.")
-        self.show(["evaluate", str(self.run)])
+        self.show(["evaluate", str(self.run), "--rows", "1000"])
         self.say("5  How it went")
         self.show(["report", str(self.run)])
         self.say("6  What it says", "The first words are ours.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -32,7 +33,8 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
 
     trained = open_run(run, step=step)
     corpora = {str(Path(folder).expanduser()): 1.0 for folder in corpus}
-    found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=Console(stderr=True))
+    bars = Console(stderr=True) if sys.stderr.isatty() else None
+    found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=bars)
     if not corpora:
         evaluation.record(trained.config, found)
     if as_json:
