@@ -35,7 +35,8 @@ def run(real_corpus, tmp_path_factory):
     wait_for(lambda: checkpoints(folder), job)
     said = told(*words)
     job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=120) == 75
+    job.communicate(timeout=120)
+    assert job.returncode == 75
     return Run(folder, corpus, said)
 
 

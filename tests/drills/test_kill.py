@@ -78,21 +78,27 @@ def _kill_the_launcher(words, run, told):
 
 
 def _kill_in_a_checkpoint(words, run, told):
+    seen = set(_being_written(run))  # by the job before
     job = start("train", *words)
     while True:
-        writing = wait_for(lambda: list((run / "checkpoints").glob("*.writing-*")), job, every=0.0)
+        [writing] = wait_for(lambda: set(_being_written(run)) - seen, job, every=0.0)
         everybody = family_of(job)
         for process in everybody:
             process.suspend()
-        if writing[0].exists() and not (writing[0] / "manifest.json").exists():
+        if writing.exists() and not (writing / "manifest.json").exists():
             break
-        for process in everybody:  # too late: it was committed while we were looking; catch the next one
+        seen.add(writing)  # it was committed while we were looking: catch the next one
+        for process in everybody:
             process.resume()
-    told.half_written = int(writing[0].name.removeprefix("step-").partition(".")[0])
+    told.half_written = int(writing.name.removeprefix("step-").partition(".")[0])
     for process in [psutil.Process(job.pid), *everybody]:
         process.send_signal(signal.SIGKILL)
     job.communicate(timeout=120)
     told.saved.append(checkpoints(run)[-1])
+
+
+def _being_written(run):
+    return (run / "checkpoints").glob("*.writing-*")
 
 
 def _is_rank(process, rank):
