@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 _FACTORIES = ("tensor", "zeros", "empty", "ones", "full", "arange", "rand", "randn", "randint", "as_tensor", "eye")
 _LIKE = ("zeros_like", "empty_like", "ones_like", "full_like", "rand_like")
@@ -109,6 +110,9 @@ def install() -> None:
     cuda: Any = torch.cuda
     cpu = torch.device("cpu")
 
+    # `with torch.device("meta")` knows factories by identity, from a table made at first use: it must know the real
+    # ones, which the wrappers call, or it would pass them over.
+    _device_constructors()
     for name in (*_FACTORIES, *_LIKE):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     tensor: Any = torch.Tensor

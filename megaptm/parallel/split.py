@@ -109,13 +109,18 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
     placements = {name: _place(module, name, parameter, ranks, rank) for name, module, parameter in _owned(model)}
     if ranks > 1:
         _swap(model, config, ranks, rank)
-        _mark_tensor_parallel(model, placements)
         _set_random_streams(model, sequence_parallel=config.sequence_parallel)
         if config.sequence_parallel:
             model.enter = scatter_to_sequence_parallel_region
             model.leave = _gather_for_replicated_heads
-            _mark_sequence_parallel(model, placements)
     return placements
+
+
+def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:
+    """Tell megatron-core which parameters are slices; once they have memory, for on the meta device they are others."""
+    _mark_tensor_parallel(model, placements)
+    if config.sequence_parallel:
+        _mark_sequence_parallel(model, placements)
 
 
 def _gather_for_replicated_heads(x_SBD: Tensor) -> Tensor:

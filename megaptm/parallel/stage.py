@@ -15,7 +15,7 @@ from megaptm.layers.layer import Stack
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, Part
 from megaptm.parallel.groups import Ranks, device
-from megaptm.parallel.split import Placement, split_model
+from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import ModelSpec
 
 Output = Tensor | dict[str, tuple[Tensor, Tensor]]
@@ -106,6 +106,7 @@ def _build(
         model = Model(spec, part)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
     model.to_empty(device=device())
+    mark_parameters(model, config, placements)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             place = placements[name]

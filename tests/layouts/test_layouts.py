@@ -1,6 +1,7 @@
 """Promise 1: the losses and the gradient norm are those of one process, whatever the layout, for every family."""
 
 import pytest
+import torch
 
 from megaptm.config import Layout
 from tests.layouts.cases import LOSSES, train_steps
@@ -46,3 +47,13 @@ def test_bf16_stays_close_in_every_layout(pool, family, name):
     one = pool.run(1, train_steps, family, Layout(microbatch=2), 5, "bf16")[0]
     for result in pool.run(layout.processes, train_steps, family, layout, 5, "bf16"):
         assert result["losses"] == pytest.approx(one["losses"], rel=5e-3)
+
+
+def test_the_stand_in_for_cuda_leaves_default_devices_alone(pool):
+    assert pool.run(1, devices_under_meta) == [{"meta"}]
+
+
+def devices_under_meta():
+    with torch.device("meta"):
+        made = [torch.empty(2), torch.zeros(2), torch.arange(2), torch.full((2,), 1.0), torch.tensor([1])]
+    return {tensor.device.type for tensor in made}
