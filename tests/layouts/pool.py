@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import contextlib
 import multiprocessing as mp
 import os
 import tempfile
@@ -38,8 +37,6 @@ class Pool:
             if not pipe.poll(seconds):
                 raise TimeoutError(f"{function.__name__} did not answer in {seconds} s")
             answers.append(pipe.recv())
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(file)
         for rank, (result, error) in enumerate(answers):
             if error is not None:
                 raise AssertionError(f"rank {rank} of {world}:\n{error}\n{result or ''}")
