@@ -1,4 +1,5 @@
 """From raw text to a corpus folder: read, clean, deduplicate, tokenize, shard, on Ray or in one process.
 
-`build.build_corpus` shows the path of a document; a step is one class in `steps`, a format one reader in `readers`.
+`build.corpus.build_corpus` shows the path of a document. A step is one class in `clean`, a format one reader in
+`sources`.
 """

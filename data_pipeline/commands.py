@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from data_pipeline.build import build_corpus, read_sources, train_on
+from data_pipeline.build.corpus import build_corpus, read_sources, train_on
+from data_pipeline.build.selection import select
+from data_pipeline.build.workers import InProcess
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
-from data_pipeline.readers import OnError
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
-from data_pipeline.selection import select
-from data_pipeline.sources import find_files
+from data_pipeline.sources.files import find_files
+from data_pipeline.sources.readers import OnError
 from data_pipeline.verify import verify_corpus
-from data_pipeline.workers import InProcess
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 EXAMPLES = 5
-"""Names kept for each reason: enough to go and look."""
+"""Documents kept for each reason: enough to go and look."""
+EXAMPLE_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -18,23 +21,27 @@ class Document:
     """Where it came from, `folder/file.txt` or `file.jsonl:12`; kept beside its tokens."""
     form: str = "prose"
     """`prose` or `code`: how it divides into sentences."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What readers and steps learned, as JSON can say it: `language`, `url`, `turns` ([[first character, role], ...]),
+    `image` (the file that the text belongs to)."""
 
 
 @dataclass
 class Dropped:
-    """How many documents were left out for each reason, and the names of a few."""
+    """How many documents were left out for each reason, and the beginnings of a few."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """reason -> (source, first characters of the text)"""
 
-    def add(self, reason: str, source: str) -> None:
+    def add(self, reason: str, source: str, text: str = "") -> None:
         self.counts[reason] += 1
-        names = self.examples.setdefault(reason, [])
-        if len(names) < EXAMPLES:
-            names.append(source)
+        kept = self.examples.setdefault(reason, [])
+        if len(kept) < EXAMPLES:
+            kept.append((source, text[:EXAMPLE_CHARACTERS]))
 
     def merge(self, other: Dropped) -> None:
         self.counts.update(other.counts)
-        for reason, names in other.examples.items():
+        for reason, theirs in other.examples.items():
             mine = self.examples.setdefault(reason, [])
-            mine.extend(names[: EXAMPLES - len(mine)])
+            mine.extend(theirs[: EXAMPLES - len(mine)])

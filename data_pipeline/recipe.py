@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from data_pipeline.readers import OnError
-from data_pipeline.steps import CLEAN, STEPS, Step
+from data_pipeline.clean.steps import CLEAN, STEPS, Step
+from data_pipeline.sources.readers import OnError
 from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS
 

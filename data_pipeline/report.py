@@ -26,8 +26,8 @@ class CorpusReport:
     """split -> documents, tokens, bytes (of the text in UTF-8), shards"""
     dropped: dict[str, int]
     """reason -> documents"""
-    examples: dict[str, list[str]]
-    """reason -> the names of a few"""
+    examples: dict[str, list[tuple[str, str]]]
+    """reason -> where a few came from, and how each begins"""
     lengths: dict[int, int]
     """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens"""
     tokenizer: dict[str, Any]
@@ -71,7 +71,7 @@ class CorpusReport:
     def _left_out(self) -> list[str]:
         lines = []
         for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
-            names = ", ".join(self.examples.get(reason, ())[:2])
+            names = ", ".join(source for source, _ in self.examples.get(reason, ())[:2])
             lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}")
         return lines
 

@@ -24,7 +24,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from data_pipeline.sources import JSON_LINES, PYTHON_LIBRARY
+from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError

@@ -22,8 +22,9 @@ MAY_IMPORT = {
     "layers": ("spec",),
     "losses": ("spec", "layers"),
     "models": ("spec", "layers", "losses"),
+    "storage": (),
     "tokenizers": ("objectives",),
-    "data": ("objectives",),
+    "data": ("objectives", "storage"),
     "track": (),
     "checkpoint": (),
     "resilience": ("checkpoint",),
@@ -36,7 +37,7 @@ MAY_IMPORT = {
 }
 ENTRANCES = ("__main__", "commands", "demo")
 """The command line, which may import everything."""
-PIPELINE_MAY_IMPORT = ("tokenizers", "data", "objectives")
+PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "storage", "tokenizers")
 
 
 def modules(package):

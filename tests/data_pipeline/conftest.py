@@ -47,4 +47,4 @@ def recipe(text: Path) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.PART_BYTES", 100 << 10)
+    monkeypatch.setattr("data_pipeline.build.corpus.PART_BYTES", 100 << 10)

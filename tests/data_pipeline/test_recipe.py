@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.clean.steps import DropShort, Normalize
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
-from data_pipeline.steps import DropShort, Normalize
 from megaptm.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]

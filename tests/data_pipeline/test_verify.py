@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.build import build_corpus
+from data_pipeline.build.corpus import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.verify import Check, verify_corpus
 from megaptm.data.shards import ShardWriter, read_manifest, write_manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from data_pipeline.build import build_corpus
+from data_pipeline.build.corpus import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import Piece

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.output import building
+from data_pipeline.build.output import building
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 
@@ -39,7 +39,7 @@ def test_a_failed_build_leaves_nothing(failure, tmp_path):
 
 def test_a_build_removes_what_a_killed_one_left(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from data_pipeline.output import building\n"
+        "import os, sys; from pathlib import Path; from data_pipeline.build.output import building\n"
         "with building(Path(sys.argv[1]), overwrite=False) as work:\n"
         "    (work / 'left').mkdir(); (work / 'left' / 'over').touch(); (work / 'stale.tar').touch(); os._exit(9)\n"
     )

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from data_pipeline.annotate.sentences import split_sentences
+from data_pipeline.build.parts import read_documents
 from data_pipeline.document import Document, Dropped
-from data_pipeline.parts import read_documents
-from data_pipeline.sentences import split_sentences
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.tokenizers import Tokenizer, load
 

@@ -11,16 +11,16 @@ from typing import TypeVar
 import numpy as np
 from rich.console import Console
 
+from data_pipeline.build.output import building
+from data_pipeline.build.parts import PartJob, make_part, read_documents
+from data_pipeline.build.selection import Selection, Table, select, shards_of, smallest_hashes
+from data_pipeline.build.tokenizing import ShardJob, ShardResult, write_shard
+from data_pipeline.build.workers import Workers, open_workers
 from data_pipeline.document import Dropped
-from data_pipeline.output import building
-from data_pipeline.parts import PartJob, make_part, read_documents
 from data_pipeline.progress import Stages
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.report import CorpusReport
-from data_pipeline.selection import Selection, Table, select, shards_of, smallest_hashes
-from data_pipeline.sources import InputFile, find_files, partition
-from data_pipeline.tokenizing import ShardJob, ShardResult, write_shard
-from data_pipeline.workers import Workers, open_workers
+from data_pipeline.sources.files import InputFile, find_files, partition
 from megaptm import __version__
 from megaptm.data.shards import Manifest, Split, write_manifest
 from megaptm.errors import UserError

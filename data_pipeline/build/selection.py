@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.parts import Part
+from data_pipeline.build.parts import Part
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.build import build_corpus
+from data_pipeline.annotate.sentences import split_sentences
+from data_pipeline.build.corpus import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
-from data_pipeline.sentences import split_sentences
 from megaptm.data.shards import Corpus, read_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
@@ -47,7 +47,7 @@ def test_the_report_counts_what_arrived_and_what_did_not(built):
     report = json.loads((built / "report.json").read_text(encoding="utf-8"))
     splits = read_manifest(built).splits
     assert report["dropped"] == {"not UTF-8": 1, "empty": 1, "shorter than 16 characters": 1, "duplicate": 2}
-    assert report["examples"]["not UTF-8"] == ["library/latin.txt"]
+    assert report["examples"]["not UTF-8"] == [["library/latin.txt", ""]]
     assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
     assert report["tokens"] == sum(split.tokens for split in splits.values())
     assert report["tokens_per_byte"] == report["tokens"] / report["bytes"]
@@ -82,7 +82,7 @@ def test_building_again_gives_the_same_bytes_and_another_seed_does_not(built, re
 
 
 def test_parts_of_another_size_change_nothing(built, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.PART_BYTES", 1)
+    monkeypatch.setattr("data_pipeline.build.corpus.PART_BYTES", 1)
     build_corpus(recipe, tmp_path / "again", workers=0)
     assert files_of(tmp_path / "again") == files_of(built)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipeline.clean.steps import Step, run_steps
 from data_pipeline.document import Document, Dropped
-from data_pipeline.readers import OnError, read
-from data_pipeline.sources import InputFile
-from data_pipeline.steps import Step, run_steps
+from data_pipeline.sources.files import InputFile
+from data_pipeline.sources.readers import OnError, read
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.sources import PYTHON_LIBRARY, InputFile, find_files, partition
+from data_pipeline.sources.files import PYTHON_LIBRARY, InputFile, find_files, partition
 from megaptm.errors import UserError
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.document import Dropped
-from data_pipeline.readers import read
-from data_pipeline.sources import InputFile
+from data_pipeline.sources.files import InputFile
+from data_pipeline.sources.readers import read
 from megaptm.errors import UserError
 
 
@@ -52,7 +52,7 @@ def test_a_broken_line_is_counted_or_ends_the_build_and_its_neighbors_are_read(l
     documents, dropped = read_all(path)
     assert [document.text for document in documents] == ["one", "three"]
     assert dropped.counts == {reason: 1}
-    assert dropped.examples == {reason: ["a.jsonl:2"]}
+    assert dropped.examples == {reason: [("a.jsonl:2", "")]}
     with pytest.raises(UserError, match=said) as error:
         read_all(path, "fail")
     assert str(path) in str(error.value)
@@ -61,7 +61,7 @@ def test_a_broken_line_is_counted_or_ends_the_build_and_its_neighbors_are_read(l
 def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_byte(text):
     documents, dropped = read_all(text / "latin.txt")
     assert documents == []
-    assert dropped.examples == {"not UTF-8": ["latin.txt"]}
+    assert dropped.examples == {"not UTF-8": [("latin.txt", "")]}
     with pytest.raises(UserError, match=r"latin\.txt is not UTF-8: byte 0xe9 at offset 3"):
         read_all(text / "latin.txt", "fail")
 

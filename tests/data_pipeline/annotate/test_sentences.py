@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.sentences import split_sentences
+from data_pipeline.annotate.sentences import split_sentences
 
 
 @given(

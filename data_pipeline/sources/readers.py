@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from data_pipeline.document import Document, Dropped
-from data_pipeline.sources import CODE, JSON_LINES, InputFile
+from data_pipeline.sources.files import CODE, JSON_LINES, InputFile
 from megaptm.errors import UserError
 
 OnError = Literal["skip", "fail"]

@@ -36,7 +36,7 @@ class DropEmpty:
             if document.text.strip():
                 yield document
             else:
-                dropped.add("empty", document.source)
+                dropped.add("empty", document.source, document.text)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DropShort:
             if len(document.text.strip()) >= self.characters:
                 yield document
             else:
-                dropped.add(f"shorter than {self.characters} characters", document.source)
+                dropped.add(f"shorter than {self.characters} characters", document.source, document.text)
 
 
 @dataclass(frozen=True)

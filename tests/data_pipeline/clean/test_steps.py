@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.clean.steps import CLEAN, CutLong, DropEmpty, DropShort, Normalize, run_steps
 from data_pipeline.document import EXAMPLES, Document, Dropped
-from data_pipeline.steps import CLEAN, CutLong, DropEmpty, DropShort, Normalize, run_steps
 
 
 def clean(*texts: str, steps=CLEAN) -> tuple[list[str], Dropped]:
@@ -25,7 +25,7 @@ def test_empty_documents_are_dropped_with_a_reason():
     kept, dropped = clean("", " \n\t", "words", steps=[DropEmpty()])
     assert kept == ["words"]
     assert dropped.counts == {"empty": 2}
-    assert dropped.examples == {"empty": ["0.txt", "1.txt"]}
+    assert dropped.examples == {"empty": [("0.txt", ""), ("1.txt", " \n\t")]}
 
 
 def test_short_documents_are_dropped_with_a_reason():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.build import build_corpus
-from data_pipeline.workers import SMALL, InProcess, OnRay, open_workers
+from data_pipeline.build.corpus import build_corpus
+from data_pipeline.build.workers import SMALL, InProcess, OnRay, open_workers
 from megaptm.errors import UserError
 from tests.data_pipeline.test_build import files_of
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.build.parts import Part
+from data_pipeline.build.selection import Table, select, shards_of, smallest_hashes
 from data_pipeline.document import Dropped
-from data_pipeline.parts import Part
-from data_pipeline.selection import Table, select, shards_of, smallest_hashes
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=40)
 

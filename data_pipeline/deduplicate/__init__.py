@@ -1,0 +1,1 @@
+"""Which documents and paragraphs say again what an earlier one said."""
