@@ -1,1 +1,1 @@
-"""Files here and on object stores: one way to read and write them, with a deadline on every call and patience with both."""
+"""Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
