@@ -116,7 +116,6 @@ def main() -> None:
             )
         own, *others = seconds.values()
         metrics.append(f"METRIC step_{precision}_over_transformers {min(others) / own:.3f} ratio goal >=1.2")
-        metrics.append(f"METRIC step_{precision}_of_matmul {flops / own / limit:.3f} share goal >=0.8")
     print("\n".join(metrics))
 
 
