@@ -54,7 +54,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest) -> Check:
 
 def _check_shard(folder: Path, info: ShardInfo, manifest: Manifest) -> Check:
     try:
-        shard = Shard.open(folder, info, manifest.dtype, verify="hash")
+        shard = Shard.open(folder, info, manifest.dtype, manifest.fields, verify="hash")
         found = _compare(folder / info.name, shard, info, manifest.tokenizer["vocabulary"])
     except UserError as error:
         return Check(info.name, False, str(error))

@@ -23,15 +23,23 @@ BATCH_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
+class ShardPlace:
+    """Some documents of a part."""
+
+    stem: str
+    rows: np.ndarray
+    """int64, rising"""
+    first: int
+    """Number of the part's first document in the corpus; numbers of documents are the keys of samples."""
+
+
+@dataclass(frozen=True)
 class ShardJob:
     """What a worker needs to write a shard."""
 
     path: str
     dtype: str
-    places: tuple[tuple[str, np.ndarray], ...]
-    """Path of a part, int64 offsets of documents in it."""
-    keys: np.ndarray
-    """int64 [documents]"""
+    places: tuple[ShardPlace, ...]
     tokenizer: str
     """Its folder."""
     fingerprint: str
@@ -51,10 +59,11 @@ class ShardResult:
 def write_shard(job: ShardJob) -> ShardResult:
     """Tokenize and write one shard."""
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
-    documents = (document for path, offsets in job.places for document in read_documents(path, offsets))
-    keys = iter(job.keys.tolist())
+    documents = (document for place in job.places for document in read_documents(place.stem, place.rows))
+    keys = (place.first + row for place in job.places for row in place.rows.tolist())
     lengths, dropped = np.zeros(64, dtype=np.int64), Dropped()
-    writer = ShardWriter(job.path, dtype=job.dtype)
+    fields = ("tokens", "sentences") if job.sentences else ("tokens",)
+    writer = ShardWriter(job.path, dtype=job.dtype, fields=fields)
     try:
         for batch in _batches(documents):
             for document, (ids, starts) in zip(batch, _encode(tokenizer, batch, job.sentences), strict=True):
@@ -64,7 +73,8 @@ def write_shard(job: ShardJob) -> ShardResult:
                     continue
                 lengths[len(ids).bit_length() - 1] += 1
                 size = len(document.text.encode())
-                writer.add(key, ids, sentences=starts, meta={"source": document.source}, text_bytes=size)
+                annotations = {} if starts is None else {"sentences": starts}
+                writer.add(key, ids, annotations, meta={"source": document.source}, text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close

@@ -17,6 +17,11 @@ from megaptm.errors import UserError
 FORMAT = "megaptm-corpus-1"
 MANIFEST = "manifest.json"
 
+ANNOTATIONS = {"sentences": 1, "words": 1, "tags": 3, "turns": 2}
+"""What may be known of places in a document, and how many int32 each place takes. The first is always the token where
+the thing starts, rising; a tag goes on with the token after its last and the number of its label, a turn with the
+number of its role."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
@@ -64,7 +69,7 @@ class Manifest:
     dtype: str
     """Of the stored token ids: `uint16` or `uint32`."""
     fields: tuple[str, ...]
-    """What each sample has: `tokens`, and `sentences` where their boundaries were kept."""
+    """What documents may have, `tokens` first: annotations (`sentences`), and suffixes of blobs (`jpg`)."""
     splits: Mapping[str, Split]
     tokenizer: Mapping[str, Any]
     """`kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""

@@ -43,23 +43,24 @@ def tiny_corpus(
     """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
+    fields = ("tokens", "sentences") if sentences else ("tokens",)
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
     key = 0
     for split, count, parts in (("train", documents, shards), ("validation", validation, 1)):
         for part, keys in enumerate(np.array_split(np.arange(count), parts)):
-            with ShardWriter(folder / f"{split}-{part:06d}.tar", dtype="uint16") as writer:
+            with ShardWriter(folder / f"{split}-{part:06d}.tar", "uint16", fields) as writer:
                 for _ in keys:
                     tokens = rng.integers(SPECIALS, vocabulary, rng.integers(*lengths, endpoint=True))
                     # A sentence every ten tokens or so; the first always starts at 0.
                     starts = np.flatnonzero(rng.random(len(tokens)) < 0.1)
-                    starts = np.union1d([0], starts) if sentences else None
-                    writer.add(key, tokens, sentences=starts, meta={"source": split}, text_bytes=4 * len(tokens))
+                    known = {"sentences": np.union1d([0], starts)} if sentences else {}
+                    writer.add(key, tokens, known, meta={"source": split}, text_bytes=4 * len(tokens))
                     key += 1
             splits[split].append(writer.close())
     return write_manifest(
         folder,
         dtype="uint16",
-        fields=("tokens", "sentences") if sentences else ("tokens",),
+        fields=fields,
         splits=splits,
         tokenizer={"kind": "byte-bpe", "vocabulary": vocabulary, "fingerprint": fingerprint},
         made_from={"seed": seed},

@@ -9,20 +9,21 @@ from megaptm.data.shards import Corpus, Shard, ShardWriter, check_shard, read_ma
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 
+FIELDS = ("tokens", "sentences")
 DOCUMENTS = [([5, 6, 7], [0], {"source": "a"}), ([65535, 0, 9, 10], [0, 2], None), ([1], None, {"source": "ü"})]
 
 
 @pytest.fixture
 def shard(tmp_path):
-    with ShardWriter(tmp_path / "train-000000.tar", dtype="uint16") as writer:
+    with ShardWriter(tmp_path / "train-000000.tar", "uint16", FIELDS) as writer:
         for key, (tokens, sentences, meta) in enumerate(DOCUMENTS):
-            writer.add(key, tokens, sentences=sentences, meta=meta, text_bytes=10)
+            writer.add(key, tokens, {"sentences": sentences} if sentences else {}, meta=meta, text_bytes=10)
     return tmp_path, writer.close()
 
 
 def test_random_access_equals_what_was_written(shard):
     folder, info = shard
-    opened = Shard.open(folder, info, "uint16", verify="hash")
+    opened = Shard.open(folder, info, "uint16", FIELDS, verify="hash")
     assert [opened.tokens(i).tolist() for i in (2, 0, 1)] == [DOCUMENTS[i][0] for i in (2, 0, 1)]
     assert [opened.sentences(i).tolist() for i in range(3)] == [[0], [0, 2], [0]]
     assert opened.tokens(1, 1, 3).tolist() == [0, 9]
@@ -66,12 +67,37 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "sentences", "message"),
-    [([], None, "non-empty"), ([70000], None, "do not fit"), ([-1], None, "do not fit"), ([1, 2], [1], "rise from 0")],
+    ("tokens", "annotations", "message"),
+    [
+        ([], {}, "non-empty"),
+        ([70000], {}, "do not fit"),
+        ([-1], {}, "do not fit"),
+        ([1, 2], {"sentences": [1]}, "rise from 0"),
+        ([1, 2], {"sentences": [0, 2]}, "must rise and stay below 2"),
+        ([1, 2], {"tags": [0, 1]}, "3 numbers a row"),
+        ([1, 2], {"tags": [[1, 2, 0], [0, 1, 0]]}, "must rise"),
+        ([1, 2], {"words": [0]}, "words is not among the fields"),
+    ],
 )
-def test_documents_that_cannot_be_stored_are_refused(tmp_path, tokens, sentences, message):
-    with pytest.raises(ValueError, match=message), ShardWriter(tmp_path / "train-000000.tar") as writer:
-        writer.add(0, tokens, sentences=sentences)
+def test_documents_that_cannot_be_stored_are_refused(tmp_path, tokens, annotations, message):
+    fields = ("tokens", "sentences", "tags")
+    with pytest.raises(ValueError, match=message), ShardWriter(tmp_path / "t.tar", "uint16", fields) as writer:
+        writer.add(0, tokens, annotations)
+
+
+def test_annotations_and_blobs_come_back_as_they_were(tmp_path):
+    fields = ("tokens", "words", "tags", "jpg")
+    with ShardWriter(tmp_path / "train-000000.tar", "uint16", fields) as writer:
+        writer.add(0, [7, 8, 9], {"words": [0, 2], "tags": [[0, 1, 5], [0, 3, 6]]}, {"jpg": b"not a picture"})
+        writer.add(1, [7], {"tags": np.zeros((0, 3))})
+    shard = Shard.open(tmp_path, writer.close(), "uint16", fields)
+    assert [shard.annotation("words", document).tolist() for document in (0, 1)] == [[0, 2], []]
+    assert shard.annotation("tags", 0).tolist() == [[0, 1, 5], [0, 3, 6]]
+    assert shard.annotation("tags", 1).shape == (0, 3)
+    assert shard.annotation("turns", 0).shape == (0, 2)
+    assert [shard.blob("jpg", document) for document in (0, 1)] == [b"not a picture", b""]
+    listed = subprocess.run(["tar", "-xOf", tmp_path / "train-000000.tar", "000000000000.jpg"], capture_output=True)
+    assert listed.stdout == b"not a picture"
 
 
 def test_a_truncated_shard_is_named(tmp_path):

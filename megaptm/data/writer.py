@@ -1,0 +1,164 @@
+"""Writes a shard: the same documents make the same bytes, and it is there whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from megaptm.data.manifest import ANNOTATIONS, ShardInfo, index_name, np_name, replace_file
+
+
+class ShardWriter:
+    """Writes one shard and its index under a temporary name, and renames both when the block ends without an error.
+
+    >>> with ShardWriter(folder / "train-000000.tar", dtype="uint16") as writer:
+    ...     writer.add(0, tokens, {"sentences": [0, 17]}, meta={"source": "a.txt"}, text_bytes=93)
+    >>> writer.close()          # the ShardInfo for `write_manifest`
+
+    `fields` are the manifest's: `tokens`, then the annotations and the suffixes of blobs that documents may have.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dtype: Any = "uint16", fields: Sequence[str] = ("tokens",)):
+        if not fields or fields[0] != "tokens" or len(set(fields)) < len(fields) or "json" in fields:
+            raise ValueError(f"fields must be `tokens` and then other names, each once, not {fields}.")
+        self.path = Path(path)
+        self.dtype = np.dtype(np_name(dtype)).newbyteorder("<")
+        self.fields = tuple(fields)
+        self._index: list[tuple[int, ...]] = []
+        self._hash = hashlib.sha256()
+        self._position = 0
+        self.tokens = 0
+        """Tokens added so far, to decide when the next shard begins."""
+        self._text_bytes = 0
+        self._info: ShardInfo | None = None
+        # A name of its own for each attempt: a worker believed dead may still be writing the same shard.
+        self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        self._file: BinaryIO = self._part.open("xb")
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def add(
+        self,
+        key: int | str,
+        tokens: Any,
+        annotations: Mapping[str, Any] = MappingProxyType({}),
+        blobs: Mapping[str, bytes] = MappingProxyType({}),
+        meta: Mapping[str, Any] | None = None,
+        text_bytes: int = 0,
+    ) -> None:
+        """Append a document; `key` must be unique in the corpus, `text_bytes` is the size of its text in UTF-8."""
+        if unknown := (annotations.keys() | blobs.keys()) - set(self.fields[1:]):
+            raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not among the fields {self.fields}.")
+        ids = self._checked_ids(key, tokens)
+        name = f"{int(key):012d}"
+        places = [self._array(f"{name}.tokens.npy", ids)]
+        for field in self.fields[1:]:
+            if field in annotations:
+                starts = _checked_annotation(f"document {key}: {field}", field, annotations[field], len(ids))
+                places.append(self._array(f"{name}.{field}.npy", starts))
+            elif field in blobs:
+                size = len(blobs[field])
+                places.append((self._member(f"{name}.{field}", blobs[field]) - size, size))
+            else:
+                places.append((0, 0))
+        if meta is not None:
+            self._member(f"{name}.json", json.dumps(meta, sort_keys=True, ensure_ascii=False).encode())
+        self._index.append(tuple(number for place in places for number in place))
+        self.tokens += len(ids)
+        self._text_bytes += text_bytes
+
+    def _checked_ids(self, key: int | str, tokens: Any) -> np.ndarray:
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or not len(ids):
+            raise ValueError(f"document {key}: tokens must be a non-empty list of ids, not of shape {ids.shape}.")
+        if ids.min() < 0 or ids.max() > np.iinfo(self.dtype).max:
+            raise ValueError(f"document {key}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name}.")
+        return ids.astype(self.dtype)
+
+    def close(self) -> ShardInfo:
+        """Finish the files and say what is in them; calling it again says it again."""
+        if self._info is None:
+            self._write(bytes(2 * tarfile.BLOCKSIZE))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            rows = np.array(self._index, dtype="<i8").reshape(-1, 2 * len(self.fields))
+            index = _npy(rows)
+            # The index goes first: a tar in place always has one.
+            replace_file(self.path.with_name(index_name(self.path.name)), index)
+            self._part.replace(self.path)
+            self._info = ShardInfo(
+                name=self.path.name,
+                samples=len(rows),
+                tokens=self.tokens,
+                bytes=self._text_bytes,
+                size=self._position,
+                sha256=self._hash.hexdigest(),
+                index_sha256=hashlib.sha256(index).hexdigest(),
+            )
+        return self._info
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+    def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
+        """Append an array as a member; returns where its numbers start, and its rows."""
+        return self._member(name, _npy(array)) - array.nbytes, len(array)
+
+    def _member(self, name: str, content: bytes) -> int:
+        """Append a file to the tar; returns the position just after its last byte."""
+        header = tarfile.TarInfo(name)  # mtime, uid, gid 0 and no owner: the bytes depend on the content only
+        header.size = len(content)
+        self._write(header.tobuf(tarfile.USTAR_FORMAT))
+        self._write(content)
+        end = self._position
+        self._write(bytes(-len(content) % tarfile.BLOCKSIZE))
+        return end
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._hash.update(content)
+        self._position += len(content)
+
+
+def _checked_annotation(what: str, name: str, values: Any, tokens: int) -> np.ndarray:
+    """int32 [n] or [n, columns], or a ValueError: places rise and lie in the document."""
+    columns = ANNOTATIONS.get(name)
+    if columns is None:
+        raise ValueError(f"{what} is none of the annotations {', '.join(ANNOTATIONS)}.")
+    rows = np.asarray(values, dtype="<i4")
+    if rows.shape != ((len(rows),) if columns == 1 else (len(rows), columns)):
+        raise ValueError(f"{what} must have {columns} numbers a row, not the shape {rows.shape}.")
+    starts = rows if columns == 1 else rows[:, 0]
+    if name == "sentences" and (not len(starts) or starts[0] != 0):
+        raise ValueError(f"{what} must rise from 0 and stay below {tokens}.")
+    # Two tags may start at one token, two words may not.
+    least = 1 if columns == 1 else 0
+    if len(starts) and (starts[0] < 0 or starts[-1] >= tokens or (np.diff(starts) < least).any()):
+        raise ValueError(f"{what} must rise and stay below {tokens}.")
+    return rows
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, version=(1, 0))
+    return buffer.getvalue()
