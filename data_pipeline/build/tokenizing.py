@@ -23,23 +23,15 @@ BATCH_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
-class ShardPlace:
-    """Some documents of a part."""
-
-    stem: str
-    rows: np.ndarray
-    """int64, rising"""
-    first: int
-    """Number of the part's first document in the corpus; numbers of documents are the keys of samples."""
-
-
-@dataclass(frozen=True)
 class ShardJob:
     """What a worker needs to write a shard."""
 
     path: str
     dtype: str
-    places: tuple[ShardPlace, ...]
+    places: tuple[tuple[str, np.ndarray], ...]
+    """Path of a part, int64 offsets of documents in it."""
+    keys: np.ndarray
+    """int64 [documents]"""
     tokenizer: str
     """Its folder."""
     fingerprint: str
@@ -59,8 +51,8 @@ class ShardResult:
 def write_shard(job: ShardJob) -> ShardResult:
     """Tokenize and write one shard."""
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
-    documents = (document for place in job.places for document in read_documents(place.stem, place.rows))
-    keys = (place.first + row for place in job.places for row in place.rows.tolist())
+    documents = (document for path, offsets in job.places for document in read_documents(path, offsets))
+    keys = iter(job.keys.tolist())
     lengths, dropped = np.zeros(64, dtype=np.int64), Dropped()
     fields = ("tokens", "sentences") if job.sentences else ("tokens",)
     writer = ShardWriter(job.path, dtype=job.dtype, fields=fields)
