@@ -1,4 +1,7 @@
-"""`manifest.json`: what a corpus folder holds, and the hashes that prove it; written last, so it means "finished"."""
+"""`manifest.json`: what a corpus holds, and the hashes that prove it; written last, so it means "finished".
+
+It stays small however many shards there are: they are rows of a table beside it, `table.ShardTable`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megaptm.data.files import npy_bytes, replace_file
+from megaptm.data.table import ShardInfo, ShardTable, table_name, table_of
 from megaptm.errors import UserError
 
-FORMAT = "megaptm-corpus-1"
+FORMAT = "megaptm-corpus-2"
 MANIFEST = "manifest.json"
 
 ANNOTATIONS = {"sentences": 1, "words": 1, "tags": 3, "turns": 2}
@@ -24,42 +29,13 @@ number of its role."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardInfo:
-    """What the manifest says of one shard."""
-
-    name: str
-    """File name in the corpus folder, `train-000000.tar`; its index is `train-000000.index.npy`."""
-    samples: int
-    tokens: int
-    bytes: int
-    """UTF-8 bytes of the text the tokens came from."""
-    size: int
-    """Bytes of the tar file."""
-    sha256: str
-    index_sha256: str
-
-    @property
-    def index_name(self) -> str:
-        return index_name(self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Split:
     """The shards of `train` or `validation`, and their sums."""
 
-    shards: tuple[ShardInfo, ...]
-
-    @property
-    def samples(self) -> int:
-        return sum(shard.samples for shard in self.shards)
-
-    @property
-    def tokens(self) -> int:
-        return sum(shard.tokens for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        return sum(shard.bytes for shard in self.shards)
+    shards: ShardTable
+    samples: int
+    tokens: int
+    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +46,13 @@ class Manifest:
     """Of the stored token ids: `uint16` or `uint32`."""
     fields: tuple[str, ...]
     """What documents may have, `tokens` first: annotations (`sentences`), and suffixes of blobs (`jpg`)."""
-    splits: Mapping[str, Split]
+    splits: Mapping[str, Split] = field(compare=False)  # the id compares them
     tokenizer: Mapping[str, Any]
     """`kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""
     made_from: Mapping[str, Any]
     """Pipeline spec, seed, versions: enough to build the same corpus again."""
     id: str
     """sha256 over everything else: two corpora with one id are the same corpus."""
-
-
-def index_name(shard_name: str) -> str:
-    """`train-000000.tar` -> `train-000000.index.npy`."""
-    return shard_name.removesuffix(".tar") + ".index.npy"
 
 
 def write_manifest(
@@ -93,12 +64,12 @@ def write_manifest(
     made_from: Mapping[str, Any],
     fields: Sequence[str] = ("tokens",),
 ) -> Manifest:
-    """Write `manifest.json` atomically; call it when every shard it names is in place."""
+    """Write the tables of shards and then `manifest.json`, atomically; call it when every shard is in place."""
     content: dict[str, Any] = {
         "format": FORMAT,
         "dtype": np_name(dtype),
         "fields": list(fields),
-        "splits": {name: _split_json(Split(shards=tuple(shards))) for name, shards in splits.items()},
+        "splits": {name: _write_split(Path(folder), name, shards) for name, shards in splits.items()},
         "tokenizer": dict(tokenizer),
         "made_from": dict(made_from),
     }
@@ -109,31 +80,33 @@ def write_manifest(
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check `manifest.json`."""
+    """Read and check `manifest.json` and the tables of shards that it names."""
     path = Path(folder) / MANIFEST
+    content = _read_content(path)
+    return Manifest(
+        dtype=content["dtype"],
+        fields=tuple(content["fields"]),
+        splits={name: _open_split(path.parent, name, split) for name, split in content["splits"].items()},
+        tokenizer=content["tokenizer"],
+        made_from=content["made_from"],
+        id=content["id"],
+    )
+
+
+def _read_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist, so {folder} is not a finished corpus: build it with `megaptm corpus build`."
+            f"{path} does not exist, so {path.parent} is not a finished corpus: build it with `megaptm corpus build`."
         ) from None
     except ValueError:
         raise UserError(f"{path} is not valid JSON: restore it or build the corpus again.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
-    if content.pop("id", None) != (identity := _identity(content)):
+    if content.get("id") != _identity(content):
         raise UserError(f"{path} was changed after it was written (its id does not match): build the corpus again.")
-    return Manifest(
-        dtype=content["dtype"],
-        fields=tuple(content["fields"]),
-        splits={
-            name: Split(shards=tuple(ShardInfo(**shard) for shard in split["shards"]))
-            for name, split in content["splits"].items()
-        },
-        tokenizer=content["tokenizer"],
-        made_from=content["made_from"],
-        id=identity,
-    )
+    return content
 
 
 def np_name(dtype: Any) -> str:
@@ -144,27 +117,20 @@ def np_name(dtype: Any) -> str:
     return name
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that a reader, or a crash, sees all of it or the old file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[str, Any]:
+    rows = table_of(name, shards)
+    table = npy_bytes(rows)
+    replace_file(folder / table_name(name), table)
+    sums = {column: int(rows[column].sum()) for column in ("samples", "tokens", "bytes")}
+    return {**sums, "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
 
 
-def _split_json(split: Split) -> dict[str, Any]:
-    return {
-        "samples": split.samples,
-        "tokens": split.tokens,
-        "bytes": split.bytes,
-        "shards": [asdict(shard) for shard in split.shards],
-    }
+def _open_split(folder: Path, name: str, content: Mapping[str, Any]) -> Split:
+    shards = ShardTable.open(folder, name, content["table_sha256"])
+    return Split(shards=shards, samples=content["samples"], tokens=content["tokens"], bytes=content["bytes"])
 
 
 def _identity(content: Mapping[str, Any]) -> str:
+    """sha256 over everything but the id: the tables, and so the shards, are in it with their hashes."""
+    content = {name: value for name, value in content.items() if name != "id"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

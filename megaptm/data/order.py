@@ -32,12 +32,22 @@ class Epoch:
     """How one epoch deals the shards into windows."""
 
     number: int
-    windows: list[np.ndarray]
-    """Shards of each window."""
+    shards: np.ndarray
+    """int64 [shards]: their order."""
+    window: int
+    """Shards of each window but the last, which may have fewer."""
     measures: np.ndarray
     """int64 [windows + 1]: the measure (see `Order.measure`) of all windows before each."""
     samples: np.ndarray
     """int64 [windows + 1]: samples that start before each window."""
+
+    def __len__(self) -> int:
+        """Number of windows."""
+        return len(self.samples) - 1
+
+    def shards_of(self, window: int) -> np.ndarray:
+        """int64 [shards]: the shards of a window."""
+        return self.shards[window * self.window : (window + 1) * self.window]
 
 
 @dataclass(frozen=True)
@@ -59,16 +69,28 @@ class OpenShards:
 
     def __init__(self, corpus: Corpus, split: str, verify: Verify, most_open: int):
         self.corpus = corpus
+        self.table = corpus.split(split).shards
         # A shard without documents has nothing to be found in it.
-        self.infos: tuple[ShardInfo, ...] = tuple(info for info in corpus.split(split).shards if info.samples)
+        self.rows = np.flatnonzero(self.table.rows["samples"])
+        """int64 [shards]: the row of the table that says what each is."""
         self.verify = verify
         # One byte a shard, shared with the loader's forked processes: each shard is hashed once, whoever comes first.
-        self._checked = mmap.mmap(-1, len(self.infos))
+        self._checked = mmap.mmap(-1, len(self.rows))
         self.get: Recent[int, Shard] = Recent(self._open, most_open)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def info(self, number: int) -> ShardInfo:
+        return self.table[int(self.rows[number])]
+
+    def sums(self, column: str) -> np.ndarray:
+        """int64 [shards]: a column of the table."""
+        return self.table.rows[column][self.rows]
 
     def _open(self, number: int) -> Shard:
         verify = "none" if self._checked[number] else self.verify
-        shard = self.corpus.open_shard(self.infos[number], verify)
+        shard = self.corpus.open_shard(self.info(number), verify)
         self._checked[number] = 1
         return shard
 
@@ -76,7 +98,7 @@ class OpenShards:
         return {name: value for name, value in self.__dict__.items() if name != "_checked"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _checked=mmap.mmap(-1, len(state["infos"])))
+        self.__dict__.update(state, _checked=mmap.mmap(-1, len(state["rows"])))
 
 
 class Order(ABC):
@@ -114,15 +136,15 @@ class Order(ABC):
         """How many samples start before a point of the epoch."""
 
     def _deal(self, number: int) -> Epoch:
-        order = self._generator("shards", number).permutation(len(self.shards.infos))
-        windows = [order[at : at + self.window] for at in range(0, len(order), self.window)]
-        measures = np.cumsum([0, *(self.shard_measures[window].sum() for window in windows)])
-        return Epoch(number, windows, measures, self._samples_before(measures))
+        order = self._generator("shards", number).permutation(len(self.shards))
+        windows = np.add.reduceat(self.shard_measures[order], np.arange(0, len(order), self.window))
+        measures = np.concatenate(([0], np.cumsum(windows)))
+        return Epoch(number, order, self.window, measures, self._samples_before(measures))
 
     def _shuffle(self, key: tuple[int, int]) -> Window:
         number, window = key
         epoch = self._epoch(number)
-        numbers = epoch.windows[window]
+        numbers = epoch.shards_of(window)
         opened = [self.shards.get(shard) for shard in numbers.tolist()]
         order = self._generator("documents", number, window).permutation(sum(map(len, opened)))
         tokens = np.concatenate([shard.index[:, TOKENS] for shard in opened])[order]
@@ -187,7 +209,7 @@ class StreamOrder(Order):
         return tokens + self.cut.slots
 
     def _shard_measures(self) -> np.ndarray:
-        return np.array([info.tokens + self.cut.slots * info.samples for info in self.shards.infos])
+        return self.shards.sums("tokens") + self.cut.slots * self.shards.sums("samples")
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
@@ -237,7 +259,7 @@ class PairOrder(Order):
             drawn = int(rng.integers(len(table.shard) - 1))
             drawn += drawn >= number
         else:
-            table = self._window((epoch, (window + 1) % len(self._epoch(epoch).windows)))
+            table = self._window((epoch, (window + 1) % len(self._epoch(epoch))))
             drawn = int(rng.integers(len(table.shard)))
         shard, document = self.shards.get(int(table.shard[drawn])), int(table.document[drawn])
         starts = shard.sentences(document)
@@ -250,7 +272,7 @@ class PairOrder(Order):
 
     def _shard_measures(self) -> np.ndarray:
         # Read once, when the mix is opened; 8 bytes of every 32 in the index, which stays in the page cache.
-        indexes = (open_index(self.corpus.folder, info) for info in self.shards.infos)
+        indexes = (open_index(self.corpus.folder, self.shards.info(number)) for number in range(len(self.shards)))
         return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:

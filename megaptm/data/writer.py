@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -15,7 +14,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from megaptm.data.manifest import ANNOTATIONS, ShardInfo, index_name, np_name, replace_file
+from megaptm.data.files import npy_bytes, replace_file
+from megaptm.data.manifest import ANNOTATIONS, np_name
+from megaptm.data.table import ShardInfo, index_name
 
 
 class ShardWriter:
@@ -100,7 +101,7 @@ class ShardWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             rows = np.array(self._index, dtype="<i8").reshape(-1, 2 * len(self.fields))
-            index = _npy(rows)
+            index = npy_bytes(rows)
             # The index goes first: a tar in place always has one.
             replace_file(self.path.with_name(index_name(self.path.name)), index)
             self._part.replace(self.path)
@@ -122,7 +123,7 @@ class ShardWriter:
 
     def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Append an array as a member; returns where its numbers start, and its rows."""
-        return self._member(name, _npy(array)) - array.nbytes, len(array)
+        return self._member(name, npy_bytes(array)) - array.nbytes, len(array)
 
     def _member(self, name: str, content: bytes) -> int:
         """Append a file to the tar; returns the position just after its last byte."""
@@ -156,9 +157,3 @@ def _checked_annotation(what: str, name: str, values: Any, tokens: int) -> np.nd
     if len(starts) and (starts[0] < 0 or starts[-1] >= tokens or (np.diff(starts) < least).any()):
         raise ValueError(f"{what} must rise and stay below {tokens}.")
     return rows
-
-
-def _npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, array, version=(1, 0))
-    return buffer.getvalue()

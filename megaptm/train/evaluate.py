@@ -17,8 +17,8 @@ from rich.table import Table
 
 from megaptm.config import Config
 from megaptm.data import Mix, open_mix
+from megaptm.data.files import replace_file
 from megaptm.data.loader import as_tensors, stacked
-from megaptm.data.manifest import replace_file
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError

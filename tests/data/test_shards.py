@@ -132,7 +132,7 @@ def test_a_folder_without_a_manifest_is_not_a_corpus(tmp_path):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize(("before", "after"), [('"seed": 0', '"seed": 1'), ("corpus-1", "corpus-0"), ("{", "")])
+@pytest.mark.parametrize(("before", "after"), [('"seed": 0', '"seed": 1'), ("corpus-2", "corpus-0"), ("{", "")])
 def test_an_edited_manifest_is_refused(tmp_path, before, after):
     tiny_corpus(tmp_path)
     path = tmp_path / "manifest.json"

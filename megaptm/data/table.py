@@ -1,0 +1,135 @@
+"""The table of a split's shards, `train.shards.npy`: a row of fixed width each, so that a million open in no time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from megaptm.errors import UserError
+
+ROW = np.dtype(
+    [
+        ("number", "<i8"),
+        ("samples", "<i8"),
+        ("tokens", "<i8"),
+        ("bytes", "<i8"),
+        ("size", "<i8"),
+        ("sha256", "u1", (32,)),
+        ("index_sha256", "u1", (32,)),
+    ]
+)
+"""A row of the table: the number in the shard's name, and what `ShardInfo` says of the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """What the manifest says of one shard."""
+
+    name: str
+    """File name in the corpus folder, `train-000000.tar`; its index is `train-000000.index.npy`."""
+    samples: int
+    tokens: int
+    bytes: int
+    """UTF-8 bytes of the text the tokens came from."""
+    size: int
+    """Bytes of the tar file."""
+    sha256: str
+    index_sha256: str
+
+    @property
+    def index_name(self) -> str:
+        return index_name(self.name)
+
+
+class ShardTable(Sequence[ShardInfo]):
+    """The rows of a split, mapped into memory. A pickle of it holds its path, not its rows."""
+
+    def __init__(self, path: Path, split: str):
+        self.path = path
+        self.split = split
+        self.rows = _mapped(path)
+        """`ROW` [shards]"""
+
+    @classmethod
+    def open(cls, folder: Path, split: str, sha256: str) -> ShardTable:
+        """The table of a split, after its hash was compared with the manifest's."""
+        path = folder / table_name(split)
+        try:
+            with path.open("rb") as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        except OSError:
+            raise UserError(
+                f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
+            ) from None
+        if not same:
+            raise UserError(
+                f"{path} is damaged (its sha256 is not the manifest's): copy it again or rebuild the corpus."
+            )
+        return cls(path, split)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[ShardInfo]: ...
+    def __getitem__(self, at: int | slice) -> ShardInfo | list[ShardInfo]:
+        if isinstance(at, slice):
+            return [self._info(row) for row in self.rows[at]]
+        return self._info(self.rows[at])
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return (self._info(row) for row in self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardTable, (self.path, self.split)
+
+    def _info(self, row: np.void) -> ShardInfo:
+        return ShardInfo(
+            name=shard_name(self.split, int(row["number"])),
+            **{column: int(row[column]) for column in ("samples", "tokens", "bytes", "size")},
+            sha256=row["sha256"].tobytes().hex(),
+            index_sha256=row["index_sha256"].tobytes().hex(),
+        )
+
+
+def table_of(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
+    """`ROW` [shards]: the rows that say what the given shards are."""
+    rows = np.zeros(len(shards), dtype=ROW)
+    for row, info in zip(rows, shards, strict=True):
+        row["number"] = number = int(info.name.removesuffix(".tar").rpartition("-")[2])
+        assert info.name == shard_name(split, number), f"{info.name} is no name for a shard of {split}"
+        for column in ("samples", "tokens", "bytes", "size"):
+            row[column] = getattr(info, column)
+        for column in ("sha256", "index_sha256"):
+            row[column] = np.frombuffer(bytes.fromhex(getattr(info, column)), dtype="u1")
+    return rows
+
+
+def shard_name(split: str, number: int) -> str:
+    """`train-000000.tar`."""
+    return f"{split}-{number:06d}.tar"
+
+
+def index_name(shard_name: str) -> str:
+    """`train-000000.tar` -> `train-000000.index.npy`."""
+    return shard_name.removesuffix(".tar") + ".index.npy"
+
+
+def table_name(split: str) -> str:
+    """`train` -> `train.shards.npy`."""
+    return f"{split}.shards.npy"
+
+
+def _mapped(path: Path) -> np.ndarray:
+    # Small ones are read whole: an array of no rows cannot be mapped.
+    rows = np.load(path, mmap_mode="r" if path.stat().st_size > 4096 else None)
+    if rows.dtype != ROW:
+        raise UserError(f"{path} is not a table of shards: rebuild the corpus with this version of megaptm.")
+    return rows
