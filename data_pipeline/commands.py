@@ -2,68 +2,61 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from data_pipeline.build.corpus import build_corpus, read_sources, train_on
-from data_pipeline.build.selection import select
+from data_pipeline.build.corpus import build_corpus, choose, read_parts, train_tokenizer
+from data_pipeline.build.work import Work
 from data_pipeline.build.workers import InProcess
+from data_pipeline.document import Dropped
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
-from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
+from data_pipeline.recipe import TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.sources.files import find_files
-from data_pipeline.sources.readers import OnError
+from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
+from megaptm.config.yamls import read_override
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer
 
 
-def build(
-    source: Sequence[str],
-    out: str,
-    *,
-    kind: str | None = None,
-    vocabulary: int | None = None,
-    lowercase: bool | None = None,
-    tokenizer: str | None = None,
-    validation: float | None = None,
-    seed: int | None = None,
-    limit_bytes: int | None = None,
-    shard_bytes: int | None = None,
-    on_error: OnError | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
-    console: Console | None = None,
-) -> CorpusReport:
-    """Build a corpus folder and print its report.
+def build(words: Sequence[str], *, console: Console | None = None) -> CorpusReport:
+    """Build a corpus and print its report.
 
-    `source` is files, folders, globs or `python-library`; or one recipe (.yaml), whose settings the other arguments
-    change. What is neither given nor in a recipe is as `Recipe` says.
+    `words` are sources (files, folders, globs, `python-library`) or one recipe (.yaml), and `key=value` settings: those
+    of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, on which its bytes do not depend.
     """
     console = console or Console()
-    if tokenizer is not None and (kind, vocabulary, lowercase) != (None, None, None):
-        raise UserError(
-            "a tokenizer folder fixes its own kind, vocabulary and case: give the folder, or what to train, not both."
-        )
-    recipe = _recipe(source)
-    trained = _given(kind=kind, vocabulary=vocabulary, lowercase=lowercase)
-    if tokenizer is not None:
-        recipe = replace(recipe, tokenizer=TokenizerRecipe(folder=tokenizer))
-    elif trained:
-        recipe = replace(recipe, tokenizer=replace(recipe.tokenizer, folder=None, **trained))
-    changes = _given(
-        validation=validation, seed=seed, limit_bytes=limit_bytes, shard_bytes=shard_bytes, on_error=on_error
-    )
-    report = build_corpus(replace(recipe, **changes), out, workers=workers, overwrite=overwrite, console=console)
+    sources = [word for word in words if not _is_setting(word)]
+    settings = [word for word in words if _is_setting(word)]
+    asked = [word for word in settings if word.partition("=")[0] in Build.__annotations__]
+    options = typed(Build, {key: value for word in asked for key, value in read_override(word).values.items()}, "build")
+    recipe = read_recipe(sources, [word for word in settings if word not in asked])
+    report = build_corpus(recipe, console=console, **asdict(options))
     report.print(console)
     return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """How and where a corpus is built: nothing that its bytes depend on."""
+
+    out: str
+    workers: int | None = None
+    overwrite: bool = False
+    scratch: str | None = None
+
+
+def _is_setting(word: str) -> bool:
+    return re.match(r"[a-z_]+(\.[a-z_]+)*=", word) is not None and not Path(word).exists()
 
 
 def inspect(
@@ -106,22 +99,12 @@ def tokenizer_train(
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another place, or say that it may be overwritten.")
     wanted = TokenizerRecipe(kind=kind, vocabulary=vocabulary, lowercase=lowercase, sentinels=sentinels)
-    recipe = replace(_recipe(sources), tokenizer=wanted)
+    recipe = replace(read_recipe(sources), tokenizer=wanted)
     with tempfile.TemporaryDirectory() as scratch, Stages(console) as stages:
-        table, _ = read_sources(recipe, find_files(recipe.sources), Path(scratch), InProcess(), stages)
-        rows = select(table, validation=0, seed=recipe.seed, limit_bytes=recipe.limit_bytes).splits["train"]
-        with stages.stage("tokenizer"):
-            tokenizer = train_on(wanted, table, rows)
+        work = Work(Path(scratch), InProcess(), stages)
+        parts, _ = read_parts(recipe, find_files(recipe.sources), work)
+        selection = choose(replace(recipe, validation=0.0), parts, Dropped())
+        tokenizer = train_tokenizer(wanted, selection, work)
     tokenizer.save(folder)
     console.print(f"{folder}: {tokenizer.kind} tokenizer of {tokenizer.vocabulary:,} ids", highlight=False)
     return tokenizer
-
-
-def _recipe(source: Sequence[str]) -> Recipe:
-    if len(source) == 1 and source[0].endswith((".yaml", ".yml")):
-        return read_recipe(source[0])
-    return Recipe(sources=tuple(source))
-
-
-def _given(**settings: object) -> dict:
-    return {name: value for name, value in settings.items() if value is not None}

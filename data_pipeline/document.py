@@ -40,6 +40,10 @@ class Dropped:
         if len(kept) < EXAMPLES:
             kept.append((source, text[:EXAMPLE_CHARACTERS]))
 
+    def add_many(self, reason: str, count: int) -> None:
+        if count:
+            self.counts[reason] += count
+
     def merge(self, other: Dropped) -> None:
         self.counts.update(other.counts)
         for reason, theirs in other.examples.items():

@@ -1,17 +1,17 @@
-"""A corpus in one YAML: sources, steps, tokenizer, splits, seed."""
+"""A corpus in one YAML: sources, steps, deduplication, annotations, tokenizer, splits, seed."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from data_pipeline.clean.steps import CLEAN, STEPS, Step
 from data_pipeline.sources.readers import OnError
+from data_pipeline.typed import typed
+from megaptm.config.yamls import read_file, read_override
 from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS
 
@@ -21,7 +21,7 @@ class TokenizerRecipe:
     """A tokenizer to train on the corpus, or the folder of one that exists."""
 
     kind: str = "byte-bpe"
-    """`byte-bpe`, `wordpiece` or `unigram`."""
+    """One of `megaptm.tokenizers.KINDS`."""
     vocabulary: int = 8192
     """Number of ids, special ones included."""
     lowercase: bool = True
@@ -33,9 +33,9 @@ class TokenizerRecipe:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UserError(f"tokenizer.kind ({self.kind}) is not known: use one of {', '.join(KINDS)}.")
-        _check(_is_int(self.vocabulary), "tokenizer.vocabulary", self.vocabulary, "a number of ids")
-        _check(_is_int(self.sentinels) and self.sentinels >= 0, "tokenizer.sentinels", self.sentinels, "0 or more")
+            raise UserError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}.")
+        if self.sentinels < 0:
+            raise UserError(f"sentinels must be 0 or more, not {self.sentinels}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class Recipe:
     sources: tuple[str, ...]
     """Files, folders, globs, or `python-library`."""
     steps: tuple[Step, ...] = CLEAN
+    """What happens to each document, in this order."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float = 0.02
     """Share of the documents held out, by hash."""
@@ -55,23 +56,16 @@ class Recipe:
     shard_bytes: int = 8 << 20
     """Text in a shard."""
     on_error: OnError = "skip"
-    """A file that cannot be read is counted and left out (`skip`) or ends the build (`fail`)."""
+    """What cannot be read is counted and left out (`skip`) or ends the build (`fail`)."""
 
     def __post_init__(self) -> None:
-        named = bool(self.sources) and all(isinstance(source, str) for source in self.sources)
-        _check(named, "sources", list(self.sources), "at least one file, folder or glob")
-        _check(
-            _is_number(self.validation) and 0 <= self.validation < 1,
-            "validation",
-            self.validation,
-            "a share from 0 to below 1",
-        )
-        _check(_is_int(self.seed), "seed", self.seed, "a whole number")
+        if not self.sources:
+            raise UserError("sources must name at least one file, folder or glob.")
+        if not 0 <= self.validation < 1:
+            raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
         for name in ("limit_bytes", "shard_bytes"):
-            value = getattr(self, name)
-            good = (_is_int(value) and value > 0) or (name == "limit_bytes" and value is None)
-            _check(good, name, value, "a number of bytes above 0")
-        _check(self.on_error in ("skip", "fail"), "on_error", self.on_error, "`skip` or `fail`")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{name} must be 1 or more, not {value}.")
 
     def plain(self) -> dict[str, Any]:
         """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""
@@ -81,65 +75,57 @@ class Recipe:
         return content
 
 
-def read_recipe(path: str) -> Recipe:
-    """Read a recipe from YAML; `tokenizer` may be a folder's name in place of a table."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({' '.join(str(error).split())}): correct it.") from None
-    content = _table(content, Recipe, path)
-    if "sources" not in content:
-        raise UserError(f"{path} names no `sources`: list files, folders or globs under it.")
-    sources = content["sources"]
-    content["sources"] = tuple(sources if isinstance(sources, list) else [sources])
-    if "steps" in content:
-        content["steps"] = tuple(_step(step, path) for step in _list(content["steps"], f"{path}: steps"))
-    tokenizer = content.get("tokenizer", {})
-    tokenizer = {"folder": tokenizer} if isinstance(tokenizer, str) else tokenizer
-    content["tokenizer"] = TokenizerRecipe(**_table(tokenizer, TokenizerRecipe, f"{path}: tokenizer"))
-    return Recipe(**content)
+def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
+    """The recipe of one YAML file, or of the text that `source` names, with `key=value` settings over it."""
+    named = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
+    where = source[0] if named else "the corpus"
+    content: dict[str, Any] = read_file(Path(source[0])).values if named else {"sources": list(source)}
+    for setting in settings:
+        content = _over(content, read_override(setting).values)
+    ready = {name: read(content[name], where) for name, read in LISTS.items() if name in content}
+    if isinstance(folder := content.get("tokenizer"), str):
+        content["tokenizer"] = {"folder": folder}
+    return typed(Recipe, content, where, ready)
 
 
-def _step(written: Any, path: str) -> Step:
+def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others over them; a table is changed, not replaced."""
+    tables = {
+        name: _over(content[name], value)
+        for name, value in change.items()
+        if isinstance(value, Mapping) and isinstance(content.get(name), Mapping)
+    }
+    return {**content, **change, **tables}
+
+
+def _sources(written: Any, where: str) -> tuple[str, ...]:
+    """One source, or a list of them."""
+    sources = written if isinstance(written, list) else [written]
+    for number, source in enumerate(sources, 1):
+        if not isinstance(source, str):
+            raise UserError(f"{where}: source {number} holds {source!r} where a file, folder or glob is due.")
+    return tuple(sources)
+
+
+def _steps(written: Any, where: str) -> tuple[Step, ...]:
+    if not isinstance(written, list):
+        raise UserError(f"{where}: steps holds {written!r} where a list is due.")
+    return tuple(_step(step, where) for step in written)
+
+
+def _step(written: Any, where: str) -> Step:
     """`drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
     if not isinstance(name, str) or name not in STEPS:
-        raise UserError(f"{path}: step `{name}` is not known: use {', '.join(STEPS)}.")
-    return STEPS[name](**_table(options or {}, STEPS[name], f"{path}: step {name}"))
+        near = get_close_matches(str(name), STEPS, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"use {', '.join(STEPS)}."
+        raise UserError(f"{where}: unknown step {name}; {hint}")
+    return typed(STEPS[name], options or {}, f"{where}: step {name}")
 
 
 def _plain_step(step: Step) -> dict[str, Any]:
-    name = next(name for name, kind in STEPS.items() if isinstance(step, kind))
+    name = next(name for name, kind in STEPS.items() if type(step) is kind)
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass
 
 
-def _table(content: Any, kind: type, where: str) -> dict[str, Any]:
-    """A mapping whose keys are all fields of `kind`."""
-    if not isinstance(content, Mapping):
-        raise UserError(f"{where} holds {content!r} where a table of settings is due.")
-    known = [entry.name for entry in fields(kind)]
-    for key in content:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"use {', '.join(known) or 'none'}."
-            raise UserError(f"{where}: `{key}` is not a setting: {hint}")
-    return dict(content)
-
-
-def _list(content: Any, where: str) -> list[Any]:
-    if not isinstance(content, list):
-        raise UserError(f"{where} holds {content!r} where a list is due.")
-    return content
-
-
-def _check(good: bool, name: str, value: Any, due: str) -> None:
-    if not good:
-        raise UserError(f"{name} ({value}) must be {due}.")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_int(value) or isinstance(value, float)
+LISTS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from data_pipeline.build.tokenizing import ShardResult
+from data_pipeline.document import Dropped
+from megaptm.data.shards import Manifest, Split
+
 REPORT = "report.json"
+HTML = "report.html"
 BAR_WIDTH = 40
 
 
@@ -33,6 +40,8 @@ class CorpusReport:
     tokenizer: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     workers: int
+    found: int = 0
+    """Jobs that an earlier build had finished."""
     seconds: dict[str, float]
     """stage -> wall time"""
 
@@ -74,6 +83,28 @@ class CorpusReport:
             names = ", ".join(source for source, _ in self.examples.get(reason, ())[:2])
             lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}")
         return lines
+
+
+def report_on(
+    *, folder: str, manifest: Manifest, dropped: Dropped, results: Sequence[ShardResult], **rest: Any
+) -> CorpusReport:
+    """The report of a build, from its manifest and the account of each shard."""
+    counts = np.sum([result.lengths for result in results], axis=0)
+    return CorpusReport(
+        folder=folder,
+        id=manifest.id,
+        splits={name: _sums(split) for name, split in manifest.splits.items()},
+        dropped=dict(dropped.counts),
+        examples=dropped.examples,
+        lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
+        tokenizer=dict(manifest.tokenizer),
+        **rest,
+    )
+
+
+def _sums(split: Split) -> dict[str, int]:
+    sums = {"documents": split.samples, "tokens": split.tokens, "bytes": split.bytes}
+    return {**sums, "shards": len(split.shards)}
 
 
 def histogram(bins: dict[int, int], title: str) -> Table:

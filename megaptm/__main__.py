@@ -38,7 +38,7 @@ def main() -> None:
     From text to a model:
 
     \b
-      megaptm corpus build 'books/**/*.txt' --out corpora/books --vocabulary 4096
+      megaptm corpus build 'books/**/*.txt' out=corpora/books tokenizer.vocabulary=4096
       megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
       megaptm report runs/tiny-gpt2
       megaptm evaluate runs/tiny-gpt2

@@ -63,8 +63,8 @@ class Demo:
         done = (self.corpus / MANIFEST).exists()
         if done and (sources := read_manifest(self.corpus).made_from["recipe"]["sources"]) != [self.text]:
             raise UserError(f"{self.folder} was made from {', '.join(sources)}: remove it to begin with other text.")
-        size = ["--vocabulary", str(self.vocabulary), "--limit-bytes", str(LIMIT_BYTES), "--validation", "0.05"]
-        self.do(["corpus", "build", self.source(), "--out", str(self.corpus), *size, "--workers", "2"], done=done)
+        size = [f"tokenizer.vocabulary={self.vocabulary}", f"limit_bytes={LIMIT_BYTES}", "validation=0.05"]
+        self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size, "workers=2"], done=done)
 
     def source(self) -> str:
         """The text; a single file by a recipe that cuts it, since whole documents are held out."""

@@ -27,13 +27,11 @@ def real_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
             library = Path(sysconfig.get_path("stdlib"))
             folders[kind] = tmp_path_factory.mktemp("real-text") / kind
             commands.build(
-                [str(library / source) for source in SOURCES],
-                str(folders[kind]),
-                kind=kind,
-                vocabulary=VOCABULARIES[kind],
-                validation=0.1,
-                limit_bytes=1_500_000,
-                workers=0,
+                [
+                    *(str(library / source) for source in SOURCES),
+                    *(f"out={folders[kind]}", "workers=0", "validation=0.1", "limit_bytes=1500000"),
+                    *(f"tokenizer.kind={kind}", f"tokenizer.vocabulary={VOCABULARIES[kind]}"),
+                ],
                 console=Console(quiet=True),
             )
         return folders[kind]

@@ -98,7 +98,7 @@ def test_from_text_to_shards(tmp_path):
     for number in range(20):
         (tmp_path / f"books/{number}.txt").write_text(f"This is book {number}. It tells of {number} things.\n" * 20)
     done = megaptm(
-        *("corpus", "build", "books", "--out", "corpus", "--vocabulary", "300", "--validation", "0.2"), cwd=tmp_path
+        *("corpus", "build", "books", "out=corpus", "tokenizer.vocabulary=300", "validation=0.2"), cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert megaptm("corpus", "verify", "corpus", cwd=tmp_path).returncode == 0
@@ -112,7 +112,7 @@ def test_from_text_to_shards(tmp_path):
 
 
 def test_a_mistake_in_a_build_is_one_sentence(tmp_path):
-    done = megaptm("corpus", "build", "nowhere", "--out", "corpus", cwd=tmp_path)
+    done = megaptm("corpus", "build", "nowhere", "out=corpus", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,8 @@
-"""The corpus folder appears whole or not at all: it is built beside its place and renamed when it is finished."""
+"""The corpus appears whole or not at all: it is made in a folder of its own, which gets its name when it is finished.
+
+That folder outlives a build that is killed, and the next one goes on in it. It also outlives one that failed after a
+while: a mistake in the last file should not cost the work on all others.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,72 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+WORTH_KEEPING = 60.0
+"""Seconds of work that a build which fails does not throw away."""
+SCRATCH = "scratch"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a build writes."""
+
+    folder: Path
+    """The corpus in the making."""
+    scratch: Path
+    """Unfinished work; gone when the corpus is finished."""
+
+    def place(self, file: str | Path, name: str) -> None:
+        """Give a finished file of the scratch folder its name in the corpus; it stays where it is, too."""
+        try:
+            os.link(file, self.folder / name)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            shutil.copyfile(file, self.folder / name)
 
 
 @contextmanager
-def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder to build in, `<out>.building`, which becomes `out` when the block ends and vanishes when it fails."""
-    out = Path(os.path.abspath(out))  # `.` has no name to build beside
-    _check_free(out, overwrite)
-    work = out.with_name(out.name + ".building")
+def building(
+    out: str | Path, *, overwrite: bool, scratch: str | None = None, console: Console | None = None
+) -> Iterator[Output]:
+    """A folder to build in, `<out>.building`, which becomes `out` when the block ends."""
+    place = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name to build beside
+    _check_free(place, overwrite)
+    work = place.with_name(place.name + ".building")
+    begun = time.monotonic()
     try:
         work.mkdir(parents=True, exist_ok=True)
         with _locked(work):
             try:
-                _empty(work)  # what a build that was killed left here
-                yield work
-                _put(work, out)
+                output = Output(work, Path(scratch) if scratch else work / SCRATCH)
+                output.scratch.mkdir(parents=True, exist_ok=True)
+                _remove_all_but(work, output.scratch)
+                _remove_halves(output.scratch)
+                yield output
+                shutil.rmtree(output.scratch)
+                _put(work, place)
             except BaseException:
-                shutil.rmtree(work, ignore_errors=True)
+                if time.monotonic() - begun < WORTH_KEEPING:
+                    shutil.rmtree(work, ignore_errors=True)
+                elif console is not None:
+                    console.print(f"What is finished waits in {work}: the same command goes on from there.")
                 raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"the disk of {out} is full: free some space or choose another place.") from None
+            raise UserError(f"the disk of {place} is full: free some space or choose another place.") from None
         raise UserError(
-            f"{error.filename or out} cannot be written ({error.strerror}): choose another place."
+            f"{error.filename or place} cannot be written ({error.strerror}): choose another place."
         ) from None
 
 
@@ -68,9 +106,16 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _empty(folder: Path) -> None:
+def _remove_halves(folder: Path) -> None:
+    """What workers of a killed build were writing. One that still lives fails at its end, and nobody waits for it."""
+    for part in folder.rglob("*.part"):
+        part.unlink(missing_ok=True)
+
+
+def _remove_all_but(folder: Path, kept: Path) -> None:
     for entry in folder.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if entry != kept:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _put(work: Path, out: Path) -> None:

@@ -1,78 +1,153 @@
-"""Which documents are kept, in which split and which shard: decided from their hashes and sizes, without their text."""
+"""Which documents go where, decided from hashes and sizes alone, one part after the other: no table of all is held."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from data_pipeline.build.parts import Part
+EVERY = 1 << 64
+"""A bound that all 64-bit hashes lie below."""
+
+
+class Documents(Protocol):
+    """A part, as far as choosing goes."""
+
+    @property
+    def digests(self) -> np.ndarray:
+        """uint64 [n, 2]: 128-bit hashes of the texts."""
+        ...
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """int64 [n]: bytes of the texts."""
+        ...
+
+
+Place = tuple[int, np.ndarray]
+"""Number of a part, int64 rows of it, rising."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows are numbers of documents over all parts, rising; they double as the keys of samples."""
+    """Rules on a document's hashes. A document's split depends on its text and the seed, so that adding sources later
+    moves no document across."""
 
-    splits: dict[str, np.ndarray]
-    """`train` and `validation` -> int64 [documents]."""
-    duplicates: int
-    beyond_limit: int
+    parts: Sequence[Documents]
+    stays: Callable[[int], np.ndarray]
+    """Number of a part -> bool [n]: what is left after deduplication."""
+    below: int
+    """Bound on the first hash: what lies beyond was asked to be left out."""
+    salt: np.uint64
+    held_below: int
+    """Bound on the second hash, salted: what lies below is held out for validation."""
+
+    def rows(self, number: int) -> dict[str, np.ndarray]:
+        """`train`, `validation` -> int64 rows of a part, rising."""
+        digests = self.parts[number].digests
+        within = self.stays(number) & _less(digests[:, 0], self.below)
+        held = _less(digests[:, 1] ^ self.salt, self.held_below)
+        return {"train": np.flatnonzero(within & ~held), "validation": np.flatnonzero(within & held)}
+
+    def places(self, split: str) -> Iterator[Place]:
+        """All documents of a split."""
+        for number in range(len(self.parts)):
+            rows = self.rows(number)[split]
+            if len(rows):
+                yield number, rows
+
+    def sample(self, split: str, limit_bytes: int) -> list[Place]:
+        """A sample of a split, at most `limit_bytes` of text (one document at least), which depends on texts alone."""
+
+        def hashes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for number, rows in self.places(split):
+                part = self.parts[number]
+                yield part.digests[rows, 0], part.sizes[rows]
+
+        bound = hash_bound(hashes, limit_bytes)
+        return [
+            (number, rows[chosen])
+            for number, rows in self.places(split)
+            if (chosen := _less(self.parts[number].digests[rows, 0], bound)).any()
+        ]
 
 
-class Table:
-    """The documents of all parts as one."""
+def select(
+    parts: Sequence[Documents],
+    stays: Callable[[int], np.ndarray],
+    *,
+    validation: float,
+    seed: int,
+    limit_bytes: int | None = None,
+) -> Selection:
+    """Keep at most `limit_bytes` of what stays, and hold out a share of it; but train always gets a document, and
+    validation too where there are two."""
+    below = EVERY if limit_bytes is None else hash_bound(lambda: _hashes(parts, stays), limit_bytes)
+    salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
+    lowest, highest = EVERY, 0
+    for number, part in enumerate(parts):
+        draws = part.digests[stays(number) & _less(part.digests[:, 0], below), 1] ^ salt
+        if len(draws):
+            lowest, highest = min(lowest, int(draws.min())), max(highest, int(draws.max()))
+    held_below = max(int(validation * EVERY), lowest + 1) if validation > 0 else 0
+    return Selection(parts, stays, below, salt, min(held_below, highest))
 
-    def __init__(self, parts: Sequence[Part]):
-        self.parts = parts
-        self.digests = np.concatenate([part.digests for part in parts])
-        self.sizes = np.concatenate([part.sizes for part in parts])
-        self.starts = np.cumsum([0, *(len(part.sizes) for part in parts)])
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def places(self, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Rising rows as (path of a part, int64 offsets in it)."""
-        cuts = np.searchsorted(rows, self.starts)
-        for part, begin, start, stop in zip(self.parts, self.starts, cuts, cuts[1:], strict=False):
-            if stop > start:
-                yield part.path, part.offsets[rows[start:stop] - begin]
+def _hashes(parts: Sequence[Documents], stays: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for number, part in enumerate(parts):
+        rows = stays(number)
+        yield part.digests[rows, 0], part.sizes[rows]
 
 
-def select(table: Table, *, validation: float, seed: int, limit_bytes: int | None = None) -> Selection:
-    """Leave out exact duplicates, keep at most `limit_bytes` of text, and divide what is left by hash.
+def hash_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], limit_bytes: int) -> int:
+    """The largest bound such that documents with a hash below it have at most `limit_bytes` of text; or one document.
 
-    A document's split depends on its text and the seed, so adding sources later moves no document across; but train
-    always gets one, and validation too where there are two.
+    `hashes()` gives (uint64 hashes, int64 sizes) batch by batch, and is read twice: first to find the 65,536th part of
+    all hashes in which the bound lies, then to look at that.
     """
-    # The first of equal documents stays; np.unique returns first occurrences.
-    _, first = np.unique(table.digests, axis=0, return_index=True)
-    rows = np.sort(first)
-    kept = rows if limit_bytes is None else smallest_hashes(table, rows, limit_bytes)
-    salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")
-    draws = table.digests[kept, 1] ^ salt
-    held_out = draws < np.uint64(min(int(validation * 2**64), 2**64 - 1))
-    if validation > 0:
-        held_out[draws.argmin()] = True
-    held_out[draws.argmax()] = False
-    return Selection(
-        splits={"train": kept[~held_out], "validation": kept[held_out]},
-        duplicates=len(table) - len(rows),
-        beyond_limit=len(rows) - len(kept),
-    )
+    sums = np.zeros(1 << 16, dtype=np.int64)
+    for values, sizes in hashes():
+        np.add.at(sums, _interval(values), sizes)
+    totals = np.cumsum(sums)
+    interval = int(np.searchsorted(totals, limit_bytes, side="right"))
+    if interval == len(sums):
+        return EVERY
+    before = int(totals[interval] - sums[interval])
+    inside = [
+        (values[here], sizes[here]) for values, sizes in hashes() if (here := _interval(values) == interval).any()
+    ]
+    values, sizes = (np.concatenate(column) for column in zip(*inside, strict=True))
+    order = np.argsort(values, kind="stable")
+    count = int(np.searchsorted(np.cumsum(sizes[order]), limit_bytes - before, side="right"))
+    first, bound = int(values[order[0]]), int(values[order[count]])
+    return bound if before or bound > first else first + 1
 
 
-def smallest_hashes(table: Table, rows: np.ndarray, limit_bytes: int) -> np.ndarray:
-    """A sample of rows, at most `limit_bytes` of text (one document at least), that depends on their texts alone."""
-    order = rows[np.argsort(table.digests[rows, 0], kind="stable")]
-    count = np.searchsorted(np.cumsum(table.sizes[order]), limit_bytes, side="right")
-    return np.sort(order[: max(1, count)])
+def _interval(hashes: np.ndarray) -> np.ndarray:
+    return (hashes >> np.uint64(48)).astype(np.int64)
 
 
-def shards_of(table: Table, rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Consecutive rows in shards of about `size` bytes of text; a shard begins where its first document does."""
-    begins = np.cumsum(table.sizes[rows]) - table.sizes[rows]
-    shards = np.split(rows, np.flatnonzero(np.diff(begins // size)) + 1)
-    return [shard for shard in shards if len(shard)]
+def _less(values: np.ndarray, bound: int) -> np.ndarray:
+    """Which of some uint64 lie below a bound that may be one more than any of them."""
+    return np.ones(len(values), dtype=bool) if bound >= EVERY else values < np.uint64(bound)
+
+
+def shards_of(places: Iterable[Place], parts: Sequence[Documents], size: int) -> Iterator[list[Place]]:
+    """Consecutive documents in shards of about `size` bytes of text; a shard begins where its first document does."""
+    total, stretch = 0, -1
+    shard: list[Place] = []
+    for number, rows in places:
+        sizes = parts[number].sizes[rows]
+        begins = (total + np.cumsum(sizes) - sizes) // size
+        total += int(sizes.sum())
+        for piece in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(begins)) + 1):
+            if shard and begins[piece[0]] != stretch:
+                yield shard
+                shard = []
+            stretch = int(begins[piece[0]])
+            shard.append((number, rows[piece]))
+    if shard:
+        yield shard

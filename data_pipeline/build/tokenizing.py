@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from data_pipeline.annotate.sentences import split_sentences
 from data_pipeline.build.parts import read_documents
+from data_pipeline.build.work import key_of
 from data_pipeline.document import Document, Dropped
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.tokenizers import Tokenizer, load
@@ -23,15 +25,24 @@ BATCH_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
+class ShardPlace:
+    """Some documents of a part."""
+
+    stem: str
+    rows: np.ndarray
+    """int64, rising"""
+    first: int
+    """Number of the part's first document in the corpus; numbers of documents are the keys of samples."""
+
+
+@dataclass(frozen=True)
 class ShardJob:
     """What a worker needs to write a shard."""
 
-    path: str
+    folder: str
+    """Where to write it, under a name made of what is in it."""
     dtype: str
-    places: tuple[tuple[str, np.ndarray], ...]
-    """Path of a part, int64 offsets of documents in it."""
-    keys: np.ndarray
-    """int64 [documents]"""
+    places: tuple[ShardPlace, ...]
     tokenizer: str
     """Its folder."""
     fingerprint: str
@@ -42,6 +53,7 @@ class ShardJob:
 class ShardResult:
     """A finished shard; `info` is None when none of its documents had a token."""
 
+    folder: str
     info: ShardInfo | None
     lengths: np.ndarray
     """int64 [64]: documents of 2**i to 2**(i + 1) - 1 tokens."""
@@ -51,11 +63,11 @@ class ShardResult:
 def write_shard(job: ShardJob) -> ShardResult:
     """Tokenize and write one shard."""
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
-    documents = (document for path, offsets in job.places for document in read_documents(path, offsets))
-    keys = iter(job.keys.tolist())
+    documents = (document for place in job.places for document in read_documents(place.stem, place.rows))
+    keys = (place.first + row for place in job.places for row in place.rows.tolist())
     lengths, dropped = np.zeros(64, dtype=np.int64), Dropped()
     fields = ("tokens", "sentences") if job.sentences else ("tokens",)
-    writer = ShardWriter(job.path, dtype=job.dtype, fields=fields)
+    writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
         for batch in _batches(documents):
             for document, (ids, starts) in zip(batch, _encode(tokenizer, batch, job.sentences), strict=True):
@@ -70,7 +82,7 @@ def write_shard(job: ShardJob) -> ShardResult:
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(info, lengths, dropped)
+    return ShardResult(job.folder, info, lengths, dropped)
 
 
 def _encode(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from megaptm.errors import UserError
@@ -31,7 +32,7 @@ class Workers(Protocol):
 
     count: int
 
-    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]: ...
+    def run(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[tuple[int, Result]]: ...
 
 
 class InProcess:
@@ -39,7 +40,7 @@ class InProcess:
 
     count = 0
 
-    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+    def run(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[tuple[int, Result]]:
         for number, job in enumerate(jobs):
             yield number, function(job)
 
@@ -50,7 +51,7 @@ class OnRay:
     def __init__(self, count: int):
         self.count = count
 
-    def run(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+    def run(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[tuple[int, Result]]:
         import ray
 
         task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_quietly)
@@ -71,11 +72,11 @@ class OnRay:
 
 
 @contextmanager
-def open_workers(count: int | None, input_bytes: int) -> Iterator[Workers]:
+def open_workers(count: int | None, input_bytes: int, scratch: Path | None = None) -> Iterator[Workers]:
     """`count` workers; 0: this process. Absent: this process for little text, else one for each CPU Ray has.
 
     The Ray that this process is connected to, else the one RAY_ADDRESS names, else one of our own. A Ray that merely
-    happens to run on this machine is left alone.
+    happens to run on this machine is left alone. `scratch`: a folder that every machine of the cluster must see.
     """
     if count is None and input_bytes < SMALL:
         count = 0
@@ -93,6 +94,8 @@ def open_workers(count: int | None, input_bytes: int) -> Iterator[Workers]:
     if started:
         _start_ray(count)
     try:
+        if scratch is not None:
+            _check_shared(scratch)
         yield OnRay(count or int(ray.cluster_resources()["CPU"]))
     finally:
         if started:
@@ -121,6 +124,29 @@ def _start_ray(count: int | None) -> None:
             if not attempts_left or "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
+
+
+def _check_shared(scratch: Path) -> None:
+    """Workers hand each other files: each machine looks for one that this process has written."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")]
+    if not others:
+        return
+    mark = scratch / f".{here}.part"
+    mark.touch()
+    exists: Any = ray.remote(num_cpus=1)(os.path.exists)
+    on_node = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others)
+    seen = ray.get([exists.options(scheduling_strategy=strategy).remote(str(mark)) for strategy in on_node])
+    mark.unlink(missing_ok=True)
+    if not all(seen):
+        blind = others[seen.index(False)]["NodeManagerAddress"]
+        raise UserError(
+            f"machine {blind} of the Ray cluster does not see {scratch}: name a folder that all machines share with "
+            "scratch=FOLDER."
+        )
 
 
 def _check_answers(address: str) -> None:

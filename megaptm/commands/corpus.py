@@ -12,69 +12,40 @@ def corpus() -> None:
     """Build corpora from text, look into them, check them.
 
     \b
-      megaptm corpus build 'books/**/*.txt' --out corpora/books --vocabulary 4096
+      megaptm corpus build 'books/**/*.txt' out=corpora/books tokenizer.vocabulary=4096
       megaptm corpus inspect corpora/books
       megaptm corpus verify corpora/books
     """
 
 
 @corpus.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--out", required=True, help="The corpus's folder; it appears when it is complete.")
-@click.option("--kind", help="Tokenizer to train: byte-bpe (default), wordpiece or unigram.")
-@click.option("--vocabulary", type=int, help="Number of token ids to train; 8192 by default.")
-@click.option("--lowercase/--cased", default=None, help="WordPiece: fold case and accents (default), or not.")
-@click.option("--tokenizer", help="Folder of a tokenizer to use in place of training one.")
-@click.option("--validation", type=float, help="Share of the documents held out; 0.02 by default.")
-@click.option("--seed", type=int, help="Another seed holds out other documents; 0 by default.")
-@click.option("--limit-bytes", type=int, help="Keep a sample of about this much text; all by default.")
-@click.option("--shard-bytes", type=int, help="Text in one shard; 8 MiB by default.")
-@click.option("--on-error", type=click.Choice(["skip", "fail"]), help="What to do with a file that cannot be read.")
-@click.option("--workers", type=int, help="Ray workers; 0: this process alone; by default as the input asks for.")
-@click.option("--overwrite", is_flag=True, help="Replace the corpus that is in the folder.")
-def build(
-    sources: tuple[str, ...],
-    out: str,
-    kind: str | None,
-    vocabulary: int | None,
-    lowercase: bool | None,
-    tokenizer: str | None,
-    validation: float | None,
-    seed: int | None,
-    limit_bytes: int | None,
-    shard_bytes: int | None,
-    on_error: str | None,
-    workers: int | None,
-    overwrite: bool,
-) -> None:
-    """Turn text into a corpus: clean, train a tokenizer, write shards.
+@click.argument("words", nargs=-1, required=True, metavar="SOURCE... out=PLACE [key=value ...]")
+def build(words: tuple[str, ...]) -> None:
+    """Turn text into a corpus: clean, deduplicate, train a tokenizer, write shards.
 
-    A SOURCE is a file, a folder, a quoted glob, or `python-library`, text that every machine has. Instead of sources,
-    one recipe (a .yaml) can say everything; options change it.
+    A SOURCE is a file, a folder, a quoted glob, a URL, or `python-library`, text that every machine has. Instead of
+    sources, one recipe (a .yaml) can say everything; `key=value` changes it.
 
     \b
-      megaptm corpus build python-library --out corpora/python --vocabulary 4096
-      megaptm corpus build 'books/**/*.txt' notes.jsonl --out corpora/books --kind wordpiece --vocabulary 30522
-      megaptm corpus build more/ --out corpora/more --tokenizer corpora/books/tokenizer
-      megaptm corpus build configs/corpora/books.yaml --out corpora/books --workers 16
+      megaptm corpus build python-library out=corpora/python tokenizer.vocabulary=4096
+      megaptm corpus build 'books/**/*.txt' notes.jsonl out=corpora/books tokenizer.kind=wordpiece
+      megaptm corpus build more/ out=corpora/more tokenizer=corpora/books/tokenizer
+      megaptm corpus build configs/corpora/web.yaml out=s3://bucket/web workers=16
+
+    \b
+    out          folder or URL of the corpus; it appears when it is complete. A build that was killed goes on where it
+                 was when the same command is given again.
+    workers      Ray workers; 0: this process alone; by default as the input asks for
+    overwrite    true: replace the corpus that is there
+    scratch      folder of unfinished work, which all machines of a Ray cluster must share
+    tokenizer    folder of a tokenizer to use; or tokenizer.kind, tokenizer.vocabulary ... of one to train
+    validation   share of the documents held out; 0.02 by default
+    limit_bytes  keep a sample of about this much text
+    seed, shard_bytes, on_error, deduplicate, steps ...: docs/corpus.md has them all
     """
     from data_pipeline import commands
 
-    commands.build(
-        sources,
-        out,
-        kind=kind,
-        vocabulary=vocabulary,
-        lowercase=lowercase,
-        tokenizer=tokenizer,
-        validation=validation,
-        seed=seed,
-        limit_bytes=limit_bytes,
-        shard_bytes=shard_bytes,
-        on_error=on_error,  # type: ignore[arg-type]  # click.Choice has made it one of the two
-        workers=workers,
-        overwrite=overwrite,
-    )
+    commands.build(words)
 
 
 @corpus.command()

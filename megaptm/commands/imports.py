@@ -33,7 +33,7 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     \b
     Text for it has to be read by its own tokenizer:
       megaptm import hf openai-community/gpt2 runs/gpt2
-      megaptm corpus build 'books/**/*.txt' --out runs/gpt2/corpus --tokenizer runs/gpt2/tokenizer
+      megaptm corpus build 'books/**/*.txt' out=runs/gpt2/corpus tokenizer=runs/gpt2/tokenizer
       megaptm evaluate runs/gpt2
     """
     from megaptm.config import resolve_model

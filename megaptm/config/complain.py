@@ -40,7 +40,7 @@ def sentence(error: ValidationError, *, origins: dict[str, str], source: str) ->
         return f"{where}: unknown key {key}{_nearest(path)}"
     if details["type"] == "missing":
         return f"{where}: {key} is missing{_meaning(path)}."
-    return f"{where}: {key} must be {_wanted(details)}, not {_shown(details['input'])}."
+    return f"{where}: {key} must be {wanted(details)}, not {_shown(details['input'])}."
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
@@ -51,7 +51,8 @@ def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
     return None
 
 
-def _wanted(details: ErrorDetails) -> str:
+def wanted(details: ErrorDetails) -> str:
+    """What the key may hold, in words."""
     form = WANTED.get(details["type"])
     return details["msg"] if form is None else form.format(**details.get("ctx", {}))
 

@@ -130,7 +130,7 @@ def text(tmp_path):
 
 
 def build(text, *more):
-    return ["corpus", "build", text, "--out", text.with_name("built"), "--vocabulary", "300", "--workers", "0", *more]
+    return ["corpus", "build", text, f"out={text.with_name('built')}", "tokenizer.vocabulary=300", "workers=0", *more]
 
 
 def nothing_built(text):
@@ -151,7 +151,7 @@ def test_files_without_text(text):
 def test_bytes_that_are_not_utf8(text):
     (text / "good.txt").write_text("A sentence that anyone can read. " * 50)
     (text / "latin.txt").write_bytes("Der Müller mahlt.".encode("latin-1"))
-    assert told(*build(text, "--on-error", "fail")) == (
+    assert told(*build(text, "on_error=fail")) == (
         f"{text}/latin.txt is not UTF-8: byte 0xfc at offset 5: convert it to UTF-8, or leave such text out with "
         "`on_error: skip`."
     )

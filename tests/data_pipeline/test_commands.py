@@ -1,6 +1,7 @@
 """What the command line calls: it prints, and answers in values."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -21,8 +22,12 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
+def small(folder: Path, vocabulary: int = 400) -> list[str]:
+    return [f"out={folder / 'c'}", "workers=0", f"tokenizer.vocabulary={vocabulary}"]
+
+
 def test_build_prints_its_report(text, tmp_path, console):
-    report = build([str(text)], str(tmp_path / "c"), vocabulary=400, workers=0, console=console)
+    report = build([str(text), *small(tmp_path)], console=console)
     assert f"{report.splits['train']['tokens']:,}" in printed(console)
     assert "left out 2 duplicate" in printed(console)
     assert "left out 1 not UTF-8 (library/latin.txt)" in printed(console)
@@ -31,7 +36,7 @@ def test_build_prints_its_report(text, tmp_path, console):
 def test_build_reads_a_recipe_and_arguments_change_it(text, tmp_path, console):
     recipe = tmp_path / "corpus.yaml"
     recipe.write_text(f"sources: [{text}]\ntokenizer: {{kind: wordpiece, vocabulary: 600}}\nseed: 3\n")
-    build([str(recipe)], str(tmp_path / "c"), vocabulary=500, workers=0, console=console)
+    build([str(recipe), *small(tmp_path), "tokenizer.vocabulary=500"], console=console)
     manifest = read_manifest(tmp_path / "c")
     assert (manifest.tokenizer["kind"], manifest.tokenizer["vocabulary"]) == ("wordpiece", 500)
     assert manifest.made_from["recipe"]["seed"] == 3
@@ -39,15 +44,10 @@ def test_build_reads_a_recipe_and_arguments_change_it(text, tmp_path, console):
 
 def test_a_trained_tokenizer_serves_a_corpus(text, tmp_path, console):
     trained = tokenizer_train([str(text)], str(tmp_path / "t"), "byte-bpe", 400, console=console)
-    report = build([str(text)], str(tmp_path / "c"), tokenizer=str(tmp_path / "t"), workers=0, console=console)
+    report = build([str(text), f"out={tmp_path}/c", f"tokenizer={tmp_path}/t", "workers=0"], console=console)
     assert report.tokenizer["fingerprint"] == trained.fingerprint == load(tmp_path / "c" / "tokenizer").fingerprint
     with pytest.raises(UserError, match="not empty"):
         tokenizer_train([str(text)], str(tmp_path / "t"), console=console)
-
-
-def test_a_tokenizer_is_given_or_trained_not_both(text, tmp_path):
-    with pytest.raises(UserError, match="not both"):
-        build([str(text)], str(tmp_path / "c"), tokenizer=str(tmp_path), vocabulary=400)
 
 
 OBJECTIVES = [
@@ -59,7 +59,7 @@ OBJECTIVES = [
 
 @pytest.mark.parametrize(("kind", "objective", "shown"), OBJECTIVES)
 def test_inspect_shows_what_an_objective_hides(kind, objective, shown, text, tmp_path, console):
-    build([str(text)], str(tmp_path / "c"), kind=kind, vocabulary=700, workers=0, console=Console(quiet=True))
+    build([str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}"], console=Console(quiet=True))
     inspect(str(tmp_path / "c"), objective=objective, count=6, sequence=64, console=console)
     assert f"{objective}, sample 5" in printed(console)
     assert shown in printed(console)
@@ -67,7 +67,7 @@ def test_inspect_shows_what_an_objective_hides(kind, objective, shown, text, tmp
 
 
 def test_inspect_names_the_objectives_there_are(text, tmp_path, console):
-    build([str(text)], str(tmp_path / "c"), vocabulary=400, workers=0, console=console)
+    build([str(text), *small(tmp_path)], console=console)
     with pytest.raises(UserError, match="causal-lm, masked-lm"):
         inspect(str(tmp_path / "c"), objective="clm", console=console)
     with pytest.raises(UserError, match="needs a tokenizer with a `pad`"):
@@ -75,7 +75,7 @@ def test_inspect_names_the_objectives_there_are(text, tmp_path, console):
 
 
 def test_inspect_shows_documents_where_they_came_from_and_their_lengths(text, tmp_path, console):
-    build([str(text)], str(tmp_path / "c"), vocabulary=400, workers=0, console=Console(quiet=True))
+    build([str(text), *small(tmp_path)], console=Console(quiet=True))
     inspect(str(tmp_path / "c"), count=20, sequence=40, console=console)
     assert "library/textwrap.py: " in printed(console)
     assert '"""Text wrapping and filling.' in printed(console)
@@ -83,7 +83,7 @@ def test_inspect_shows_documents_where_they_came_from_and_their_lengths(text, tm
 
 
 def test_verify_says_whether_all_is_well_and_names_the_file_that_is_not(text, tmp_path, console):
-    build([str(text)], str(tmp_path / "c"), vocabulary=400, workers=0, console=Console(quiet=True))
+    build([str(text), *small(tmp_path)], console=Console(quiet=True))
     assert verify(str(tmp_path / "c"), console=console)
     assert "✗" not in printed(console)
     (tmp_path / "c" / "train-000000.tar").unlink()

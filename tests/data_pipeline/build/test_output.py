@@ -12,7 +12,7 @@ from tests.data.corpora import tiny_corpus
 
 def build(out: Path, **options) -> None:
     with building(out, overwrite=options.pop("overwrite", False)) as work:
-        tiny_corpus(work, **options)
+        tiny_corpus(work.folder, **options)
 
 
 def entries(folder: Path) -> set[str]:
@@ -29,7 +29,7 @@ def test_a_finished_build_appears_under_its_name(tmp_path):
 def test_a_failed_build_leaves_nothing(failure, tmp_path):
     def fail_half_way() -> None:
         with building(tmp_path / "corpus", overwrite=False) as work:
-            (work / "train-000000.tar").write_text("half")
+            (work.folder / "train-000000.tar").write_text("half")
             raise failure
 
     with pytest.raises(failure):
@@ -37,24 +37,28 @@ def test_a_failed_build_leaves_nothing(failure, tmp_path):
     assert entries(tmp_path) == set()
 
 
-def test_a_build_removes_what_a_killed_one_left(tmp_path):
+def test_a_build_keeps_the_finished_work_of_a_killed_one_and_nothing_else(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from data_pipeline.build.output import building\n"
         "with building(Path(sys.argv[1]), overwrite=False) as work:\n"
-        "    (work / 'left').mkdir(); (work / 'left' / 'over').touch(); (work / 'stale.tar').touch(); os._exit(9)\n"
+        "    (work.folder / 'left').mkdir(); (work.folder / 'stale.tar').touch(); (work.scratch / 'half.part').touch();"
+        "(work.scratch / 'whole').touch(); os._exit(9)\n"
     )
     subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "corpus")], env={**os.environ, "PYTHONPATH": os.getcwd()}
     )
     assert entries(tmp_path) == {"corpus.building"}
-    build(tmp_path / "corpus")
+    with building(tmp_path / "corpus", overwrite=False) as work:
+        assert entries(work.folder) == {"scratch"}
+        assert entries(work.scratch) == {"whole"}
+        tiny_corpus(work.folder)
     assert entries(tmp_path) == {"corpus"}
-    assert not {"left", "stale.tar"} & entries(tmp_path / "corpus")
+    assert not {"left", "stale.tar", "scratch"} & entries(tmp_path / "corpus")
 
 
 def test_two_builds_of_one_place_do_not_mix(tmp_path):
     with building(tmp_path / "corpus", overwrite=False) as work:
-        tiny_corpus(work)
+        tiny_corpus(work.folder)
         with pytest.raises(UserError, match="in use by another build"):
             build(tmp_path / "corpus")
     assert "manifest.json" in entries(tmp_path / "corpus")

@@ -10,7 +10,7 @@ import pytest
 from data_pipeline.build.corpus import build_corpus
 from data_pipeline.build.workers import SMALL, InProcess, OnRay, open_workers
 from megaptm.errors import UserError
-from tests.data_pipeline.test_build import files_of
+from tests.data_pipeline.build.test_build import files_of
 
 
 def test_little_text_is_worked_on_here():

@@ -1,0 +1,64 @@
+"""Values of a YAML file to a typed dataclass; a mistake is one sentence that names the setting and what it may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from megaptm.config.complain import wanted
+from megaptm.errors import UserError
+
+Kind = TypeVar("Kind")
+
+
+def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] | None = None) -> Kind:
+    """A `kind` with these settings. A table within is a dataclass again; `true` stands for one with all its defaults.
+
+    `where` begins every sentence: a file, and the place in it. `ready` are settings whose values need no reading.
+    """
+    if not isinstance(content, Mapping):
+        raise UserError(f"{where} holds {_shown(content)} where a table of settings is due.")
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
+    ready = ready or {}
+    for name in content:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(known) or 'none'}."
+            raise UserError(f"{where}: unknown setting {name}; {hint}")
+    for name, field in known.items():
+        if name not in {**content, **ready} and field.default is MISSING and field.default_factory is MISSING:
+            raise UserError(f"{where}: {name} is missing.")
+    plain = {name: value for name, value in content.items() if name not in ready}
+    values = {name: _value(hints[name], value, f"{where}: {name}") for name, value in plain.items()}
+    try:
+        return kind(**values, **ready)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    options = get_args(hint) or (hint,)
+    table = next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+    if table is not None:
+        if isinstance(value, table) or (value is None and type(None) in options):
+            return value
+        if value is False and type(None) in options:
+            return None
+        return typed(table, {} if value is True else value, where)
+    try:
+        # As JSON, where a list may stand for a tuple, and nothing else is taken for what it is not.
+        return TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
+    except TypeError:
+        raise UserError(f"{where} holds {_shown(value)}, which a setting cannot be.") from None
+    except ValidationError as error:
+        raise UserError(f"{where} must be {wanted(error.errors()[0])}, not {_shown(value)}.") from None
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)

@@ -1,0 +1,76 @@
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.build.work import Work, key_of
+from data_pipeline.build.workers import InProcess
+from data_pipeline.progress import Stages
+
+
+@dataclass(frozen=True)
+class Job:
+    log: str
+    number: int
+    rows: np.ndarray
+
+
+def square(job: Job) -> int:
+    with open(job.log, "a") as log:
+        log.write(f"{job.number}\n")
+    if job.number < 0:
+        raise RuntimeError("below zero")
+    return job.number**2
+
+
+def cube(job: Job) -> int:
+    return job.number**3
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    return [Job(str(tmp_path / "log"), number, np.arange(number)) for number in range(5)]
+
+
+def work(tmp_path) -> Work:
+    return Work(tmp_path / "work", InProcess(), Stages(None))
+
+
+def log(tmp_path) -> list[int]:
+    return [int(line) for line in (tmp_path / "log").read_text().split()]
+
+
+def test_finished_jobs_are_not_done_again(tmp_path, jobs):
+    begun = work(tmp_path)
+    assert begun.run("squares", square, jobs[1:4]) == [1, 4, 9]
+    again = work(tmp_path)
+    assert again.run("squares", square, jobs) == [0, 1, 4, 9, 16]
+    assert log(tmp_path) == [1, 2, 3, 0, 4]
+    assert (begun.found, again.found) == (0, 3)
+
+
+def test_what_finished_before_a_failure_is_kept(tmp_path, jobs):
+    with pytest.raises(RuntimeError):
+        work(tmp_path).run("squares", square, [*jobs[:3], replace(jobs[3], number=-1), jobs[4]])
+    assert work(tmp_path).run("squares", square, jobs) == [0, 1, 4, 9, 16]
+    assert log(tmp_path) == [0, 1, 2, -1, 3, 4]
+
+
+def test_a_half_written_result_is_made_again(tmp_path, jobs):
+    work(tmp_path).run("squares", square, jobs)
+    for kept in Path(tmp_path / "work").rglob("*.pickle"):
+        kept.write_bytes(kept.read_bytes()[:-1])
+    assert work(tmp_path).run("squares", square, jobs) == [0, 1, 4, 9, 16]
+
+
+def test_jobs_that_differ_anywhere_are_different_work(jobs):
+    job = jobs[3]
+    others = [replace(job, number=4), replace(job, rows=np.arange(3) + 1), replace(job, rows=np.arange(3.0))]
+    keys = {key_of(square, job), key_of(cube, job), *(key_of(square, other) for other in others)}
+    assert len(keys) == 5
+    assert key_of(square, replace(job, rows=job.rows.copy())) == key_of(square, job)
+
+
+def test_jobs_may_come_one_by_one(tmp_path, jobs):
+    assert work(tmp_path).run("squares", square, iter(jobs), total=5) == [0, 1, 4, 9, 16]
