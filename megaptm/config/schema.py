@@ -55,6 +55,8 @@ class Data(Section):
     """Corpus folder -> weight; weights count tokens and need not sum to one."""
     sequence: Annotated[int, Field(ge=4)]
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
+    epochs: Count | None = None
+    """How often any text may be read; steps that need more are refused before the start. Absent: as often as needed."""
     document_mask: bool = True
     """Whether attention stops at document borders within a row."""
     workers: Annotated[int, Field(ge=0)] = 1

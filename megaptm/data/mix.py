@@ -17,7 +17,7 @@ from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 
-BLOCK = 10_000
+BLOCK = 100_000
 """Samples among which each corpus has exactly its share; weights are honored to one in this many."""
 
 
@@ -73,7 +73,17 @@ class Mix:
     @property
     def fresh_samples(self) -> int:
         """Samples before the first repeats text, which is when the first corpus begins its second epoch."""
-        return min(self._number(source, order.per_epoch) for source, order in enumerate(self.orders))
+        return self.samples_in(1)
+
+    def samples_in(self, epochs: int) -> int:
+        """Samples before the first that reads any text for more than so many times."""
+        return min(self._number(source, epochs * order.per_epoch) for source, order in enumerate(self.orders))
+
+    def epochs_begun(self, number: int) -> dict[str, int]:
+        """How often each corpus has been begun by the samples before `number`."""
+        per_epoch = [order.per_epoch for order in self.orders]
+        cursors = self.cursors(number).items()
+        return {name: -(-cursor // size) for (name, cursor), size in zip(cursors, per_epoch, strict=True)}
 
     def fresh_batches(self, batch: int) -> int:
         """Whole batches before the first sample that repeats text; none at all is the user's error."""

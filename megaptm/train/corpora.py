@@ -14,8 +14,19 @@ from megaptm.tokenizers import load as load_tokenizer
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     tokenizer = corpus_tokenizer(config)
-    open_corpora(config, tokenizer, "train")
+    _check_epochs(config, open_corpora(config, tokenizer, "train"))
     open_corpora(config, tokenizer, "validation").fresh_batches(config.train.batch)
+
+
+def _check_epochs(config: Config, mix: Mix) -> None:
+    """With a number of `data.epochs` the steps must not outlast the text."""
+    epochs, train = config.data.epochs, config.train
+    if epochs is not None and train.steps > (most := mix.samples_in(epochs) // train.batch):
+        raise UserError(
+            f"train.steps ({train.steps:,}) is more than the {most:,} steps that data.mix has text for when none is "
+            f"read more than {epochs} time{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise "
+            "data.epochs, or leave data.epochs out."
+        )
 
 
 def open_corpora(config: Config, tokenizer: Tokenizer, split: str) -> Mix:

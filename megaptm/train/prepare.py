@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "train.validate_every",
     "train.validate_batches",
     "train.threads",
+    "data.epochs",
     "data.workers",
     "data.verify",
 )

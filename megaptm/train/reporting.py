@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.config import Config
+from megaptm.data import Mix
 from megaptm.plan.count import count, step_flops
 from megaptm.resilience.events import Events, read_events
 from megaptm.spec import ModelSpec
@@ -56,23 +57,25 @@ class StepReport:
         run: Path,
         config: Config,
         spec: ModelSpec,
-        shapes: Mapping[str, tuple[int, ...]],
+        mix: Mix,
         events: Events,
         *,
         start: int,
     ) -> None:
-        self.run, self.config, self.events = run, config, events
+        self.run, self.config, self.mix, self.events = run, config, mix, events
         self.seconds = Seconds()
         self.tracker = Tracker(
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         self.tracker.log_artifact(run / CONFIG)
+        shapes = mix.shapes
         rows, sequence = config.train.batch, shapes["tokens"][0]
         target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
         asked = shapes["asked"][0] if "asked" in shapes else None
         self.tokens_per_step = rows * (sequence + target)
         self.flops_per_step = step_flops(spec, rows=rows, sequence=sequence, target_sequence=target, asked=asked)
+        self._epochs = mix.epochs_begun(start * rows)
         self._begun, self._since_step, self._since = False, start, Seconds()
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
@@ -83,6 +86,7 @@ class StepReport:
             launched = [event["time"] for event in read_events(self.run) if event["kind"] == "launch"]
             seconds = round(time.time() - launched[-1], 3) if launched else None
             self.events.write("first-step", step=step, seconds=seconds)
+        self._tell_epochs(step)
         if step % self.config.train.log_every and step != self.config.train.steps:
             self._screen.advance(step)
             return
@@ -104,6 +108,15 @@ class StepReport:
         self.tracker.log_metrics(step, metrics)
         self._screen.show(step, metrics)
         self._since_step, self._since = step, Seconds(**asdict(self.seconds))
+
+    def _tell_epochs(self, step: int) -> None:
+        """Say which corpora have begun to be read again."""
+        begun = self.mix.epochs_begun(step * self.config.train.batch)
+        for name, epoch in begun.items():
+            if epoch > max(1, self._epochs[name]):
+                self.events.write("epoch", step=step, corpus=name, epoch=epoch)
+                self._screen.epoch(step, name, epoch)
+        self._epochs = begun
 
     def validation(self, step: int, means: Mapping[str, float]) -> None:
         metrics = {"validation/loss": means["loss"]}
@@ -140,6 +153,9 @@ class _Lines:
     def validation(self, step: int, loss: float) -> None:
         print(f"step {step}/{self.steps}  validation loss {loss:.4f}", flush=True)
 
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        print(f"step {step}/{self.steps}  epoch {epoch} of {corpus} begins", flush=True)
+
     def saved(self, step: int, seconds: float) -> None:
         print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
 
@@ -171,6 +187,9 @@ class _Bar:
 
     def validation(self, step: int, loss: float) -> None:
         self._progress.console.print(f"step {step}: validation loss [bold]{loss:.4f}[/]")
+
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} begins")
 
     def saved(self, step: int, seconds: float) -> None:
         self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")

@@ -55,7 +55,7 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     report = None
     if events:
         feed.tokenizer.save(run / "tokenizer")
-        report = StepReport(run, config, spec, feed.train.shapes, events, start=start)
+        report = StepReport(run, config, spec, feed.train, events, start=start)
     training = Training(
         config=config,
         engine=engine,

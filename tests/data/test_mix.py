@@ -83,6 +83,28 @@ def test_fresh_samples_end_where_the_first_epoch_does(folders):
     assert epochs[-1] == 1
 
 
+def test_a_million_samples_hold_each_share_of_tokens_to_a_thousandth(folders, tmp_path):
+    tiny_corpus(tmp_path / "c", seed=3, lengths=(2, 9))
+    weights = {folders[0]: 0.795, folders[1]: 0.2, str(tmp_path / "c"): 0.005}
+    for objective in ("causal-lm", "masked-lm-next-sentence"):
+        mix = opened(weights, objective)
+        tokens = [
+            samples * order.corpus.split("train").tokens / order.per_epoch
+            for samples, order in zip(mix.cursors(10**6).values(), mix.orders, strict=True)
+        ]
+        assert np.array(tokens) / sum(tokens) == pytest.approx(list(weights.values()), rel=0.001)
+
+
+def test_so_many_epochs_end_where_a_corpus_begins_again(folders):
+    mix = opened({folders[0]: 0.5, folders[1]: 0.5})
+    for epochs in (1, 3):
+        last = mix.samples_in(epochs)
+        assert max(mix.epochs_begun(last).values()) == epochs
+        assert max(mix.epochs_begun(last + 1).values()) == epochs + 1
+        assert mix.locate(last).epoch == epochs
+    assert set(mix.epochs_begun(0).values()) == {0}
+
+
 def test_noise_differs_from_epoch_to_epoch(tmp_path):
     # One document a row, one row: whatever differs between the epochs is noise.
     tiny_corpus(tmp_path, documents=1, shards=1, lengths=(30, 30))
