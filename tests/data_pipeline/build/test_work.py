@@ -1,3 +1,4 @@
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def test_jobs_that_differ_anywhere_are_different_work(jobs):
     keys = {key_of(square, job), key_of(cube, job), *(key_of(square, other) for other in others)}
     assert len(keys) == 5
     assert key_of(square, replace(job, rows=job.rows.copy())) == key_of(square, job)
+
+
+class AnyOrder(InProcess):
+    """Does jobs, and hands their results over, in another order than they came in."""
+
+    def run(self, function, jobs):
+        jobs = list(enumerate(jobs))
+        random.Random(1).shuffle(jobs)
+        done = [(number, function(job)) for number, job in jobs]
+        yield from reversed(done)
+
+
+def test_results_are_in_the_order_of_jobs_whoever_finishes_first(tmp_path, jobs):
+    crew = Work(tmp_path / "work", AnyOrder(), Stages(None))
+    assert crew.run("squares", square, jobs[2:3]) == [4]
+    assert crew.run("squares", square, jobs) == [0, 1, 4, 9, 16]
+    assert log(tmp_path) != sorted(log(tmp_path))
 
 
 def test_jobs_may_come_one_by_one(tmp_path, jobs):

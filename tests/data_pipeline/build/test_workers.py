@@ -28,8 +28,8 @@ def test_a_ray_that_does_not_answer_is_named_at_once(monkeypatch):
 
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[OnRay]:
-    """One Ray of two CPUs for the module: `open_workers` finds it running and leaves it so."""
-    with open_workers(2, SMALL) as crew:
+    """One Ray for the module: `open_workers` finds it running and leaves it so."""
+    with open_workers(4, SMALL) as crew:
         assert isinstance(crew, OnRay)
         yield crew
 
@@ -51,7 +51,7 @@ def test_every_job_has_its_result(on_ray):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_shards_and_manifest_do_not_depend_on_the_workers(workers, on_ray, recipe, tmp_path):
     alone = build_corpus(recipe, tmp_path / "alone", workers=0)
     shared = build_corpus(recipe, tmp_path / "shared", workers=workers)

@@ -1,0 +1,121 @@
+"""A Ray cluster of several machines on this one: some of it dies while a corpus is built on it."""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import psutil
+import pytest
+
+from data_pipeline.build.corpus import build_corpus
+from data_pipeline.clean.steps import STEPS
+from data_pipeline.document import Document, Dropped
+from tests.data_pipeline.build.test_build import files_of
+
+NOTICE_SOON = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+@dataclass(frozen=True)
+class Dawdle:
+    """Takes its time, so that a build lasts as long as a test takes to break it."""
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for document in documents:
+            time.sleep(0.3)
+            yield document
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": NOTICE_SOON})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def slow(recipe, monkeypatch):
+    monkeypatch.setattr("data_pipeline.build.corpus.PART_BYTES", 20 << 10)
+    monkeypatch.setitem(STEPS, "dawdle", Dawdle)
+    return replace(recipe, steps=(Dawdle(), *recipe.steps))
+
+
+class Building(threading.Thread):
+    """A build on the cluster, and the steps it dawdled through."""
+
+    def __init__(self, recipe, out):
+        super().__init__()
+        self.recipe, self.out = recipe, out
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.report = build_corpus(self.recipe, self.out, workers=4)
+        except BaseException as error:
+            self.error = error
+
+    def wait_for(self, jobs: int) -> None:
+        """Until so many jobs are finished."""
+        while self.is_alive() and len(list(self.out.parent.rglob("*.pickle"))) < jobs:
+            time.sleep(0.02)
+        assert self.is_alive(), "the build was too quick to be broken"
+
+
+@pytest.fixture
+def expected(slow, tmp_path):
+    recipe = replace(slow, steps=tuple(step for step in slow.steps if not isinstance(step, Dawdle)))
+    build_corpus(recipe, tmp_path / "alone" / "corpus", workers=0)
+    return content(tmp_path / "alone" / "corpus")
+
+
+def content(out) -> dict[str, bytes]:
+    """All but what names the dawdling."""
+    return {name: data for name, data in files_of(out).items() if name != "manifest.json"}
+
+
+@pytest.mark.real
+@pytest.mark.drill
+def test_workers_that_are_killed_are_replaced(cluster, slow, expected, tmp_path):
+    building = Building(slow, tmp_path / "shared" / "corpus")
+    building.start()
+    building.wait_for(1)
+    chance = random.Random(3)
+    for _ in range(3):
+        workers = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "ray::_do" in "".join(process.info["cmdline"] or ())
+        ]
+        if workers:
+            chance.choice(workers).send_signal(signal.SIGKILL)
+        time.sleep(chance.uniform(0.1, 0.8))
+    building.join(timeout=300)
+    assert building.error is None
+    assert content(tmp_path / "shared" / "corpus") == expected
+
+
+@pytest.mark.real
+@pytest.mark.drill
+def test_a_machine_that_is_lost_does_not_stop_the_build(cluster, slow, expected, tmp_path):
+    building = Building(slow, tmp_path / "shared" / "corpus")
+    building.start()
+    building.wait_for(2)
+    cluster.remove_node(sorted(cluster.worker_nodes, key=lambda node: node.unique_id)[0], allow_graceful=False)
+    building.join(timeout=300)
+    assert building.error is None
+    assert content(tmp_path / "shared" / "corpus") == expected
