@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,16 +16,17 @@ from rich.text import Text
 
 from data_pipeline.build.tokenizing import ShardResult
 from data_pipeline.document import Dropped
+from data_pipeline.page import html
 from megaptm.data.shards import Manifest, Split
 
 REPORT = "report.json"
-HTML = "report.html"
+PAGE = "report.html"
 BAR_WIDTH = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport:
-    """Saved as `report.json` in the corpus; not part of its identity, since it holds times."""
+    """Saved as `report.json` and `report.html` in the corpus; not part of its identity, since it holds times."""
 
     folder: str
     id: str
@@ -35,6 +37,8 @@ class CorpusReport:
     """reason -> documents"""
     examples: dict[str, list[tuple[str, str]]]
     """reason -> where a few came from, and how each begins"""
+    languages: dict[str, int] = field(default_factory=dict)
+    """language -> documents, where a step has told it"""
     lengths: dict[int, int]
     """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens"""
     tokenizer: dict[str, Any]
@@ -50,6 +54,15 @@ class CorpusReport:
         return sum(counts[what] for counts in self.splits.values())
 
     @property
+    def read(self) -> int:
+        """Documents that there were, kept or left out."""
+        return self.total("documents") + sum(self.dropped.values())
+
+    @property
+    def who(self) -> str:
+        return f"{self.workers} Ray workers" if self.workers else "one process"
+
+    @property
     def tokens_per_byte(self) -> float:
         return self.total("tokens") / self.total("bytes")
 
@@ -57,6 +70,7 @@ class CorpusReport:
         totals = {what: self.total(what) for what in ("documents", "tokens", "bytes")}
         content = {**asdict(self), **totals, "tokens_per_byte": self.tokens_per_byte}
         (folder / REPORT).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / PAGE).write_text(html(self), encoding="utf-8")
 
     def print(self, console: Console) -> None:
         table = Table(title=f"corpus {self.folder}", title_justify="left")
@@ -68,13 +82,15 @@ class CorpusReport:
         console.print(Text(self._summary()), soft_wrap=True)
         for line in [*self._left_out(), *self.notes]:
             console.print(Text(line, "yellow"), soft_wrap=True)
+        if self.languages:
+            shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
+            console.print("languages: " + ", ".join(f"{name} {count:,}" for name, count in shown), highlight=False)
         console.print(histogram(self.lengths, "documents by length in tokens"))
 
     def _summary(self) -> str:
-        who = f"{self.workers} Ray workers" if self.workers else "one process"
         return (
             f"{self.tokenizer['kind']} tokenizer of {self.tokenizer['vocabulary']:,} ids, "
-            f"{self.tokens_per_byte:.3f} tokens a byte; {sum(self.seconds.values()):.1f} s with {who}"
+            f"{self.tokens_per_byte:.3f} tokens a byte; {sum(self.seconds.values()):.1f} s with {self.who}"
         )
 
     def _left_out(self) -> list[str]:
@@ -90,12 +106,16 @@ def report_on(
 ) -> CorpusReport:
     """The report of a build, from its manifest and the account of each shard."""
     counts = np.sum([result.lengths for result in results], axis=0)
+    languages: Counter[str] = Counter()
+    for result in results:
+        languages.update(result.languages)
     return CorpusReport(
         folder=folder,
         id=manifest.id,
         splits={name: _sums(split) for name, split in manifest.splits.items()},
         dropped=dict(dropped.counts),
         examples=dropped.examples,
+        languages=dict(languages),
         lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
         tokenizer=dict(manifest.tokenizer),
         **rest,

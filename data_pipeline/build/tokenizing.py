@@ -6,6 +6,7 @@ again writes the same bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,6 +59,7 @@ class ShardResult:
     lengths: np.ndarray
     """int64 [64]: documents of 2**i to 2**(i + 1) - 1 tokens."""
     dropped: Dropped
+    languages: Counter[str]
 
 
 def write_shard(job: ShardJob) -> ShardResult:
@@ -65,7 +67,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
     documents = (document for place in job.places for document in read_documents(place.stem, place.rows))
     keys = (place.first + row for place in job.places for row in place.rows.tolist())
-    lengths, dropped = np.zeros(64, dtype=np.int64), Dropped()
+    lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
     fields = ("tokens", "sentences") if job.sentences else ("tokens",)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
@@ -76,13 +78,15 @@ def write_shard(job: ShardJob) -> ShardResult:
                     dropped.add("no tokens", document.source)
                     continue
                 lengths[len(ids).bit_length() - 1] += 1
+                if language := document.notes.get("language"):
+                    languages[language] += 1
                 size = len(document.text.encode())
                 annotations = {} if starts is None else {"sentences": starts}
                 writer.add(key, ids, annotations, meta={"source": document.source}, text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(job.folder, info, lengths, dropped)
+    return ShardResult(job.folder, info, lengths, dropped, languages)
 
 
 def _encode(

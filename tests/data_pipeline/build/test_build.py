@@ -18,7 +18,7 @@ from megaptm.tokenizers import load
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Everything but the report, which holds times."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.stem != "report")
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 

@@ -1,0 +1,112 @@
+"""The report of a build as one HTML page: no scripts, nothing fetched, readable on a telephone and in the dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from data_pipeline.report import CorpusReport
+
+STYLE = """
+:root { color-scheme: light dark; --bar: #4477aa; --lost: #cc6677; --line: #8884; --faint: #808080 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
+table { border-collapse: collapse; width: 100% }
+td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+td.chart { width: 50%; padding-right: 0 }
+.bar { background: var(--bar); height: .9rem; margin-top: .3rem; min-width: 1px; border-radius: 2px }
+.lost .bar { background: var(--lost) }
+.tiles { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem } .tiles b { display: block; font-size: 1.4rem }
+.faint, summary { color: var(--faint) } code, pre { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere }
+pre { white-space: pre-wrap; margin: .2rem 0 .8rem } .note { color: var(--lost) }
+"""
+
+
+def html(report: CorpusReport) -> str:
+    """The page."""
+    body = [
+        f"<h1>Corpus {escape(report.folder)}</h1>",
+        f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
+        _tiles({what: f"{report.total(what):,}" for what in ("documents", "tokens", "bytes", "shards")}),
+        *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
+        "<h2>Splits</h2>",
+        _table(
+            ("split", "documents", "tokens", "bytes", "shards"),
+            ([name, *(f"{counts[what]:,}" for what in COUNTS)] for name, counts in report.splits.items()),
+        ),
+        "<h2>From files to documents</h2>",
+        f"<p>{report.read:,} documents in {report.files:,} files; {report.total('documents'):,} kept.</p>",
+        _bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>Nothing was left out.</p>",
+        *_examples(report.examples),
+        *_titled("Languages", report.languages),
+        "<h2>Documents by length in tokens</h2>",
+        _bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
+        "<h2>Time</h2>",
+        _bars(report.seconds, form="{:,.1f} s"),
+        f"<p class=faint>{escape(report.who)}{_found(report)}</p>",
+    ]
+    head = (
+        f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(report.folder)}</title>"
+    )
+    return (
+        f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+COUNTS = ("documents", "tokens", "bytes", "shards")
+
+
+def _tokenizer(report: CorpusReport) -> str:
+    ids = f"{report.tokenizer['kind']} tokenizer of {report.tokenizer['vocabulary']:,} ids"
+    return f"{ids}, {report.tokens_per_byte:.3f} tokens a byte"
+
+
+def _found(report: CorpusReport) -> str:
+    return f"; {report.found:,} jobs were found done by an earlier build" if report.found else ""
+
+
+def _tiles(values: Mapping[str, str]) -> str:
+    return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th{_number(place)}>{escape(title)}</th>" for place, title in enumerate(titles))
+    body = "".join(
+        f"<tr>{''.join(f'<td{_number(place)}>{escape(cell)}</td>' for place, cell in enumerate(row))}</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _number(place: int) -> str:
+    return " class=number" if place else ""
+
+
+def _bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, lost: bool = False) -> str:
+    """A row a value, with a bar as long as its share of the largest."""
+    most = max(values.values(), default=0) or 1
+    rows = []
+    for name, value in values.items():
+        share = f" <span class=faint>{value / share_of:.2%}</span>" if share_of else ""
+        bar = f"<div class=bar style='width:{value / most:.2%}'></div>"
+        number = f"<td class=number>{form.format(value)}{share}</td>"
+        rows.append(f"<tr><td>{escape(name)}</td>{number}<td class=chart>{bar}</td></tr>")
+    return f"<table{' class=lost' if lost else ''}>{''.join(rows)}</table>"
+
+
+def _titled(title: str, values: Mapping[str, float]) -> list[str]:
+    ordered = dict(sorted(values.items(), key=lambda item: (-item[1], item[0])))
+    return [f"<h2>{title}</h2>", _bars(ordered)] if values else []
+
+
+def _examples(examples: Mapping[str, Sequence[Sequence[str]]]) -> list[str]:
+    def shown(source: str, begins: str) -> str:
+        return f"<code>{escape(source)}</code><pre>{escape(begins)}</pre>"
+
+    return [
+        f"<details><summary>{escape(reason)}: a few</summary>{''.join(shown(*some) for some in few)}</details>"
+        for reason, few in examples.items()
+    ]

@@ -1,0 +1,54 @@
+import html.parser
+
+from data_pipeline.report import CorpusReport
+
+REPORT = CorpusReport(
+    folder="corpora/<odd> & sons",
+    id="12",
+    files=3,
+    splits={"train": {"documents": 6, "tokens": 60, "bytes": 240, "shards": 2}},
+    dropped={"empty": 2, "<script>": 2},
+    examples={"<script>": [("a.txt", "<script>alert('no')</script>")]},
+    languages={"en": 5, "de": 1},
+    lengths={8: 5, 16: 1},
+    tokenizer={"kind": "byte-bpe", "vocabulary": 300},
+    workers=2,
+    found=4,
+    seconds={"read and clean": 1.5},
+)
+
+
+class Reader(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.widths: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag != "meta":
+            self.open.append(tag)
+        self.widths += [value for name, value in attributes if name == "style"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_the_page_says_what_the_report_does_and_closes_what_it_opens(tmp_path):
+    REPORT.save(tmp_path)
+    reader = Reader()
+    reader.feed((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert reader.open == []
+    said = " ".join(reader.words)
+    assert "10 documents in 3 files; 6 kept" in said
+    assert "<script>alert('no')</script>" in said
+    assert "4 jobs were found done" in said
+    assert {"width:100.00%", "width:20.00%"} <= set(reader.widths)
+
+
+def test_text_of_documents_is_never_part_of_the_page(tmp_path):
+    REPORT.save(tmp_path)
+    assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
