@@ -1,1 +1,37 @@
 """What is changed in documents, and which are left out and why, before any of them is counted or stored."""
+
+from data_pipeline.clean.basic import CutLong, DropEmpty, DropShort, Normalize
+from data_pipeline.clean.c4 import C4Quality
+from data_pipeline.clean.decontaminate import Decontaminate
+from data_pipeline.clean.gopher_quality import GopherQuality
+from data_pipeline.clean.gopher_repetition import GopherRepetition
+from data_pipeline.clean.language import KeepLanguage, TagLanguage
+from data_pipeline.clean.lines import DropLines
+from data_pipeline.clean.predicate import KeepIf
+from data_pipeline.clean.scrub import Scrub
+from data_pipeline.clean.step import Step, run_steps, with_text
+from data_pipeline.clean.unicode import NormalizeUnicode, RepairEncoding
+
+STEPS: dict[str, type] = {
+    "repair-encoding": RepairEncoding,
+    "normalize-unicode": NormalizeUnicode,
+    "normalize": Normalize,
+    "drop-lines": DropLines,
+    "drop-empty": DropEmpty,
+    "drop-short": DropShort,
+    "tag-language": TagLanguage,
+    "keep-language": KeepLanguage,
+    "gopher-quality": GopherQuality,
+    "gopher-repetition": GopherRepetition,
+    "c4-quality": C4Quality,
+    "keep-if": KeepIf,
+    "decontaminate": Decontaminate,
+    "scrub": Scrub,
+    "cut-long": CutLong,
+}
+"""How a recipe calls them."""
+
+CLEAN: tuple[Step, ...] = (Normalize(), DropEmpty(), DropShort())
+"""What a corpus goes through when its recipe names no steps."""
+
+__all__ = ["CLEAN", "STEPS", "Step", "run_steps", "with_text"]

@@ -1,0 +1,82 @@
+"""Steps for any text: line ends, empty and short documents, long ones cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from data_pipeline.clean.step import Change, Filter, require, with_text
+from data_pipeline.document import Document, Dropped
+
+
+@dataclass(frozen=True)
+class Normalize(Change):
+    """One kind of line end, no blank lines around the text; every other character stays as it was written."""
+
+    def change(self, text: str) -> str:
+        text = text.replace("\r\n", "\n").replace("\r", "\n").strip("\n")
+        return text + "\n" if "\n" in text else text
+
+
+@dataclass(frozen=True)
+class DropEmpty(Filter):
+    """Nothing but white space is no document."""
+
+    def reason(self, document: Document) -> str | None:
+        return None if document.text.strip() else "empty"
+
+
+@dataclass(frozen=True)
+class DropShort(Filter):
+    """Leave out what is too short to learn a sequence from."""
+
+    characters: int = 16
+    words: int = 0
+    """White space divides words here."""
+
+    def reason(self, document: Document) -> str | None:
+        if len(document.text.strip()) < self.characters:
+            return f"shorter than {self.characters} characters"
+        if self.words and len(document.text.split(maxsplit=self.words)) < self.words:
+            return f"shorter than {self.words} words"
+        return None
+
+
+@dataclass(frozen=True)
+class CutLong:
+    """Make several documents of a long one, cutting after a blank line, else after a line, else where it must be.
+
+    A book in one file is one document, of which nothing can be held out.
+    """
+
+    characters: int = 20_000
+
+    def __post_init__(self) -> None:
+        require(self.characters >= 1, f"cut-long: characters ({self.characters}) must be 1 or more.")
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for document in documents:
+            start = 0
+            while len(document.text) - start > self.characters:
+                end = self._end(document.text, start)
+                yield piece(document, start, end)
+                start = end
+            yield piece(document, start, len(document.text)) if start else document
+
+    def _end(self, text: str, start: int) -> int:
+        """Where the piece from `start` ends: in its second half, if there is a line's end to cut at."""
+        limit = start + self.characters
+        for mark in ("\n\n", "\n"):
+            found = text.rfind(mark, start + self.characters // 2, limit)
+            if found >= 0:
+                return found + len(mark)
+        return limit
+
+
+def piece(document: Document, start: int, end: int) -> Document:
+    """A part of a document, known by where it begins; speakers' turns that begin in it stay with it."""
+    part = with_text(document, document.text[start:end])
+    if "turns" in document.notes:
+        turns = [[first - start, *role] for first, *role in document.notes["turns"] if start <= first < end]
+        part = replace(part, notes={**part.notes, "turns": turns})
+    return replace(part, source=f"{document.source}@{start}")

@@ -1,0 +1,120 @@
+"""The rules of C4 (T5; Raffel et al., 2020, arXiv:1910.10683, section 2.2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from data_pipeline.clean.step import require, with_text
+from data_pipeline.clean.words import Words
+from data_pipeline.document import Document, Dropped
+from megaptm.errors import UserError
+
+TERMINAL = (".", "!", "?", '"', "'", "\u201d", "\u2019")
+CITATION = re.compile(r"\[(?:\d+|edit|citation needed)\]", re.IGNORECASE)
+POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+SENTENCE_END = re.compile("[.!?][\"'\u201d\u2019)\\]]*(?=\\s|$)")
+
+
+@dataclass(frozen=True)
+class C4Quality:
+    """Keep the lines of a web page that are sentences, and the pages that have some. The numbers are the paper's.
+
+    The first version of the paper, and datatrove, ask for lines of 3 words and pages of 5 sentences.
+    """
+
+    least_sentences: int = 3
+    """In the lines that are kept."""
+    least_words_per_line: int = 5
+    longest_word: int = 1_000
+    """Characters; a line with a longer one goes."""
+    terminal_punctuation: bool = True
+    """Keep only lines that end in a period, exclamation or question mark, or closing quotation mark."""
+    remove_citations: bool = True
+    """Remove `[1]`, `[edit]`, `[citation needed]`."""
+    drop_javascript_lines: bool = True
+    drop_policy_lines: bool = True
+    """Lines about cookies, privacy policy and terms of use."""
+    drop_lorem_ipsum: bool = True
+    drop_curly_brackets: bool = True
+    bad_words: str | None = None
+    """A file of words and phrases, one a line: a page with one of them is left out."""
+
+    def inputs(self) -> tuple[str, ...]:
+        return () if self.bad_words is None else (self.bad_words,)
+
+    def __post_init__(self) -> None:
+        require(self.longest_word > 0, f"c4-quality: longest_word ({self.longest_word}) must be 1 or more.")
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for document in documents:
+            reason, text = self._of_page(document.text), ""
+            if reason is None:
+                text = self._kept_lines(document.text)
+                if _has_fewer_sentences(text, self.least_sentences):
+                    reason = f"fewer than {self.least_sentences} sentences"
+            if reason is None:
+                yield with_text(document, text)
+            else:
+                dropped.add(f"c4-quality: {reason}", document.source, document.text)
+
+    def _of_page(self, text: str) -> str | None:
+        if self.drop_curly_brackets and "{" in text:
+            return "a curly bracket"
+        if self.drop_lorem_ipsum and "lorem ipsum" in text.lower():
+            return "lorem ipsum"
+        if self.bad_words is not None and _has_any(text, _phrases(self.bad_words)):
+            return "a word of the bad-words list"
+        return None
+
+    def _kept_lines(self, text: str) -> str:
+        if self.remove_citations and "[" in text:
+            text = CITATION.sub("", text)
+        lowered = text.lower()
+        phrases = (("javascript",) if self.drop_javascript_lines else ()) + (POLICIES if self.drop_policy_lines else ())
+        phrases = tuple(phrase for phrase in phrases if phrase in lowered)
+        lines = (line.strip() for line in text.splitlines())
+        return "\n".join(line for line in lines if self._keeps(line) and not (phrases and _mentions(line, phrases)))
+
+    def _keeps(self, line: str) -> bool:
+        if self.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith(("...", "…"))):
+            return False
+        words = line.split()
+        if len(words) < self.least_words_per_line:
+            return False
+        return len(line) <= self.longest_word or max(map(len, words)) <= self.longest_word
+
+
+def _mentions(line: str, phrases: tuple[str, ...]) -> bool:
+    lowered = line.lower()
+    return any(phrase in lowered for phrase in phrases)
+
+
+def _has_fewer_sentences(text: str, least: int) -> bool:
+    """Reading stops when there are enough."""
+    ends = SENTENCE_END.finditer(text)
+    return any(next(ends, None) is None for _ in range(least))
+
+
+@lru_cache(maxsize=4)
+def _phrases(path: str) -> dict[int, np.ndarray]:
+    """Number of words -> sorted hashes of the phrases of a file that have as many."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            phrases = [Words(line) for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"c4-quality: bad_words ({path}) cannot be read ({error}): correct the path.") from None
+    sizes = sorted({len(words) for words in phrases} - {0})
+    return {
+        size: np.unique(np.concatenate([words.ngrams(size) for words in phrases if len(words) == size]))
+        for size in sizes
+    }
+
+
+def _has_any(text: str, phrases: dict[int, np.ndarray]) -> bool:
+    words = Words(text)
+    return any(np.isin(words.ngrams(size), hashes).any() for size, hashes in phrases.items())

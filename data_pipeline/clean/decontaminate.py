@@ -1,0 +1,164 @@
+"""Texts that a model will be judged by do not belong in what it learns from (GPT-3, arXiv:2005.14165, appendix C)."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from data_pipeline.clean.basic import piece
+from data_pipeline.clean.step import require
+from data_pipeline.clean.words import Words
+from data_pipeline.document import Document, Dropped
+from megaptm.errors import UserError
+
+LEAST_WORDS = 8
+"""An evaluation text of fewer words is common speech: it says nothing (as in GPT-3's appendix C)."""
+REASON = "contains evaluation text"
+
+
+@dataclass(frozen=True)
+class Decontaminate:
+    """Leave out documents that share a run of words with an evaluation text, case and punctuation aside."""
+
+    against: tuple[str, ...]
+    """Files or globs: `.jsonl` (one text a field), any other as text."""
+    ngram: int = 13
+    """Words; a shorter evaluation text of 8 words or more is looked for whole."""
+    fields: tuple[str, ...] = ("text",)
+    """Of JSON lines: each of these that a line has is a text."""
+    texts: Literal["line", "file"] = "line"
+    """Of other files: is each line a text, or the whole file?"""
+    cut: bool = False
+    """Cut the shared run out with `around` characters on both sides, and keep the pieces; GPT-3 did."""
+    around: int = 200
+    least_piece: int = 200
+    """Characters; shorter pieces are left out."""
+    most_pieces: int = 10
+    """A document that would fall into more is left out."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.against), "decontaminate: against is empty: name files of evaluation texts.")
+        require(self.ngram >= LEAST_WORDS, f"decontaminate: ngram ({self.ngram}) must be {LEAST_WORDS} words or more.")
+        require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
+
+    def inputs(self) -> tuple[str, ...]:
+        """Every file, by name."""
+        return tuple(path for pattern in self.against for path in _matching(pattern))
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        known = _known(self)
+        for document in documents:
+            words = Words(document.text)
+            found = list(_shared_runs(words, known))
+            if not found:
+                yield document
+            elif self.cut:
+                yield from self._pieces(document, words, found, dropped)
+            else:
+                dropped.add(f"decontaminate: {REASON}", document.source, document.text)
+
+    def _pieces(
+        self, document: Document, words: Words, found: Sequence[tuple[int, np.ndarray]], dropped: Dropped
+    ) -> Iterator[Document]:
+        bounds = list(self._between(words, found, len(document.text)))
+        if len(bounds) > self.most_pieces:
+            dropped.add(
+                f"decontaminate: {REASON} in more than {self.most_pieces} places", document.source, document.text
+            )
+            return
+        long = [(start, stop) for start, stop in bounds if stop - start >= self.least_piece]
+        if not long:
+            dropped.add(f"decontaminate: {REASON}", document.source, document.text)
+        yield from (piece(document, start, stop) for start, stop in long)
+
+    def _between(self, words: Words, found: Sequence[tuple[int, np.ndarray]], length: int) -> Iterator[tuple[int, int]]:
+        """First character, and the one after the last, of what lies between shared runs and their surroundings."""
+        starts, ends = words.characters(words.starts), words.characters(words.ends)
+        runs = sorted((int(starts[at]), int(ends[at + size - 1])) for size, places in found for at in places)
+        begin = 0
+        for first, last in runs:
+            if first - self.around > begin:
+                yield begin, first - self.around
+            begin = max(begin, last + self.around)
+        if begin < length:
+            yield begin, length
+
+
+class Known:
+    """Hashes of runs of so many words, asked about by the million."""
+
+    def __init__(self, hashes: np.ndarray) -> None:
+        self._hashes = np.unique(hashes)
+        # Sixteen places a hash: of a hundred runs that are not known, six are looked up in the sorted ones.
+        self._mask = np.uint64((1 << max(10, (16 * len(self._hashes)).bit_length())) - 1)
+        self._maybe = np.zeros(int(self._mask) + 1, bool)
+        self._maybe[self._hashes & self._mask] = True
+
+    def places(self, grams: np.ndarray) -> np.ndarray:
+        """Where in `grams` the known ones are."""
+        maybe = np.flatnonzero(self._maybe[grams & self._mask])
+        at = np.minimum(np.searchsorted(self._hashes, grams[maybe]), len(self._hashes) - 1)
+        return maybe[self._hashes[at] == grams[maybe]]
+
+
+def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, np.ndarray]]:
+    """(number of words, first word of each run) for the sizes of which there are any."""
+    for size, hashes in known.items():
+        places = hashes.places(words.ngrams(size))
+        if len(places):
+            yield size, places
+
+
+@lru_cache(maxsize=4)
+def _known(step: Decontaminate) -> dict[int, Known]:
+    """Size -> runs of that many words of the evaluation texts; read once in a process."""
+    runs: dict[int, list[np.ndarray]] = {}
+    for path in step.inputs():
+        for text in _texts(path, step):
+            words = Words(text)
+            if len(words) >= LEAST_WORDS:
+                size = min(len(words), step.ngram)
+                runs.setdefault(size, []).append(words.ngrams(size))
+    if not runs:
+        raise UserError(
+            f"decontaminate: {', '.join(step.against)} have no text of {LEAST_WORDS} words or more: correct `against`."
+        )
+    return {size: Known(np.concatenate(found)) for size, found in sorted(runs.items())}
+
+
+def _matching(pattern: str) -> list[str]:
+    found = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise UserError(f"decontaminate: against ({pattern}) is no file: correct the path.")
+    return found
+
+
+def _texts(path: str, step: Decontaminate) -> Iterator[str]:
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"decontaminate: {path} cannot be read as text ({error}): correct `against`.") from None
+    if path.endswith((".jsonl", ".ndjson")):
+        for number, line in enumerate(content.split("\n"), 1):
+            if line.strip():
+                yield from _fields(line, step.fields, f"{path}:{number}")
+    else:
+        yield from content.splitlines() if step.texts == "line" else [content]
+
+
+def _fields(line: str, names: tuple[str, ...], where: str) -> list[str]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"decontaminate: {where} is no JSON ({error}): correct it.") from None
+    texts = [record[name] for name in names if name in record] if isinstance(record, dict) else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"decontaminate: {where} has no text in `{'` or `'.join(names)}`: set `fields`.")
+    return texts

@@ -1,0 +1,127 @@
+"""The document quality rules of MassiveText (Gopher; Rae et al., 2021, arXiv:2112.11446, appendix A.1.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from data_pipeline.clean.step import Filter, require_shares
+from data_pipeline.clean.words import Words
+from data_pipeline.document import Document
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+BULLETS = ("•", "-", "‣", "*", "◦", "●", "▪", "■")
+ELLIPSES = ("...", "…")
+
+
+@lru_cache(maxsize=1)
+def spaced_words(text: str) -> Words:
+    """Words between white space, as written; kept for the next rule about the same text."""
+    return Words(text, fold=False, split="spaces")
+
+
+@dataclass(frozen=True)
+class GopherQuality(Filter):
+    """Leave out what does not look like prose. The numbers are the paper's; `null` turns a rule off.
+
+    Written for English. Of Chinese every character counts as a word: set `least_word_length` to 1, and stop words.
+    """
+
+    least_words: int | None = 50
+    most_words: int | None = 100_000
+    least_word_length: float | None = 3
+    """Mean of a document, in characters."""
+    most_word_length: float | None = 10
+    most_symbols: float | None = 0.1
+    """Hash signs, and ellipses, to a word."""
+    most_bullet_lines: float | None = 0.9
+    """Share of the lines that are not blank."""
+    most_ellipsis_lines: float | None = 0.3
+    """Share of the lines that are not blank."""
+    least_alphabetic_words: float | None = 0.8
+    """Share of the words that have a letter."""
+    least_stop_words: int | None = 2
+    """Different ones."""
+    stop_words: tuple[str, ...] = STOP_WORDS
+
+    def __post_init__(self) -> None:
+        require_shares(self, "gopher-quality", "most_bullet_lines", "most_ellipsis_lines", "least_alphabetic_words")
+
+    def reason(self, document: Document) -> str | None:
+        fault = self._of_words(document.text) or self._of_symbols(document.text) or self._of_lines(document.text)
+        if fault is None and self.least_stop_words:
+            found = _count_different(document.text, self.stop_words, enough=self.least_stop_words)
+            if found < self.least_stop_words:
+                fault = f"fewer than {self.least_stop_words} stop words"
+        return fault and f"gopher-quality: {fault}"
+
+    def _of_words(self, text: str) -> str | None:
+        words = spaced_words(text)
+        if self.least_words is not None and len(words) < self.least_words:
+            return f"fewer than {self.least_words:,} words"
+        if self.most_words is not None and len(words) > self.most_words:
+            return f"more than {self.most_words:,} words"
+        if not len(words):
+            return None
+        length = int(words.lengths.sum()) / len(words)
+        if self.least_word_length is not None and length < self.least_word_length:
+            return f"mean word length below {self.least_word_length:g}"
+        if self.most_word_length is not None and length > self.most_word_length:
+            return f"mean word length above {self.most_word_length:g}"
+        if self.least_alphabetic_words is not None and words.alphabetic.mean() < self.least_alphabetic_words:
+            return f"less than {self.least_alphabetic_words:.0%} of words with a letter"
+        return None
+
+    def _of_symbols(self, text: str) -> str | None:
+        if self.most_symbols is None:
+            return None
+        most = self.most_symbols * len(spaced_words(text))
+        if text.count("#") > most:
+            return f"more than {self.most_symbols:g} hash signs a word"
+        if _count_ellipses(text) > most:
+            return f"more than {self.most_symbols:g} ellipses a word"
+        return None
+
+    def _of_lines(self, text: str) -> str | None:
+        lines, most = [line for line in text.split("\n") if line], self.most_bullet_lines
+        if most is not None and _are_more(most, lines, sum(map(text.count, BULLETS)), _begins_with_bullet):
+            return f"more than {most:.0%} of lines begin with a bullet"
+        most = self.most_ellipsis_lines
+        if most is not None and _are_more(most, lines, _count_ellipses(text), _ends_with_ellipsis):
+            return f"more than {most:.0%} of lines end with an ellipsis"
+        return None
+
+
+def _are_more(most: float, lines: list[str], marks: int, has_mark: Callable[[str], bool]) -> bool:
+    """Has more than this share of the lines a mark? With too few marks in the text the lines are not looked at."""
+    limit = most * len(lines)
+    return marks > limit and sum(map(has_mark, lines)) > limit
+
+
+def _begins_with_bullet(line: str) -> bool:
+    return line.lstrip().startswith(BULLETS)
+
+
+def _ends_with_ellipsis(line: str) -> bool:
+    return line.rstrip().endswith(ELLIPSES)
+
+
+def _count_ellipses(text: str) -> int:
+    return sum(map(text.count, ELLIPSES))
+
+
+def _count_different(text: str, words: tuple[str, ...], *, enough: int) -> int:
+    """How many of these words the text has; reading stops when they are enough."""
+    found = set()
+    for match in _any_of(words).finditer(text):
+        found.add(match[0].lower())
+        if len(found) >= enough:
+            break
+    return len(found)
+
+
+@lru_cache(maxsize=8)
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)

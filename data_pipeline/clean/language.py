@@ -1,0 +1,70 @@
+"""Which language a text is written in, by py3langid (a model of 97 languages that comes with it)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from data_pipeline.clean.step import library, require
+from data_pipeline.document import Document, Dropped
+from megaptm.errors import UserError
+
+JUDGED = 2_000
+"""Characters: the beginning tells, and a book takes no longer than a page."""
+
+
+@dataclass(frozen=True)
+class TagLanguage:
+    """Note each document's language (ISO 639-1: `en`, `zh`), and leave none out."""
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for document in documents:
+            language, _ = identify(document.text)
+            yield replace(document, notes={**document.notes, "language": language})
+
+
+@dataclass(frozen=True)
+class KeepLanguage:
+    """Keep documents in some languages, and note which."""
+
+    languages: tuple[str, ...] = ("en",)
+    """ISO 639-1 codes."""
+    least_probability: float = 0.65
+    """As FineWeb asks (arXiv:2406.17557, section 3.3), of another model."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.languages), "keep-language: languages is empty: name at least one, like `en`.")
+        good = 0 <= self.least_probability <= 1
+        require(good, f"keep-language: least_probability ({self.least_probability}) must be from 0 to 1.")
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        self._require_known()
+        for document in documents:
+            language, probability = identify(document.text)
+            if language not in self.languages:
+                dropped.add(f"keep-language: not {' or '.join(self.languages)}", document.source, document.text)
+            elif probability < self.least_probability:
+                reason = f"keep-language: {language} with a probability below {self.least_probability:g}"
+                dropped.add(reason, document.source, document.text)
+            else:
+                yield replace(document, notes={**document.notes, "language": language})
+
+    def _require_known(self) -> None:
+        known = sorted(_identifier().labels)
+        for language in self.languages:
+            if language not in known:
+                raise UserError(f"keep-language: language `{language}` is not known: use {', '.join(known)}.")
+
+
+def identify(text: str) -> tuple[str, float]:
+    """The likeliest language of a text's beginning, and how likely it is."""
+    return _identifier().classify(text[:JUDGED])
+
+
+@lru_cache(maxsize=1)
+def _identifier() -> Any:
+    """Loading the model takes a second."""
+    langid = library("py3langid.langid", "keep-language")
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

@@ -1,0 +1,93 @@
+"""What a cleaning step is: a generator over documents, described by a frozen dataclass of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, Protocol
+
+from data_pipeline.document import Document, Dropped
+from megaptm.errors import UserError
+
+
+class Step(Protocol):
+    """Takes documents in order and yields those it keeps, changed or not.
+
+    A step whose result depends on files has `inputs() -> tuple[str, ...]`, their paths: finished work is not taken up
+    again after one of them has changed.
+    """
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]: ...
+
+
+class Filter:
+    """A step that leaves documents out."""
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for document in documents:
+            reason = self.reason(document)
+            if reason is None:
+                yield document
+            else:
+                dropped.add(reason, document.source, document.text)
+
+    def reason(self, document: Document) -> str | None:
+        """Why this document is left out; None keeps it."""
+        raise NotImplementedError
+
+
+class Change:
+    """A step that changes the text of documents."""
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for document in documents:
+            yield with_text(document, self.change(document.text))
+
+    def change(self, text: str) -> str:
+        raise NotImplementedError
+
+
+def with_text(document: Document, text: str, **notes: Any) -> Document:
+    """The document with another text, and more notes.
+
+    `turns` are places in the old text: those that both texts have are kept where one text is the beginning of the
+    other, else all are dropped. Every other note stays.
+    """
+    old = document.text
+    if text == old and not notes:
+        return document
+    notes = {**document.notes, **notes}
+    if "turns" in notes and text != old:
+        turns = notes.pop("turns")
+        if text.startswith(old) or old.startswith(text):
+            notes["turns"] = [turn for turn in turns if turn[0] < len(text)]
+    return replace(document, text=text, notes=notes)
+
+
+def run_steps(steps: Sequence[Step], documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    """Each step reads what the one before it yields."""
+    return reduce(lambda stream, step: step(stream, dropped), steps, iter(documents))
+
+
+def require(good: bool, sentence: str) -> None:
+    """A `UserError` of this sentence unless all is good."""
+    if not good:
+        raise UserError(sentence)
+
+
+def require_shares(step: object, name: str, *fields: str) -> None:
+    """Options that are shares lie between 0 and 1, or are absent."""
+    for field in fields:
+        value = getattr(step, field)
+        require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
+
+
+def library(name: str, step: str) -> Any:
+    """Import an optional library."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"{step} needs {name.split('.')[0]}: install it with `pip install megaptm[corpus]`.") from None
