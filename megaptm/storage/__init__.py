@@ -1,1 +1,31 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
+
+from megaptm.storage.files import (
+    download,
+    exists,
+    hash_of,
+    is_remote,
+    join,
+    listed,
+    local_path,
+    read,
+    remove,
+    size_of,
+    upload,
+)
+from megaptm.storage.patience import Patience
+
+__all__ = [
+    "Patience",
+    "download",
+    "exists",
+    "hash_of",
+    "is_remote",
+    "join",
+    "listed",
+    "local_path",
+    "read",
+    "remove",
+    "size_of",
+    "upload",
+]

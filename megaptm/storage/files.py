@@ -1,0 +1,126 @@
+"""One way to reach files, whether a path or a URL says where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from megaptm.errors import UserError
+from megaptm.storage.patience import Patience
+from megaptm.storage.remote import CHUNK, Remote
+
+PATIENCE = Patience()
+
+
+def is_remote(place: str | os.PathLike[str]) -> bool:
+    """Whether it is a URL (`s3://...`) and not a path of this machine."""
+    return "://" in str(place) and not str(place).startswith("file://")
+
+
+def local_path(place: str | os.PathLike[str]) -> Path:
+    return Path(str(place).removeprefix("file://")).expanduser()
+
+
+def join(place: str | os.PathLike[str], *names: str) -> str:
+    """A file in a folder, as a path or URL like the folder's."""
+    return "/".join([str(place).rstrip("/"), *names])
+
+
+def exists(place: str, patience: Patience = PATIENCE) -> bool:
+    return Remote(place, patience).exists() if is_remote(place) else local_path(place).exists()
+
+
+def size_of(place: str, patience: Patience = PATIENCE) -> int:
+    """Bytes of a file."""
+    return Remote(place, patience).size() if is_remote(place) else _present(place).stat().st_size
+
+
+def read(place: str, patience: Patience = PATIENCE) -> bytes:
+    """The whole of a small file."""
+    return Remote(place, patience).read() if is_remote(place) else _present(place).read_bytes()
+
+
+def listed(place: str, patience: Patience = PATIENCE) -> dict[str, int]:
+    """Name -> bytes of the files in a folder, by name; none where there is no such folder."""
+    if is_remote(place):
+        return dict(sorted(Remote(place, patience).listed().items()))
+    folder = local_path(place)
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    return {path.name: path.stat().st_size for path in files}
+
+
+def remove(place: str, patience: Patience = PATIENCE) -> None:
+    """Remove a file, if it is there."""
+    Remote(place, patience).remove() if is_remote(place) else local_path(place).unlink(missing_ok=True)
+
+
+def download(place: str, path: Path, *, size: int | None = None, patience: Patience = PATIENCE) -> str:
+    """Copy a file to `path`, whole or not at all; returns its sha256. `size` is what it must have, if known."""
+    found = size_of(place, patience)
+    if size is not None and found != size:
+        raise UserError(f"{place} has {found:,} bytes where {size:,} are expected: copy it there again.")
+    chunks = Remote(place, patience).chunks(found) if is_remote(place) else _local_chunks(_present(place))
+    digest = hashlib.sha256()
+    with _appearing(path) as part, part.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def upload(path: Path, place: str, *, sha256: str | None = None, patience: Patience = PATIENCE) -> None:
+    """Copy a local file to `place`, whole or not at all, and compare the sizes; with `sha256` read it back, too.
+
+    A copy that differs is sent again twice; then it is a `UserError`.
+    """
+    for _ in range(3):
+        if is_remote(place):
+            Remote(place, patience).write(path)
+        else:
+            with _appearing(local_path(place)) as part:
+                shutil.copyfile(path, part)
+        if size_of(place, patience) == path.stat().st_size and (sha256 is None or hash_of(place, patience) == sha256):
+            return
+    raise UserError(
+        f"{place} is not what was sent there, three times in a row: its server or network cannot be trusted."
+    )
+
+
+def hash_of(place: str, patience: Patience = PATIENCE) -> str:
+    """sha256 of a file, read through."""
+    remote = Remote(place, patience)
+    chunks = remote.chunks(remote.size()) if is_remote(place) else _local_chunks(_present(place))
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """A name to write under, which becomes `path` when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _local_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _present(place: str) -> Path:
+    path = local_path(place)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: check the path.")
+    return path

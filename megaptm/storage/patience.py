@@ -1,0 +1,125 @@
+"""How long to go on when an object store does not answer: each call has a deadline, and is made again for a while."""
+
+from __future__ import annotations
+
+import errno
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from megaptm.errors import UserError
+
+T = TypeVar("T")
+
+# Where the errors of networks and servers come from; an error of other code is a mistake that no waiting mends.
+NETWORKS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "google", "gcsfs", "adlfs", "azure", "requests", "s3fs")
+DENIED = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "ParamValidationError",
+    "NoAuthTokenError",
+)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How a call to a server is made, and made again."""
+
+    seconds: float = 600.0
+    """How long to try while the server fails or does not answer."""
+    deadline: float = 60.0
+    """Seconds after which one attempt is given up; twice as long for each further 16 MiB that it sends."""
+    pause: float = 0.5
+    """Seconds before the second attempt; doubled each time up to `longest_pause`, and half of it by chance."""
+    longest_pause: float = 15.0
+    tell_after: float = 5.0
+    """Seconds of failure before it is said aloud, and then between two lines, six times as many."""
+    tell: Callable[[str], None] = to_stderr
+
+
+def patiently(call: Callable[[], T], *, what: str, patience: Patience, deadline: float | None = None) -> T:
+    """What `call` returns once it succeeds. `what` is the URL it is about; `call` may be made any number of times.
+
+    Raises a `UserError` at once where waiting is of no use (nothing there, access denied), and after
+    `patience.seconds` where the server went on failing.
+    """
+    begun, tell_at = time.monotonic(), patience.tell_after
+    for pause in _pauses(patience):
+        try:
+            answer = _within(patience.deadline if deadline is None else deadline, call)
+        except Exception as error:
+            refuse_permanent(error, what)
+            problem = _problem(error)
+        else:
+            if tell_at > patience.tell_after:
+                patience.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
+            return answer
+        waited = time.monotonic() - begun
+        if waited + pause > patience.seconds:
+            raise UserError(
+                f"{what} could not be reached for {waited:.0f} s ({problem}): see that its server answers, and "
+                "start again."
+            )
+        if waited >= tell_at:
+            patience.tell(f"{what} does not answer ({problem}); trying for another {patience.seconds - waited:.0f} s.")
+            tell_at = waited + 6 * patience.tell_after
+        time.sleep(pause)
+    raise AssertionError("pauses do not end")
+
+
+def refuse_permanent(error: Exception, what: str) -> None:
+    """Raise what no waiting mends: a `UserError` where the user can mend it, else the error itself."""
+    if isinstance(error, UserError):
+        raise error
+    if isinstance(error, FileNotFoundError):
+        raise UserError(f"{what} does not exist: check the address.") from None
+    if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
+        raise UserError(f"access to {what} is denied ({_problem(error)}): check the credentials.") from None
+    if isinstance(error, OSError) and error.errno in FULL:
+        raise error
+    if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORKS:
+        raise error
+
+
+def _pauses(patience: Patience) -> Iterator[float]:
+    pause = patience.pause
+    while True:
+        # By chance, so that a thousand processes whose server comes back do not ask all at once.
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, patience.longest_pause)
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Run `call` in a thread and wait for it that long; one that hangs is left behind, to end when it will."""
+    box: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            box["answer"] = call()
+        except BaseException as error:
+            box["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True, name="megaptm-storage")
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    if "error" in box:
+        raise box["error"]
+    return box["answer"]
+
+
+def _problem(error: BaseException) -> str:
+    """The error in a few words, on one line."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= 160 else words[:157] + "..."

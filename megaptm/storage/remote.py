@@ -1,0 +1,105 @@
+"""Files on object stores, by fsspec. Every call is one attempt; `patience` makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megaptm.errors import UserError
+from megaptm.storage.patience import Patience, patiently
+
+CHUNK = 16 << 20
+"""Bytes asked for at once: what is fetched again when a connection breaks."""
+
+
+class Remote:
+    """The file or folder at a URL."""
+
+    def __init__(self, url: str, patience: Patience):
+        self.url = url.rstrip("/")
+        self.patience = patience
+
+    def exists(self) -> bool:
+        return self._call(lambda: self._files().exists(self.url))
+
+    def size(self) -> int:
+        return int(self._call(lambda: self._files().info(self.url, **self._fresh())["size"]))
+
+    def read(self) -> bytes:
+        """The whole of a small file."""
+        return self._call(lambda: self._files().cat_file(self.url))
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """The first `size` bytes; a connection that breaks costs one chunk."""
+        for start in range(0, size, CHUNK):
+            yield self._call(lambda start=start: self._range(start, min(size, start + CHUNK)))  # type: ignore[misc]
+
+    def write(self, path: Path) -> None:
+        """Put a local file here; it appears when all of it has arrived."""
+        deadline = self.patience.deadline * (1 + path.stat().st_size / CHUNK)
+        self._call(lambda: self._files().put_file(str(path), self.url), deadline)
+
+    def remove(self) -> None:
+        """Also where there is nothing."""
+
+        def call() -> None:
+            files = self._files()
+            if files.exists(self.url):
+                files.rm_file(self.url)
+
+        self._call(call)
+
+    def listed(self) -> dict[str, int]:
+        """Name -> bytes of the files in this folder; none where there is no such folder."""
+
+        def call() -> dict[str, int]:
+            try:
+                entries = self._files().ls(self.url, detail=True, **self._fresh())
+            except FileNotFoundError:
+                return {}
+            return {
+                entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"
+            }
+
+        return self._call(call)
+
+    def _range(self, start: int, stop: int) -> bytes:
+        content = self._files().cat_file(self.url, start=start, end=stop)
+        if len(content) != stop - start:
+            raise EOFError(f"{len(content):,} bytes came where {stop - start:,} were asked for")
+        return content
+
+    def _fresh(self) -> dict[str, Any]:
+        """What makes a file system of object stores ask instead of remembering."""
+        return {"refresh": True} if self._protocol == "s3" else {}
+
+    @property
+    def _protocol(self) -> str:
+        return self.url.partition("://")[0]
+
+    def _files(self) -> Any:
+        """fsspec keeps one for each process; never held here, because a forked process must have its own."""
+        import fsspec
+
+        options: dict[str, Any] = {}
+        if self._protocol == "s3":
+            # One attempt of botocore's and one of s3fs's: together with ours they would multiply to minutes.
+            seconds = self.patience.deadline
+            timeouts = {"connect_timeout": min(10.0, seconds), "read_timeout": seconds}
+            # Contents are compared with hashes of ours; some servers answer a range with the checksum of the whole.
+            checksums = {"response_checksum_validation": "when_required"}
+            options["config_kwargs"] = {**timeouts, **checksums, "retries": {"total_max_attempts": 1}}
+        try:
+            files = fsspec.filesystem(self._protocol, use_listings_cache=False, **options)
+        except ImportError as error:
+            raise UserError(
+                f"{self.url} needs a library that is not installed ({error}): pip install megaptm[corpus]."
+            ) from None
+        except ValueError as error:
+            raise UserError(f"{self.url} is no address that can be read ({error}).") from None
+        files.retries = 1
+        return files
+
+    def _call(self, call: Any, deadline: float | None = None) -> Any:
+        return patiently(call, what=self.url, patience=self.patience, deadline=deadline)

@@ -1,0 +1,75 @@
+"""An S3 server of its own process, and a proxy of ours before it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.storage.faults import Proxy
+
+BUCKET = "corpora"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("the S3 server did not start")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Proxy]:
+    """A running server with one bucket, reached through the proxy by everything that this process starts."""
+    pytest.importorskip("moto")
+    port = free_port()
+    program = Path(sys.executable).with_name("moto_server")
+    server = subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL)
+    before = dict(os.environ)
+    try:
+        _wait(port, server)
+        proxy = Proxy(port)
+        os.environ.update(
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{proxy.port}",
+            AWS_ACCESS_KEY_ID="test",
+            AWS_SECRET_ACCESS_KEY="testtest",
+            AWS_DEFAULT_REGION="us-east-1",
+            AWS_EC2_METADATA_DISABLED="true",
+        )
+        import fsspec
+
+        fsspec.filesystem("s3").call_s3("create_bucket", Bucket=BUCKET)
+        yield proxy
+        proxy.down()
+    finally:
+        server.terminate()
+        server.wait()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture
+def faults(s3: Proxy) -> Iterator[Proxy]:
+    """The proxy, without the faults of the test before."""
+    s3.faults.clear()
+    s3.seen.clear()
+    s3.done.clear()
+    yield s3
+    s3.faults.clear()
+    if s3.is_down:
+        s3.up()
