@@ -1,0 +1,77 @@
+"""Which documents of a corpus are left out because it has them already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipeline.deduplicate.buckets import Listing, Run
+from data_pipeline.deduplicate.exact import DUPLICATE, equal
+from data_pipeline.deduplicate.files import Part, load, read_part, save
+from data_pipeline.deduplicate.near import near
+from data_pipeline.deduplicate.options import Deduplicate
+from data_pipeline.document import EXAMPLES
+
+REASONS = ("", DUPLICATE, "near duplicate")
+STAYS, EQUAL, NEAR = range(3)
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What is left out of a corpus. 1 byte a document."""
+
+    reasons: np.ndarray
+    """uint8 [documents]: number in REASONS, 0 for those that stay; all parts, one after the other."""
+    begins: np.ndarray
+    """int64 [parts + 1]: where each part's begin."""
+    counts: dict[str, int]
+    """reason -> documents"""
+    examples: dict[str, list[tuple[str, str]]]
+    """reason -> (source of what is left out, source of what stays in its place), a few."""
+
+    def stay(self, part: int) -> np.ndarray:
+        """bool [documents of the part]"""
+        return self.reasons[self.begins[part] : self.begins[part + 1]] == STAYS
+
+
+def find_duplicates(parts: Sequence[Part], options: Deduplicate, run: Run, folder: str) -> Duplicates:
+    """Find equal documents and near duplicates among all parts; what it writes goes into `folder`.
+
+    The first of several stays, in the order of the parts: what should stay is listed first. Memory here: 6 bytes a
+    document (10 from 2**32 on), and the equal and near ones of one job.
+    """
+    listing = Listing.write(folder, parts, options)
+    reasons = np.zeros(int(listing.begins[-1]), np.uint8)
+    examples = {}
+    if options.documents:
+        pairs = np.empty((2, 0), np.int64)
+        for path in equal(listing, "digests", len(reasons), run):
+            found = load(path)
+            reasons[found[0]] = EQUAL
+            pairs = _lowest(np.concatenate([pairs, found[:, :EXAMPLES]], axis=1))
+        examples[REASONS[EQUAL]] = _sources(listing, pairs)
+    if options.near:
+        dropped = listing.name("equal.npy")
+        save(dropped, reasons == EQUAL)
+        rows, stay = near(listing, options.near, dropped, run).connected()
+        reasons[rows] = NEAR
+        examples[REASONS[NEAR]] = _sources(listing, np.stack([rows[:EXAMPLES], stay[:EXAMPLES]]).astype(np.int64))
+    numbers = np.bincount(reasons, minlength=len(REASONS))
+    counts = {reason: int(number) for reason, number in zip(REASONS, numbers, strict=True) if reason and number}
+    return Duplicates(reasons, listing.begins, counts, {reason: some for reason, some in examples.items() if some})
+
+
+def _lowest(pairs: np.ndarray) -> np.ndarray:
+    return pairs[:, np.argsort(pairs[0], kind="stable")[:EXAMPLES]]
+
+
+def _sources(listing: Listing, pairs: np.ndarray) -> list[tuple[str, str]]:
+    return [(_source(listing, row), _source(listing, stays)) for row, stays in pairs.T.tolist()]
+
+
+def _source(listing: Listing, row: int) -> str:
+    part = int(np.searchsorted(listing.begins, row, side="right")) - 1
+    (document,) = read_part(listing.stems[part], np.array([row - listing.begins[part]]))
+    return document.source

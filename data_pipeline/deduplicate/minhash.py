@@ -1,0 +1,88 @@
+"""MinHash signatures of many texts at a time.
+
+One permutation hashing (Li, Owen and Zhang, 2012): a shingle's hash says in which of the signature's bins it falls and
+its value there, and a bin keeps its least value, so a shingle costs one operation and not one for each bin. Empty bins
+borrow from others, each in an order of its own, the same in all texts (optimal densification, Shrivastava, 2017): two
+texts agree on a bin with the probability of their Jaccard similarity, few shingles or many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from data_pipeline.clean.words import Words
+
+EMPTY = np.uint32(0xFFFFFFFF)
+HALF = np.uint64(32)
+PIECE = 1 << 20
+"""Characters of a text that are shingled at a time; the few shingles across the cuts do not count."""
+AT_ONCE = 1 << 19
+"""Borrowed bins times bins, at a time: half a megabyte."""
+
+
+def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [n] hashes of the runs of `ngram` words, and int64 [n] the text that each is of.
+
+    A text of fewer words has its words as shingles. All texts go through numpy together: one by one, most of the time
+    would go into calling it.
+    """
+    # A line break is no part of a word, so words are as they are in the text alone.
+    words = Words("\n".join(texts))
+    sizes = np.fromiter((len(text.encode("utf-8", "surrogatepass")) + 1 for text in texts), np.int64, len(texts))
+    counts = np.diff(np.searchsorted(words.starts, np.cumsum(np.concatenate([[0], sizes]))))
+    text_of = np.repeat(np.arange(len(texts)), counts)
+    firsts, lasts = text_of[: max(len(words) - ngram + 1, 0)], text_of[ngram - 1 :]
+    within = firsts == lasts
+    short = (counts < ngram)[text_of]
+    grams = words.ngrams(ngram)[within]
+    return np.concatenate([grams, words.hashes[short]]), np.concatenate([firsts[within], text_of[short]])
+
+
+def bins(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:
+    """uint32 [texts, width]: the least value in each bin, EMPTY where there is none."""
+    values = _mix(hashes ^ _mix(np.array([seed], np.uint64)))
+    places = ((values >> HALF) * np.uint64(width) >> HALF).astype(np.int64) + text_of * width
+    least = np.full(texts * width, EMPTY)
+    np.minimum.at(least, places, values.astype(np.uint32))
+    return least.reshape(texts, width)
+
+
+def densify(least: np.ndarray, seed: int) -> np.ndarray:
+    """Fill the empty bins of `bins`, in place. A text without shingles stays empty."""
+    width = least.shape[1]
+    full = least != EMPTY
+    texts, places = np.nonzero(~full & full.any(axis=1, keepdims=True))
+    orders = _orders(width, seed)
+    for begin in range(0, len(texts), AT_ONCE // width):
+        some = slice(begin, begin + AT_ONCE // width)
+        order = orders[places[some]]
+        lender = full[texts[some, None], order].argmax(axis=1)
+        least[texts[some], places[some]] = least[texts[some], order[np.arange(len(order)), lender]]
+    return least
+
+
+def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np.ndarray:
+    """uint64 [n, bands]: equal where two signatures agree on all the `rows` numbers of a band."""
+    odd = np.random.Generator(np.random.PCG64(seed)).integers(0, 1 << 63, (bands, rows), np.uint64) * np.uint64(2)
+    numbers = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
+    keys = (numbers * (odd + np.uint64(1))).sum(axis=2, dtype=np.uint64)
+    return _mix(keys + _mix(np.arange(bands, dtype=np.uint64) + np.uint64(1)))
+
+
+@lru_cache(maxsize=4)
+def _orders(width: int, seed: int) -> np.ndarray:
+    """int64 [width, width]: for each bin, all bins in the order in which it borrows from them."""
+    order = np.tile(np.arange(width), (width, 1))
+    return np.random.Generator(np.random.PCG64(seed)).permuted(order, axis=1)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """A permutation of the 64-bit numbers in which every bit counts (SplitMix64's finalizer)."""
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

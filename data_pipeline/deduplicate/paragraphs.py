@@ -1,0 +1,111 @@
+"""Paragraphs that come again are cut out of the later documents, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from data_pipeline.clean.step import with_text
+from data_pipeline.deduplicate.buckets import Listing, Run
+from data_pipeline.deduplicate.exact import DUPLICATE, between, equal
+from data_pipeline.deduplicate.files import Part, load, read_part, write_part
+from data_pipeline.deduplicate.options import Deduplicate
+from data_pipeline.deduplicate.split import repeatable, without
+from data_pipeline.document import Document, Dropped
+
+NOTHING_NEW = "nothing but repeated paragraphs"
+
+
+@dataclass(frozen=True)
+class CutJob:
+    """Write one part again, without its equal documents and paragraphs."""
+
+    listing: Listing
+    number: int
+    """Which part."""
+    first_paragraph: int
+    documents: tuple[str, ...]
+    paragraphs: tuple[str, ...]
+    """Files of what is equal, see `EqualJob.path`."""
+    options: Deduplicate
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part after that."""
+
+    stem: str
+    documents: int
+    dropped: Dropped
+    paragraphs: int
+    """Cut out of documents that are not dropped as equal."""
+    characters: int
+
+
+def cut_paragraphs(parts: Sequence[Part], options: Deduplicate, run: Run, folder: str) -> list[Cut]:
+    """New parts in `folder`, with the sketches that `find_duplicates` takes; in the order of `parts`."""
+    assert options.paragraphs is not None
+    listing = Listing.write(folder, parts, options)
+    counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
+    begins = np.cumsum([0, *counts]).tolist()
+    documents = equal(listing, "digests", int(listing.begins[-1]), run) if options.documents else []
+    paragraphs = equal(listing, "paragraphs", begins[-1], run)
+    jobs = [
+        CutJob(listing, number, begins[number], tuple(documents), tuple(paragraphs), options)
+        for number in range(len(parts))
+    ]
+    return run("repeated paragraphs", cut_part, jobs)
+
+
+def cut_part(job: CutJob) -> Cut:
+    """Pure, but for the files of the new part."""
+    cutting = _Cutting(job)
+    stem = job.listing.name(f"cut-{job.number:06d}")
+    # The documents are now what they will be, and near duplicates can be looked for.
+    count = write_part(stem, cutting.documents(), replace(job.options, paragraphs=None))
+    return Cut(stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
+
+
+class _Cutting:
+    """Goes through a part, and counts."""
+
+    def __init__(self, job: CutJob):
+        assert job.options.paragraphs is not None
+        self._options = job.options.paragraphs
+        self._stem = job.listing.stems[job.number]
+        begins = job.listing.begins[job.number : job.number + 2].tolist()
+        self._equal = _marked(job.documents, begins[0], begins[1] - begins[0])
+        paragraphs = load(f"{self._stem}.paragraphs.npy").shape[1]
+        self._repeated = _marked(job.paragraphs, job.first_paragraph, paragraphs)
+        self.dropped, self.paragraphs, self.characters = Dropped(), 0, 0
+
+    def documents(self) -> Iterator[Document]:
+        at = 0
+        for document, equal_to_another in zip(read_part(self._stem), self._equal, strict=True):
+            count = len(repeatable(document, self._options))
+            repeated = self._repeated[at : at + count]
+            at += count
+            if equal_to_another:
+                self.dropped.add(DUPLICATE, document.source, document.text)
+            elif not repeated.any():
+                yield document
+            elif (text := without(document, repeated.tolist(), self._options)).strip():
+                self._count(document, text, repeated)
+                yield with_text(document, text)
+            else:
+                self._count(document, text, repeated)
+                self.dropped.add(NOTHING_NEW, document.source, document.text)
+
+    def _count(self, document: Document, text: str, repeated: np.ndarray) -> None:
+        self.paragraphs += int(np.count_nonzero(repeated))
+        self.characters += len(document.text) - len(text)
+
+
+def _marked(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
+    """bool [count]: which of the numbers from `begin` on are in the files."""
+    marked = np.zeros(count, bool)
+    for numbers, _ in between(paths, begin, begin + count):
+        marked[numbers - begin] = True
+    return marked

@@ -1,0 +1,126 @@
+"""What later jobs need to know of a part's documents, written while the part is: tables sorted by hash, so that a job
+for a range of hashes reads that range and no more.
+
+    <stem>.columns.npy      one row a document, `files.COLUMNS`
+    <stem>.digests.npy      uint64 [3, documents]: both halves of the digest, then the row, sorted by digest
+    <stem>.paragraphs.npy   uint64 [3, paragraphs]: the same of paragraphs, numbered through the part
+    <stem>.signatures.npy   uint32 [documents, hashes]
+    <stem>.bands.npy        uint64 [documents x bands], sorted: upper 40 bits of the band's key, then the row
+
+Columns are always written, digests for `documents`, and where `paragraphs` are asked for no signatures: the documents
+are not yet what they will be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_pipeline.deduplicate.files import COLUMNS, Rows, save
+from data_pipeline.deduplicate.minhash import EMPTY, PIECE, band_keys, bins, densify, shingles
+from data_pipeline.deduplicate.options import Deduplicate, Near
+from data_pipeline.deduplicate.split import repeatable
+from data_pipeline.document import Document
+
+PLACE_BITS = 24
+"""Of a packed band entry; the other 40 are of its key. Rows that meet by chance do not pass as similar."""
+BATCH_CHARACTERS = 1 << 17
+BATCH_DOCUMENTS = 256
+
+
+class Sketcher:
+    """Add each document of a part, then close. Holds about 400 bytes a document, and the texts of a batch."""
+
+    def __init__(self, stem: str, options: Deduplicate):
+        self._stem, self._options = stem, options
+        self._rows: list[tuple[int, int]] = []
+        self._digests, self._paragraphs = bytearray(), bytearray()
+        self._signatures = Signatures(stem, options.near) if options.near and not options.paragraphs else None
+
+    def add(self, document: Document, offset: int) -> None:
+        """`offset`: where the document's line starts in the part's file."""
+        text = document.text.encode("utf-8", "surrogatepass")
+        self._digests += _digest(text)
+        self._rows.append((len(text), offset))
+        if self._options.paragraphs:
+            for paragraph in repeatable(document, self._options.paragraphs):
+                self._paragraphs += _digest(paragraph.encode("utf-8", "surrogatepass"))
+        if self._signatures:
+            self._signatures.add(document.text)
+
+    def close(self) -> int:
+        """Write the tables; returns the number of documents."""
+        columns = np.zeros(len(self._rows), COLUMNS)
+        columns["digest"] = np.frombuffer(self._digests, "<u8").reshape(-1, 2)
+        if self._rows:
+            columns["size"], columns["offset"] = np.array(self._rows, np.int64).T
+        save(f"{self._stem}.columns.npy", columns)
+        if self._options.documents:
+            save(f"{self._stem}.digests.npy", _sorted(self._digests))
+        if self._options.paragraphs:
+            save(f"{self._stem}.paragraphs.npy", _sorted(self._paragraphs))
+        if self._signatures:
+            self._signatures.close()
+        return len(columns)
+
+
+class Signatures:
+    """MinHash signatures and band keys of a part, made a batch of documents at a time."""
+
+    def __init__(self, stem: str, near: Near):
+        self._stem, self._near = stem, near
+        self._texts: list[str] = []
+        self._characters = 0
+        self._entries: list[np.ndarray] = []
+        self._file = Rows(f"{stem}.signatures.npy", "<u4", near.hashes)
+
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+        self._characters += len(text)
+        if self._characters >= BATCH_CHARACTERS or len(self._texts) == BATCH_DOCUMENTS:
+            self._sketch()
+
+    def close(self) -> None:
+        self._sketch()
+        self._file.close()
+        entries = np.concatenate([np.empty(0, np.uint64), *self._entries])
+        entries.sort()
+        save(f"{self._stem}.bands.npy", entries)
+
+    def _sketch(self) -> None:
+        signatures = sign(self._texts, self._near)
+        rows = np.arange(self._file.count, self._file.count + len(signatures), dtype=np.uint64)
+        self._file.add(signatures)
+        assert self._file.count <= 1 << PLACE_BITS, "a part has more documents than a band entry has room for"
+        keys = band_keys(signatures, bands=self._near.bands, rows=self._near.rows, seed=self._near.seed)
+        entries = keys >> np.uint64(PLACE_BITS) << np.uint64(PLACE_BITS) | rows[:, None]
+        self._entries.append(entries[(signatures != EMPTY).any(axis=1)].ravel())
+        self._texts, self._characters = [], 0
+
+
+def sign(texts: Sequence[str], near: Near) -> np.ndarray:
+    """uint32 [texts, hashes]: signatures. That of a text without words is all EMPTY."""
+    least = _least([text[:PIECE] for text in texts], near)
+    for number, text in enumerate(texts):
+        for begin in range(PIECE, len(text), PIECE):
+            piece = _least([text[begin : begin + PIECE]], near)
+            np.minimum(least[number], piece[0], out=least[number])
+    return densify(least, near.seed)
+
+
+def _least(texts: Sequence[str], near: Near) -> np.ndarray:
+    hashes, text_of = shingles(texts, near.ngram)
+    return bins(hashes, text_of, texts=len(texts), width=near.hashes, seed=near.seed)
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _sorted(digests: bytearray) -> np.ndarray:
+    """uint64 [3, n]"""
+    first, second = np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    order = np.lexsort((second, first))
+    return np.stack([first[order], second[order], order.astype(np.uint64)])

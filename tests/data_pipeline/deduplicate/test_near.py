@@ -1,0 +1,176 @@
+"""Near duplicates planted in real text, and what similarity they have."""
+
+import random
+
+import numpy as np
+import pytest
+
+from data_pipeline.deduplicate import Deduplicate, Near
+from data_pipeline.deduplicate import near as near_module
+from data_pipeline.deduplicate.buckets import Listing
+from data_pipeline.deduplicate.near import near
+from data_pipeline.deduplicate.sketch import sign
+from tests.data_pipeline.deduplicate.corpora import (
+    backwards,
+    edited,
+    find,
+    in_process,
+    jaccard,
+    real_documents,
+    write_parts,
+)
+
+KINDS = ("replace", "delete", "insert", "shuffle")
+NEAR = Near()
+ROUNDS = 8
+
+
+def planted(kind, seed):
+    """[(document, changed copy, their similarity)], with changes from none to many."""
+    rng = random.Random(f"{kind} {seed}")
+    pairs = []
+    for paragraphs in real_documents():
+        copy = edited(paragraphs, kind, 0.03 * rng.random(), rng)
+        text = "\n\n".join(paragraphs)
+        pairs.append((text, copy, jaccard(text, copy)))
+    return pairs
+
+
+def connected(folder, texts):
+    """row -> lowest row that it is a near duplicate of."""
+    options = Deduplicate(documents=False)
+    parts = write_parts(folder, texts, options)
+    components = near(Listing.write(str(folder), parts, options), NEAR, None, in_process)
+    return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Kind -> (similarity, found?) of each planted pair, and all that was found beside them."""
+    found, unrelated = {}, 0
+    for kind in KINDS:
+        found[kind] = []
+        for seed in range(ROUNDS):
+            pairs = planted(kind, seed)
+            texts = [text for text, _, _ in pairs] + [copy for _, copy, _ in pairs]
+            lowest = connected(tmp_path_factory.mktemp("planted"), texts)
+            found[kind] += [
+                (similarity, lowest.get(row + len(pairs)) == row) for row, (_, _, similarity) in enumerate(pairs)
+            ]
+            unrelated += sum(row % len(pairs) != low % len(pairs) for row, low in lowest.items())
+    return found, unrelated
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planted_near_duplicates_are_found(measured, kind):
+    pairs = [found for similarity, found in measured[0][kind] if similarity >= NEAR.threshold]
+    assert len(pairs) > 200
+    assert np.mean(pairs) >= 0.95
+
+
+def test_pairs_just_above_the_threshold_are_found_too(measured):
+    pairs = [found for kind in KINDS for similarity, found in measured[0][kind] if 0.8 <= similarity < 0.85]
+    assert len(pairs) > 100
+    assert np.mean(pairs) >= 0.95
+
+
+def test_unrelated_documents_are_not_flagged(measured):
+    documents = 2 * len(real_documents())
+    pairs = ROUNDS * len(KINDS) * documents * (documents - 2) // 2
+    assert measured[1] / pairs < 0.0001
+
+
+def test_pairs_below_the_threshold_stay(measured):
+    pairs = [found for kind in KINDS for similarity, found in measured[0][kind] if similarity < NEAR.threshold]
+    assert len(pairs) > 200
+    assert np.mean(pairs) < 0.01
+
+
+@pytest.mark.parametrize("words", [12, 60, 450])
+def test_the_estimate_is_unbiased(words):
+    pairs = []
+    for kind in KINDS:
+        for text, copy, _ in planted(kind, seed=2):
+            left, right = (" ".join(one.split()[:words]) for one in (text, copy))
+            pairs.append((left, right, jaccard(left, right)))
+    left, right = (sign([pair[side] for pair in pairs], NEAR) for side in (0, 1))
+    errors = (left == right).mean(axis=1) - [similarity for _, _, similarity in pairs]
+    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(len(errors))
+    similarity = np.array([similarity for _, _, similarity in pairs])
+    expected = np.sqrt((similarity * (1 - similarity)).mean() / NEAR.hashes)
+    # Borrowed bins, of which short texts have many, cost some precision.
+    assert errors.std() < (1.1 if words == 450 else 1.5) * expected
+
+
+def test_what_is_found_is_the_same_however_documents_are_dealt_into_parts_and_jobs(tmp_path, monkeypatch):
+    texts = [text for pair in planted("replace", 3) for text in pair[:2]]
+    whole = find(tmp_path / "a", texts, Deduplicate(), size=1000).reasons
+    assert 0 < np.count_nonzero(whole) < len(texts)
+    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 1000)
+    monkeypatch.setattr(near_module, "BLOCK", 50)
+    for size in (1, 7, 100):
+        again = find(tmp_path / str(size), texts, Deduplicate(), size=size, run=backwards)
+        assert np.array_equal(again.reasons, whole)
+
+
+def test_which_documents_belong_together_does_not_depend_on_their_order(tmp_path):
+    texts = [text for pair in planted("delete", 4) for text in pair[:2]]
+    order = np.random.default_rng(0).permutation(len(texts))
+
+    def groups(lowest, name):
+        return {
+            frozenset(name(row) for row in range(len(texts)) if lowest.get(row, row) == low)
+            for low in set(lowest.values())
+        }
+
+    straight = groups(connected(tmp_path / "a", texts), lambda row: row)
+    shuffled = groups(connected(tmp_path / "b", [texts[row] for row in order]), lambda row: int(order[row]))
+    assert len(straight) > 50
+    assert straight == shuffled
+
+
+def test_the_first_source_wins(tmp_path):
+    text, copy, _ = next(pair for pair in planted("replace", 5) if 0.8 < pair[2] < 1)
+    found = find(tmp_path, ["something else entirely", copy, text], Deduplicate())
+    assert found.reasons.tolist() == [0, 0, 2]
+    assert found.examples == {"near duplicate": [("2", "1")]}
+
+
+def test_pages_of_one_template_are_not_near_duplicates_and_do_not_hide_those_that_are(tmp_path):
+    rng = random.Random(0)
+    documents = ["\n".join(paragraphs) for paragraphs in real_documents()]
+    template = " ".join(documents[0].split()[:320])
+    own = [word for text in documents[1:] for word in text.split()]
+    pages = [template + " " + " ".join(rng.sample(own, 75)) for _ in range(600)]
+    twins = [edited([page], "replace", 0.01, rng) for page in pages[:50]]
+    related = [jaccard(*pair) for pair in zip(pages, twins, strict=False)]
+    assert 0.5 < jaccard(pages[0], pages[1]) < 0.7 < 0.8 < np.median(related)
+    lowest = connected(tmp_path, pages + twins)
+    found = [lowest.get(600 + number) == number for number in range(50) if related[number] >= 0.8]
+    assert np.mean(found) >= 0.95
+    assert all(row - 600 == low for row, low in lowest.items())
+
+
+def test_short_documents_are_compared_by_their_words_and_empty_ones_by_nothing(tmp_path):
+    texts = ["Hello, dear world", "hello dear WORLD!", "", "...", "   ", "farewell", "?!"]
+    found = find(tmp_path, texts, Deduplicate(documents=False))
+    assert found.reasons.tolist() == [0, 2, 0, 0, 0, 0, 0]
+
+
+def test_signatures_do_not_depend_on_the_texts_beside_or_on_what_letters_these_have():
+    texts = ["\n\n".join(paragraphs) for paragraphs in real_documents()[:20]]
+    texts += [
+        "Straße naïve café — “quoted” words ΣΊΣΥΦΟΣ",
+        "東京は日本の首都です。人口は多い。",
+        "a\u0301 b c d e f",
+        "\u0301 x y z v w",
+    ]
+    together = sign(texts, NEAR)
+    assert np.array_equal(together, np.concatenate([sign([text], NEAR) for text in texts]))
+
+
+def test_a_document_longer_than_a_piece_is_nearly_as_similar_as_in_one(monkeypatch):
+    text, copy, similarity = next(pair for pair in planted("replace", 6) if pair[2] < 0.9)
+    monkeypatch.setattr("data_pipeline.deduplicate.sketch.PIECE", 500)
+    left, right = sign([text, "short", copy], NEAR)[[0, 2]]
+    assert abs((left == right).mean() - similarity) < 0.15
