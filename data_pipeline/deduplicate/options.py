@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from megaptm.errors import UserError
@@ -93,5 +93,5 @@ class Deduplicate:
     """A document equal to an earlier one."""
     paragraphs: Paragraphs | None = None
     """A paragraph equal to an earlier one."""
-    near: Near | None = field(default_factory=Near)
+    near: Near | None = None
     """A document nearly equal to another that stays."""

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from data_pipeline.deduplicate import Deduplicate, read_part
+from data_pipeline.deduplicate import Deduplicate, Near, read_part
 from tests.data_pipeline.deduplicate.corpora import backwards, find, in_process, write_parts
 
-EQUAL = Deduplicate(near=None)
+EQUAL = Deduplicate()
 TEXTS = ["a", "b", "a", "", "c", "b", "a", "", "d"]
 REASONS = [0, 0, 1, 0, 0, 1, 1, 1, 0]
 
@@ -32,18 +32,18 @@ def test_it_is_the_same_in_any_parts_and_jobs(tmp_path, monkeypatch):
 
 def test_equal_documents_are_not_counted_as_nearly_equal(tmp_path):
     text = "some words that are more than five, and some more"
-    found = find(tmp_path, [text, text, text.upper(), text], Deduplicate())
+    found = find(tmp_path, [text, text, text.upper(), text], Deduplicate(near=Near()))
     assert found.counts == {"duplicate": 2, "near duplicate": 1}
     assert found.reasons.tolist() == [0, 1, 2, 1]
 
 
 def test_nothing_is_looked_for_that_is_not_asked_for(tmp_path):
-    assert not find(tmp_path, TEXTS, Deduplicate(documents=False, near=None)).counts
+    assert not find(tmp_path, TEXTS, Deduplicate(documents=False)).counts
 
 
 def test_no_documents_at_all(tmp_path):
-    assert find(tmp_path / "empty", [], Deduplicate()).counts == {}
-    written = write_parts(tmp_path, ["a"], Deduplicate())
+    assert find(tmp_path / "empty", [], Deduplicate(near=Near())).counts == {}
+    written = write_parts(tmp_path, ["a"], Deduplicate(near=Near()))
     assert [document.text for document in read_part(written[0].stem, np.array([], int))] == []
 
 
@@ -51,15 +51,15 @@ def test_a_part_without_documents_is_a_part(tmp_path):
     from data_pipeline.deduplicate import find_duplicates, write_part
     from tests.data_pipeline.deduplicate.corpora import Written
 
-    nothing = Written(str(tmp_path / "nothing"), write_part(str(tmp_path / "nothing"), [], Deduplicate()))
-    parts = [nothing, *write_parts(tmp_path, ["a", "a"], Deduplicate()), nothing]
-    found = find_duplicates(parts, Deduplicate(), in_process, str(tmp_path / "found"))
+    nothing = Written(str(tmp_path / "nothing"), write_part(str(tmp_path / "nothing"), [], Deduplicate(near=Near())))
+    parts = [nothing, *write_parts(tmp_path, ["a", "a"], Deduplicate(near=Near())), nothing]
+    found = find_duplicates(parts, Deduplicate(near=Near()), in_process, str(tmp_path / "found"))
     assert [found.stay(number).tolist() for number in range(3)] == [[], [True, False], []]
 
 
 def test_files_of_a_part_are_the_same_bytes_each_time(tmp_path):
     for name in "ab":
-        write_parts(tmp_path / name, ["first text", "second text", "ünïcode"], Deduplicate())
+        write_parts(tmp_path / name, ["first text", "second text", "ünïcode"], Deduplicate(near=Near()))
     files = {path.name: path.read_bytes() for path in sorted((tmp_path / "a").iterdir())}
     assert files == {path.name: path.read_bytes() for path in sorted((tmp_path / "b").iterdir())}
     assert list(files) == [

@@ -38,7 +38,7 @@ def planted(kind, seed):
 
 def connected(folder, texts):
     """row -> lowest row that it is a near duplicate of."""
-    options = Deduplicate(documents=False)
+    options = Deduplicate(documents=False, near=Near())
     parts = write_parts(folder, texts, options)
     components = near(Listing.write(str(folder), parts, options), NEAR, None, in_process)
     return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
@@ -104,12 +104,12 @@ def test_the_estimate_is_unbiased(words):
 
 def test_what_is_found_is_the_same_however_documents_are_dealt_into_parts_and_jobs(tmp_path, monkeypatch):
     texts = [text for pair in planted("replace", 3) for text in pair[:2]]
-    whole = find(tmp_path / "a", texts, Deduplicate(), size=1000).reasons
+    whole = find(tmp_path / "a", texts, Deduplicate(near=Near()), size=1000).reasons
     assert 0 < np.count_nonzero(whole) < len(texts)
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 1000)
     monkeypatch.setattr(near_module, "BLOCK", 50)
     for size in (1, 7, 100):
-        again = find(tmp_path / str(size), texts, Deduplicate(), size=size, run=backwards)
+        again = find(tmp_path / str(size), texts, Deduplicate(near=Near()), size=size, run=backwards)
         assert np.array_equal(again.reasons, whole)
 
 
@@ -131,7 +131,7 @@ def test_which_documents_belong_together_does_not_depend_on_their_order(tmp_path
 
 def test_the_first_source_wins(tmp_path):
     text, copy, _ = next(pair for pair in planted("replace", 5) if 0.8 < pair[2] < 1)
-    found = find(tmp_path, ["something else entirely", copy, text], Deduplicate())
+    found = find(tmp_path, ["something else entirely", copy, text], Deduplicate(near=Near()))
     assert found.reasons.tolist() == [0, 0, 2]
     assert found.examples == {"near duplicate": [("2", "1")]}
 
@@ -153,7 +153,7 @@ def test_pages_of_one_template_are_not_near_duplicates_and_do_not_hide_those_tha
 
 def test_short_documents_are_compared_by_their_words_and_empty_ones_by_nothing(tmp_path):
     texts = ["Hello, dear world", "hello dear WORLD!", "", "...", "   ", "farewell", "?!"]
-    found = find(tmp_path, texts, Deduplicate(documents=False))
+    found = find(tmp_path, texts, Deduplicate(documents=False, near=Near()))
     assert found.reasons.tolist() == [0, 2, 0, 0, 0, 0, 0]
 
 
