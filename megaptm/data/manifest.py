@@ -82,7 +82,13 @@ def write_manifest(
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check `manifest.json` and the tables of shards that it names."""
     path = Path(folder) / MANIFEST
-    content = _read_content(path)
+    try:
+        written = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist, so {folder} is not a finished corpus: build it with `megaptm corpus build`."
+        ) from None
+    content = parse_manifest(written, path)
     return Manifest(
         dtype=content["dtype"],
         fields=tuple(content["fields"]),
@@ -93,19 +99,16 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     )
 
 
-def _read_content(path: Path) -> dict[str, Any]:
+def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a `manifest.json`, after its id was compared; `place` is where it was read, for the error."""
     try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist, so {path.parent} is not a finished corpus: build it with `megaptm corpus build`."
-        ) from None
+        content = json.loads(written)
     except ValueError:
-        raise UserError(f"{path} is not valid JSON: restore it or build the corpus again.") from None
+        raise UserError(f"{place} is not valid JSON: restore it or build the corpus again.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
+        raise UserError(f"{place} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
     if content.get("id") != _identity(content):
-        raise UserError(f"{path} was changed after it was written (its id does not match): build the corpus again.")
+        raise UserError(f"{place} was changed after it was written (its id does not match): build the corpus again.")
     return content
 
 

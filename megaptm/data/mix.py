@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.storage import Cache
 
 BLOCK = 100_000
 """Samples among which each corpus has exactly its share; weights are honored to one in this many."""
@@ -140,17 +140,19 @@ def open_mix(
     special: SpecialTokens,
     verify: Verify = "hash",
     window: int = WINDOW,
+    cache: Cache | None = None,
 ) -> Mix:
-    """Open corpora (folder -> weight, in tokens) and check that they can be trained on together.
+    """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
 
     Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
+    `cache` is where shards from elsewhere are kept.
     """
     task = OBJECTIVES[objective] if isinstance(objective, str) else objective
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
     task.check(special, sequence)
-    corpora = {name: Corpus.open(os.path.expanduser(name)) for name in mix}
+    corpora = {name: Corpus.open(name, cache) for name in mix}
     _refuse_doubles(corpora)
     _refuse_mixed_tokenizers(corpora, special)
     if verify != "none":

@@ -19,12 +19,14 @@ import numpy as np
 
 from megaptm.data.recent import Recent
 from megaptm.data.seeds import generator
-from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify, open_index
+from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Chunk, Cut, Part, Piece
 
 WINDOW = 8
 """Shards whose documents are shuffled together."""
+MOST_COUNTED = 100_000
+"""Shards whose indexes are read to count pairs of sentences: a minute from a disk, longer from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class OpenShards:
         self._checked[number] = 1
         return shard
 
+    def bring(self, numbers: np.ndarray, *, wait: bool) -> None:
+        """Have shards fetched that are elsewhere: those about to be opened, or without `wait` those that come next."""
+        if self.corpus.mirror:
+            self.corpus.bring([self.info(number) for number in numbers.tolist()], wait=wait)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_checked"}
 
@@ -145,7 +152,9 @@ class Order(ABC):
         number, window = key
         epoch = self._epoch(number)
         numbers = epoch.shards_of(window)
+        self.shards.bring(numbers, wait=True)
         opened = [self.shards.get(shard) for shard in numbers.tolist()]
+        self.shards.bring(epoch.shards_of(window + 1), wait=False)
         order = self._generator("documents", number, window).permutation(sum(map(len, opened)))
         tokens = np.concatenate([shard.index[:, TOKENS] for shard in opened])[order]
         samples = int(epoch.samples[window + 1] - epoch.samples[window])
@@ -177,7 +186,7 @@ class StreamOrder(Order):
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
         if not self.per_epoch:
             raise UserError(
-                f"{corpus.folder} holds {self.total:,} tokens in its split `{split}`, less than one row of "
+                f"{corpus.name} holds {self.total:,} tokens in its split `{split}`, less than one row of "
                 f"{cut.stride + cut.lookahead}: shorten data.sequence or build the corpus from more text."
             )
 
@@ -222,12 +231,12 @@ class PairOrder(Order):
         self.length = length
         if "sentences" not in corpus.manifest.fields:
             raise UserError(
-                f"{corpus.folder} was built without sentence boundaries, which objective masked-lm-next-sentence "
+                f"{corpus.name} was built without sentence boundaries, which objective masked-lm-next-sentence "
                 "needs: build it with sentences, or use objective masked-lm."
             )
         if corpus.split(split).samples < 2:
             raise UserError(
-                f"{corpus.folder} has a single document in its split `{split}`, so there is no other one to draw a "
+                f"{corpus.name} has a single document in its split `{split}`, so there is no other one to draw a "
                 "random next sentence from: build the corpus from more documents, or use objective masked-lm."
             )
         super().__init__(corpus, split, **options)
@@ -271,8 +280,13 @@ class PairOrder(Order):
         return np.maximum(1, -(-tokens // self.length))
 
     def _shard_measures(self) -> np.ndarray:
-        # Read once, when the mix is opened; 8 bytes of every 32 in the index, which stays in the page cache.
-        indexes = (open_index(self.corpus.folder, self.shards.info(number)) for number in range(len(self.shards)))
+        # Read once, when the mix is opened: the manifest does not know how many chunks of this length documents make.
+        if len(self.shards) > MOST_COUNTED:
+            raise UserError(
+                f"{self.corpus.name} has {len(self.shards):,} shards, and objective masked-lm-next-sentence counts in "
+                f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use objective masked-lm."
+            )
+        indexes = (self.corpus.index(self.shards.info(number)) for number in range(len(self.shards)))
         return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:

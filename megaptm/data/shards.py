@@ -18,9 +18,11 @@ from typing import Literal
 import numpy as np
 
 from megaptm.data.manifest import ANNOTATIONS, Manifest, Split, read_manifest, write_manifest
+from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
+from megaptm.storage import Cache, is_remote, local_path
 
 __all__ = [
     "ANNOTATIONS",
@@ -138,35 +140,69 @@ def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify)
 
 @dataclass(frozen=True)
 class Corpus:
-    """A folder of shards with its manifest."""
+    """Shards with their manifest, in a folder; or at a URL, with a folder that mirrors it."""
 
     folder: Path
     manifest: Manifest
+    mirror: Mirror | None = None
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Corpus:
-        return cls(Path(folder), read_manifest(folder))
+    def open(cls, place: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
+        """A folder, or a URL whose shards will be kept in `cache`."""
+        if is_remote(place):
+            mirror = Mirror.open(str(place), cache or Cache())
+            return cls(mirror.folder, read_manifest(mirror.folder), mirror)
+        folder = local_path(place)
+        return cls(folder, read_manifest(folder))
+
+    @property
+    def name(self) -> str:
+        """Where it is, as the user said it."""
+        return self.mirror.url if self.mirror else str(self.folder)
 
     def split(self, name: str) -> Split:
         """The shards of `train` or `validation`; a split without a single document is the user's error."""
         split = self.manifest.splits.get(name)
         if split is None or not split.samples:
             raise UserError(
-                f"{self.folder} has no documents in its split `{name}` (it has "
+                f"{self.name} has no documents in its split `{name}` (it has "
                 f"{', '.join(n for n, s in self.manifest.splits.items() if s.samples) or 'none at all'}): "
                 "build the corpus from more text."
             )
         return split
 
     def check(self, split: str, verify: Verify) -> None:
-        """Check every shard of a split as far as `verify` says; more than a few thousand are checked when touched."""
-        if len(self.split(split).shards) > CHECKED_AT_ONCE:
+        """Check every shard of a split as far as `verify` says; many, or those elsewhere, are checked when touched."""
+        if self.mirror or len(self.split(split).shards) > CHECKED_AT_ONCE:
             return
         for info in self.split(split).shards:
             check_shard(self.folder, info, verify)
 
     def open_shard(self, info: ShardInfo, verify: Verify = "size") -> Shard:
+        """Map a shard, which is fetched first if it is elsewhere; a copy in the cache that is damaged, again."""
+        if self.mirror is None:
+            return self._open(info, verify)
+        fetched = self.mirror.fetch(info)
+        try:
+            return self._open(info, "size" if fetched else verify)
+        except (UserError, FileNotFoundError):  # damaged since it came, or another process made room for its own
+            self.mirror.discard(info)
+            self.mirror.fetch(info)
+            return self._open(info, "size")
+
+    def _open(self, info: ShardInfo, verify: Verify) -> Shard:
         return Shard.open(self.folder, info, self.manifest.dtype, self.manifest.fields, verify)
+
+    def index(self, info: ShardInfo) -> np.ndarray:
+        """int64 [documents, 2 * fields]: the index of a shard, without the shard."""
+        if self.mirror:
+            self.mirror.fetch_index(info)
+        return open_index(self.folder, info)
+
+    def bring(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
+        """Fetch shards that will be opened, several at once; nothing to do where they are on this machine."""
+        if self.mirror:
+            self.mirror.fetch_many(infos, wait=wait)
 
     def documents(self, split: str, verify: Verify = "size") -> Iterator[np.ndarray]:
         """The token ids of every document of a split, in the order they were written."""

@@ -1,5 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
 
+from megaptm.storage.cache import Cache
 from megaptm.storage.files import (
     download,
     exists,
@@ -16,6 +17,7 @@ from megaptm.storage.files import (
 from megaptm.storage.patience import Patience
 
 __all__ = [
+    "Cache",
     "Patience",
     "download",
     "exists",

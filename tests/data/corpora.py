@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from megaptm.data.shards import Manifest, ShardInfo, ShardWriter, write_manifest
+from megaptm import storage
+from megaptm.data.manifest import MANIFEST
+from megaptm.data.shards import Manifest, ShardInfo, ShardWriter, read_manifest, write_manifest
+from megaptm.data.table import table_name
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.storage import Patience
 
 SPECIALS = 106
 """The first ids of `tiny_special` are special; `tiny_corpus` draws its tokens from the rest."""
@@ -65,3 +69,17 @@ def tiny_corpus(
         tokenizer={"kind": "byte-bpe", "vocabulary": vocabulary, "fingerprint": fingerprint},
         made_from={"seed": seed},
     )
+
+
+def publish(folder: Path, url: str, patience: Patience) -> None:
+    """Copy a finished corpus to a URL as a build does: the manifest goes last."""
+    manifest = read_manifest(folder)
+    storage.remove(storage.join(url, MANIFEST), patience)
+    for name in storage.listed(storage.join(folder, "tokenizer")):
+        storage.upload(folder / "tokenizer" / name, storage.join(url, "tokenizer", name), patience=patience)
+    for split_name, split in manifest.splits.items():
+        for info in split.shards:
+            for name, sha256 in ((info.index_name, info.index_sha256), (info.name, info.sha256)):
+                storage.upload(folder / name, storage.join(url, name), sha256=sha256, patience=patience)
+        storage.upload(folder / table_name(split_name), storage.join(url, table_name(split_name)), patience=patience)
+    storage.upload(folder / MANIFEST, storage.join(url, MANIFEST), patience=patience)

@@ -1,0 +1,98 @@
+"""A corpus at a URL, mirrored in a folder of the cache: what describes it at once, shards when they are touched."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megaptm import storage
+from megaptm.data.files import replace_file
+from megaptm.data.manifest import MANIFEST, parse_manifest
+from megaptm.data.table import ShardInfo, table_name
+from megaptm.errors import UserError
+from megaptm.storage import Cache
+
+THREADS = 4
+"""Shards fetched at once by one process."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The local folder that stands for a corpus elsewhere."""
+
+    url: str
+    folder: Path
+    cache: Cache
+
+    @classmethod
+    def open(cls, url: str, cache: Cache) -> Mirror:
+        """Fetch what describes the corpus: manifest, tables of shards, tokenizer."""
+        url, address = url.rstrip("/"), storage.join(url, MANIFEST)
+        if not storage.exists(address, cache.patience):
+            raise UserError(
+                f"{address} does not exist, so {url} is not a finished corpus: check the address, or build it with "
+                "`megaptm corpus build`."
+            )
+        content = storage.read(address, cache.patience)
+        manifest = parse_manifest(content, address)
+        mirror = cls(url, cache.folder / f"{url.rpartition('/')[2]}-{manifest['id'][:16]}", cache)
+        for split, sums in manifest["splits"].items():
+            name = table_name(split)
+            cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sums["table_sha256"])
+        mirror.fetch_tokenizer()
+        replace_file(mirror.folder / MANIFEST, content)  # last, as where it came from
+        return mirror
+
+    def fetch_tokenizer(self, *, again: bool = False) -> None:
+        """Fetch the tokenizer's files; `again` also those that are here, where the fingerprint is wrong."""
+        source, folder = storage.join(self.url, "tokenizer"), self.folder / "tokenizer"
+        for name, size in storage.listed(source, self.cache.patience).items():
+            if again or not (folder / name).exists():
+                storage.download(storage.join(source, name), folder / name, size=size, patience=self.cache.patience)
+
+    def fetch(self, info: ShardInfo) -> bool:
+        """See that a shard and its index are here; whether both have just been fetched, and so hashed."""
+        came = [
+            self.cache.fetch(storage.join(self.url, name), self.folder / name, sha256=sha256, size=size)
+            for name, sha256, size in ((info.index_name, info.index_sha256, None), (info.name, info.sha256, info.size))
+        ]
+        return all(came)
+
+    def discard(self, info: ShardInfo) -> None:
+        self.cache.discard(self.folder / info.name, self.folder / info.index_name)
+
+    def fetch_many(self, infos: Iterable[ShardInfo], *, wait: bool, only_index: bool = False) -> None:
+        """Fetch several at once; without `wait` in the background, where what fails is left to who needs it."""
+        todo, errors = deque(infos), list[BaseException]()
+        patience = self.cache.patience if wait else replace(self.cache.patience, tell=_say_nothing)
+        mirror = replace(self, cache=replace(self.cache, patience=patience))
+
+        def work() -> None:
+            while not errors:
+                try:
+                    info = todo.popleft()
+                except IndexError:
+                    return
+                try:
+                    mirror.fetch_index(info) if only_index else mirror.fetch(info)
+                except BaseException as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=work, daemon=True, name="megaptm-fetch") for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads if wait else ():
+            thread.join()
+        if wait and errors:
+            raise errors[0]
+
+    def fetch_index(self, info: ShardInfo) -> None:
+        """Only the index of a shard."""
+        name = info.index_name
+        self.cache.fetch(storage.join(self.url, name), self.folder / name, sha256=info.index_sha256)
+
+
+def _say_nothing(line: str) -> None: ...

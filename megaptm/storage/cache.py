@@ -1,0 +1,113 @@
+"""Local copies of remote files: bounded, hashed when they come, shared by the processes of a machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megaptm.errors import UserError
+from megaptm.storage.files import download, size_of
+from megaptm.storage.patience import Patience
+
+TRIES = 3
+"""Downloads of a file whose hash is not the expected one, before it is given up."""
+QUARANTINE = "quarantine"
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megaptm"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of copies; those used least recently make room for others.
+
+    A copy that leaves while a process has it mapped stays readable there, and takes its space until it is closed.
+    """
+
+    folder: Path = field(default_factory=default_folder)
+    most_bytes: int = 64 << 30
+    patience: Patience = field(default_factory=Patience)
+
+    def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
+        """See that `path`, in the cache's folder, is a copy of the file at `url`; whether it had to be fetched."""
+        if self._touch(path):
+            return False
+        with self._locked(path):
+            if self._touch(path):  # another process was first
+                return False
+            size = size_of(url, self.patience) if size is None else size
+            self._make_room(url, size)
+            self._download(url, path, sha256, size)
+        return True
+
+    def discard(self, *paths: Path) -> None:
+        """Forget copies that turned out to be damaged."""
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def _download(self, url: str, path: Path, sha256: str, size: int) -> None:
+        arrived = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.arrived")
+        try:
+            for _ in range(TRIES):
+                if download(url, arrived, size=size, patience=self.patience) == sha256:
+                    arrived.replace(path)
+                    return
+            bad = self.folder / QUARANTINE / f"{path.parent.name}-{path.name}"
+            bad.parent.mkdir(parents=True, exist_ok=True)
+            arrived.replace(bad)
+        finally:
+            arrived.unlink(missing_ok=True)
+        raise UserError(
+            f"{url} is damaged (fetched {TRIES} times, its sha256 is not the manifest's; the last copy is {bad}): "
+            "copy the file there again or rebuild the corpus."
+        )
+
+    def _touch(self, path: Path) -> bool:
+        """Mark a copy as used; false where there is none."""
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _make_room(self, url: str, size: int) -> None:
+        if size > self.most_bytes:
+            raise UserError(
+                f"data.cache_bytes ({self.most_bytes:,}) is less than the {size:,} bytes of {url}: raise it, or build "
+                "the corpus in smaller shards."
+            )
+        copies = sorted(self._copies())
+        used = sum(bytes_ for _, bytes_, _ in copies)
+        for _, bytes_, oldest in copies:
+            if used + size <= self.most_bytes:
+                return
+            oldest.unlink(missing_ok=True)
+            used -= bytes_
+
+    def _copies(self) -> Iterator[tuple[int, int, Path]]:
+        """When each was last used (ns), its bytes, its path; those on their way and what killed processes left, too."""
+        for path in self.folder.glob("*/*"):
+            if path.name.endswith((".tar", ".index.npy", ".arrived", ".part")):
+                with suppress(FileNotFoundError):
+                    state = path.stat()
+                    yield state.st_mtime_ns, state.st_size, path
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """One process, and one thread of it, fetches a file; the others wait for it."""
+        locks = self.folder / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A few hundred locks for any number of files: two that share one only wait for each other.
+        name = hashlib.sha256(str(path.relative_to(self.folder)).encode()).hexdigest()[:2]
+        with (locks / name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
