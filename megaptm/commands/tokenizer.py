@@ -17,7 +17,9 @@ def tokenizer() -> None:
 @tokenizer.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, help="Folder; `transformers.AutoTokenizer` loads it too.")
-@click.option("--kind", type=click.Choice(["byte-bpe", "wordpiece", "unigram"]), default="byte-bpe", show_default=True)
+@click.option(
+    "--kind", type=click.Choice(["bpe", "byte-bpe", "wordpiece", "unigram"]), default="byte-bpe", show_default=True
+)
 @click.option("--vocabulary", type=int, default=8192, show_default=True, help="Number of ids, special ones included.")
 @click.option("--lowercase/--cased", default=True, show_default=True, help="WordPiece: fold case and accents, or not.")
 @click.option("--sentinels", type=int, default=100, show_default=True, help="Unigram: T5's stand-ins for hidden spans.")

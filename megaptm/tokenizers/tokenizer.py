@@ -15,19 +15,15 @@ import numpy as np
 
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
+from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, splits_at_spaces
 from megaptm.tokenizers.special import special_tokens
 
 if TYPE_CHECKING:
-    import gigatoken
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-
-# What gigatoken is asked before it is trusted: where splitting rules of byte-level tokenizers differ from one another.
-PROBE = (
-    "It's  the 2nd “naïve”\ttest\r\n\n   of 12345 x² — I'LL 漢字 e\u0301 👩‍👧\u00a0\u2028.. \x00 __init__(self): ß\n "
-)
 
 
 class Tokenizer:
@@ -45,7 +41,7 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """`byte-bpe`, `wordpiece`, `unigram`; or `bpe`, `wordlevel` for other tokenizers that can be loaded."""
+        """One of `KINDS`; or `wordlevel`, which can be loaded but not trained."""
         model = self.content["model"]["type"].lower()
         return "byte-bpe" if model == "bpe" and _mentions(self.content.get("pre_tokenizer"), "ByteLevel") else model
 
@@ -68,7 +64,8 @@ class Tokenizer:
         """The Hugging Face tokenizer: defines the ids, decodes, and encodes what has no faster exact library."""
         import tokenizers
 
-        library = tokenizers.Tokenizer.from_str(json.dumps(self.content))
+        # What wraps a text in special tokens has no part in this, but would move the places of tokens.
+        library = tokenizers.Tokenizer.from_str(json.dumps({**self.content, "post_processor": None}))
         library.encode_special_tokens = True
         if self.kind == "unigram":
             library.pre_tokenizer = _cut_in_two(self._special_names, after=library.pre_tokenizer)
@@ -79,43 +76,49 @@ class Tokenizer:
         return [token["content"] for token in self.content.get("added_tokens", ()) if token.get("special")]
 
     @cached_property
-    def _fast(self) -> gigatoken.Tokenizer | None:
-        """gigatoken (about 15 times the speed) where it gives the same ids; None elsewhere."""
-        if self.kind != "byte-bpe":
-            return None
-        import gigatoken
+    def _gigatoken(self) -> Gigatoken | None:
+        return find_gigatoken(self.content, self.library)
 
-        added = self.content.get("added_tokens", [])
-        # Without its special tokens it cannot find them in text, which is what we promise.
-        content = {**self.content, "added_tokens": [token for token in added if not token.get("special")]}
-        try:
-            fast = gigatoken.Tokenizer.from_json(json.dumps(content))
-        except (RuntimeError, ValueError):
-            return None  # a splitting rule or an option it does not have
-        same = fast.encode(PROBE).tolist() == self.library.encode(PROBE, add_special_tokens=False).ids
-        return fast if same else None
+    @cached_property
+    def _words(self) -> WordMemory | None:
+        return WordMemory(self.library, ends=False) if splits_at_spaces(self.content, self.library) else None
+
+    @cached_property
+    def _words_with_ends(self) -> WordMemory | None:
+        return WordMemory(self.library, ends=True) if splits_at_spaces(self.content, self.library) else None
 
     def encode(self, text: str) -> np.ndarray:
-        """int64 [tokens]: the ids of one text, nothing added."""
+        """int32 [tokens]: the ids of one text, nothing added."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int64 [tokens] for each text, nothing added."""
-        if self._fast is not None:
-            return [self._fast.encode(text).astype(np.int64) for text in texts]
-        encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        """int32 [tokens] for each text, nothing added; they may be views that cannot be written to."""
+        faster = self._gigatoken or self._words
+        encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
+        left = [number for number, ids in enumerate(encoded) if ids is None]
+        encodings = self.library.encode_batch_fast([texts[number] for number in left], add_special_tokens=False)
+        for number, encoding in zip(left, encodings, strict=True):
+            encoded[number] = np.array(encoding.ids, dtype=np.int32)
+        return encoded
+
+    def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """int32 [tokens] twice for each text: ids, and the character of the text after each token's last.
+
+        Ends never fall; tokens that share a character have the same.
+        """
+        faster = self._gigatoken if self._gigatoken and self._gigatoken.has_ends else self._words_with_ends
+        encoded: list[Any] = faster.encode_batch_with_ends(texts) if faster else [None] * len(texts)
+        left = [number for number, ids in enumerate(encoded) if ids is None]
+        encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)
+        for number, encoding in zip(left, encodings, strict=True):
+            encoded[number] = ids_and_ends(encoding, self.library.token_to_id(MARK))
+        return encoded
 
     def encode_sentences(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text, given in sentences: int64 [tokens] ids of the whole text, int64 [sentences] where each starts.
-
-        A sentence without tokens of its own (white space, for WordPiece) is part of the one before it.
-        """
-        encodings = self.library.encode_batch(["".join(text) for text in texts], add_special_tokens=False)
-        return [
-            (np.array(encoding.ids, dtype=np.int64), _starts(text, encoding.offsets))
-            for text, encoding in zip(texts, encodings, strict=True)
-        ]
+        """For each text, in sentences: int32 [tokens] ids of the whole, int32 [sentences] where each starts."""
+        encoded = self.encode_batch_with_ends(["".join(text) for text in texts])
+        begins = [np.cumsum([0, *map(len, text[:-1])]) for text in texts]
+        return [(ids, starts_of(ends, begin)) for (ids, ends), begin in zip(encoded, begins, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; special tokens show as their names."""
@@ -129,6 +132,15 @@ class Tokenizer:
             part = folder / f".{name}.{os.getpid()}.part"
             part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             part.replace(folder / name)
+
+
+def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """int32 [parts or fewer]: the first token that reaches into each part of a text, for parts that begin there.
+
+    A part without a token of its own (white space, for WordPiece) is one with the part before it.
+    """
+    starts = np.unique(np.searchsorted(ends, begins, side="right"))
+    return starts[starts < len(ends)].astype(np.int32)
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
@@ -173,14 +185,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} holds a {type(content).__name__} where an object is due: restore it or train another.")
     return content
-
-
-def _starts(sentences: Sequence[str], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The first token that reaches into each sentence; `offsets` are its first character and the one after its last."""
-    ends = np.array([end for _, end in offsets], dtype=np.int64)
-    begins = np.cumsum([0, *map(len, sentences[:-1])])
-    starts = np.unique(np.searchsorted(ends, begins, side="right"))
-    return starts[starts < len(ends)]
 
 
 def _mentions(part: Any, kind: str) -> bool:

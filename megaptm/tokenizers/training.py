@@ -1,4 +1,4 @@
-"""Learn a vocabulary from text: byte-level BPE (GPT-2), WordPiece (BERT), Unigram (T5).
+"""Learn a vocabulary from text: BPE (Llama), byte-level BPE (GPT-2), WordPiece (BERT), Unigram (T5).
 
 The same texts give the same vocabulary, ids included, on any machine and number of threads: a corpus built twice must
 be the same corpus.
@@ -18,6 +18,7 @@ from megaptm.tokenizers.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BPE_SPECIALS = ("<unk>", "<s>", "</s>")
 UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
 
 # Characters rarer than this share of the text do not get ids of their own (SentencePiece's default).
@@ -42,11 +43,54 @@ def train(
     if first is None:
         raise UserError("there is no text to train a tokenizer on: give a source with at least one non-empty document.")
     texts = itertools.chain([first], texts)
+    if kind == "bpe":
+        return _train_bpe(texts, vocabulary)
     if kind == "byte-bpe":
         return _train_byte_bpe(texts, vocabulary)
     if kind == "wordpiece":
         return _train_wordpiece(texts, vocabulary, lowercase)
     return _train_unigram(texts, vocabulary, sentinels)
+
+
+def _train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Llama's: unknown, begin, end, 256 bytes for what has no id of its own, characters, then merges.
+
+    A text begins with a space that is not there, so that a word is the same token at the beginning and within.
+    """
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    # Lines, as SentencePiece does: the end of a line is a byte, never part of a word.
+    lines = list(_lines(texts, lambda line: line))
+    first = [*BPE_SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
+    alphabet = ["▁", *_alphabet(lines)]
+    _require(vocabulary, len(first) + len(alphabet), f"3 special tokens, 256 bytes and {len(alphabet)} characters")
+    library = Library(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=first,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    library.train_from_iterator(lines, trainer)
+    library = _without_added_bytes(library)
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BPE_SPECIALS.index("<s>"))]
+    )
+    library.add_special_tokens(list(BPE_SPECIALS))
+    return _finish(library, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def _without_added_bytes(library: Any) -> Any:
+    """The trainer marks what it was told first as special; bytes are tokens like others."""
+    from tokenizers import Tokenizer as Library
+
+    return Library.from_str(json.dumps({**json.loads(library.to_str()), "added_tokens": []}))
 
 
 def _train_byte_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -156,7 +200,7 @@ def _train_unigram(texts: Iterable[str], vocabulary: int, sentinels: int) -> Tok
     return _finish(library, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
 
 
-KINDS: tuple[str, ...] = ("byte-bpe", "wordpiece", "unigram")
+KINDS: tuple[str, ...] = ("bpe", "byte-bpe", "wordpiece", "unigram")
 
 
 def _alphabet(texts: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ def texts() -> list[str]:
 def trained(texts: list[str]) -> dict[str, Tokenizer]:
     """One tokenizer of each kind."""
     return {
+        "bpe": train("bpe", texts, vocabulary=900),
         "byte-bpe": train("byte-bpe", texts, vocabulary=600),
         "wordpiece": train("wordpiece", texts, vocabulary=600),
         "unigram": train("unigram", texts, vocabulary=600, sentinels=20),

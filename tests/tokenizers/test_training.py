@@ -13,7 +13,7 @@ TRAIN_ALONE = """
 import sys, argparse
 from megaptm.tokenizers import train
 texts = [open(argparse.__file__, encoding="utf-8").read(), "naïve 漢字 ünï — “quoted”"]
-for kind in ("byte-bpe", "wordpiece", "unigram"):
+for kind in ("bpe", "byte-bpe", "wordpiece", "unigram"):
     print(train(kind, texts, vocabulary=500).fingerprint)
 """
 
@@ -25,6 +25,15 @@ def test_training_does_not_depend_on_the_process_or_its_threads():
         return subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
 
     assert fingerprints("1") == fingerprints("2")
+
+
+def test_bpe_begins_as_llama_does_and_spells_what_it_does_not_know_in_bytes(trained):
+    special = trained["bpe"].special
+    assert (special.begin, special.end, special.specials) == (1, 2, {0, 1, 2})
+    assert trained["bpe"].encode("\n").tolist()[-1] == 3 + 0x0A
+    assert trained["bpe"].encode("☃").tolist()[-3:] == [3 + byte for byte in "☃".encode()]
+    text = "def f(x):\n    return x  # ☃ naïve 漢字\n"
+    assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
 
 
 def test_byte_bpe_ends_with_the_end_of_text_as_gpt2_does(trained):
@@ -76,5 +85,5 @@ def test_no_text_is_refused(kind):
 
 
 def test_an_unknown_kind_names_the_known_ones():
-    with pytest.raises(UserError, match="byte-bpe, wordpiece, unigram"):
-        train("bpe", ["text"], vocabulary=500)
+    with pytest.raises(UserError, match="bpe, byte-bpe, wordpiece, unigram"):
+        train("words", ["text"], vocabulary=500)

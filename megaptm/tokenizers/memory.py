@@ -1,0 +1,195 @@
+"""WordPiece and Unigram by looking words up: each different word is encoded once, by Hugging Face's library.
+
+No library that gives the same ids on every text was found to be faster, so the ids stay the library's own. What makes
+this exact is that the tokenizer's parts work within words: see `splits_at_spaces`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MARK = "▁"
+"""SentencePiece's space, a token of its own before a word whose beginning no piece has."""
+MOST = 1_000_000
+"""Words remembered, about 150 bytes each; then it begins anew."""
+LONGEST = 40
+"""Bytes of a word that is worth remembering: Chinese lines and long numbers do not come twice."""
+
+# Where bytes.split() cuts. Form feeds and vertical tabs are spaces to some tokenizers and nothing at all to others.
+SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
+RARE_SPACES = (b"\v", b"\f")
+WIDE_SPACES = "\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
+
+# Parts that look at one character, or at characters without a space between them.
+NORMALIZERS = (
+    "BertNormalizer",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Lowercase",
+    "StripAccents",
+    "Strip",
+    "Precompiled",
+)
+PRE_TOKENIZERS = ("BertPreTokenizer", "WhitespaceSplit", "Whitespace", "Punctuation", "Digits", "Metaspace")
+SINGLE_SPACE = {"type": "Replace", "pattern": {"Regex": " {2,}"}}
+
+
+class WordMemory:
+    """Encodes texts whose words stand for themselves; None for a text that the library must encode whole."""
+
+    def __init__(self, library: tokenizers.Tokenizer, *, ends: bool):
+        """With `ends`, the place after each token is remembered too: twice the memory."""
+        self._library = library
+        self._ends = ends
+        self._mark = library.token_to_id(MARK)
+        self._known: dict[bytes, bytes | None] = {}
+        self._apart = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
+        # Such a space at the end of a word may merge with the one that follows, or not.
+        self._wide = all(_pieces(library, f"{space}a{space}") == _pieces(library, "a") for space in WIDE_SPACES)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        """int32 [tokens] for each text."""
+        assert not self._ends
+        return [None if row is None else row[:, 0] for row, _ in self._rows(texts)]
+
+    def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
+        """int32 [tokens] twice for each text: ids, and the character after each token's last."""
+        assert self._ends
+        results: list[tuple[np.ndarray, np.ndarray] | None] = []
+        for text, (rows, sizes) in zip(texts, self._rows(texts), strict=True):
+            if rows is None:
+                results.append(None)
+                continue
+            counts = np.array(sizes, dtype=np.int64) // (4 * rows.shape[1])
+            begins = np.repeat(_word_begins(text), counts)
+            results.append((rows[:, 0].copy(), (rows[:, 1] + begins).astype(np.int32)))
+        return results
+
+    def _rows(self, texts: Sequence[str]) -> list[tuple[np.ndarray | None, list[int]]]:
+        """int32 [tokens, 1 or 2] for each text, and how many bytes of it each word has."""
+        raws = [text.encode() for text in texts]
+        cut = [raw.split() for raw in raws]
+        new = {word for words in cut for word in words}.difference(self._known)
+        self._learn(new)
+        rows = [self._joined(raw, words) for raw, words in zip(raws, cut, strict=True)]
+        self._forget(new)
+        return rows
+
+    def _joined(self, raw: bytes, words: list[bytes]) -> tuple[np.ndarray | None, list[int]]:
+        if any(space in raw for space in self._apart):
+            return None, []
+        found: list[Any] = list(map(self._known.__getitem__, words))
+        try:
+            rows = np.frombuffer(b"".join(found), dtype=np.int32).reshape(-1, 1 + self._ends)
+        except TypeError:  # a word that does not stand alone is known as None
+            return None, []
+        return rows, list(map(len, found)) if self._ends else []
+
+    def _learn(self, words: Iterable[bytes]) -> None:
+        words = list(words)
+        texts = [word.decode() for word in words]
+        encode = self._library.encode_batch if self._ends else self._library.encode_batch_fast
+        for word, text, encoding in zip(words, texts, encode(texts, add_special_tokens=False), strict=True):
+            self._known[word] = self._row(encoding).tobytes() if self._stands_alone(text) else None
+
+    def _row(self, encoding: tokenizers.Encoding) -> np.ndarray:
+        if not self._ends:
+            return np.array(encoding.ids, dtype=np.int32)
+        return np.stack(ids_and_ends(encoding, self._mark), axis=1)
+
+    def _forget(self, new: Iterable[bytes]) -> None:
+        if len(self._known) > MOST:
+            self._known.clear()
+            return
+        for word in new:
+            if len(word) > LONGEST:
+                del self._known[word]
+
+    def _stands_alone(self, text: str) -> bool:
+        """Whether nothing at its ends can change, or be changed by, what is on the other side of a space."""
+        text = text.strip(WIDE_SPACES) if self._wide else text
+        kinds = [unicodedata.category(character)[0] for character in (text[:1], text[-1:]) if character]
+        return bool(kinds) and kinds[0] not in "CMZ" and kinds[1] not in "CZ"
+
+
+def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
+    """Whether the tokens of a text are those of its words put end to end.
+
+    The kinds of the parts say that they look no further than a space; trying says that a space of any kind and number
+    separates and leaves nothing.
+    """
+    if any(not token.get("special") for token in content.get("added_tokens", ())) or content["model"].get("dropout"):
+        return False
+    normalizers, pre_tokenizers = _flat(content.get("normalizer")), _flat(content.get("pre_tokenizer"))
+    local = all(part["type"] in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
+    local = local and all(part["type"] in PRE_TOKENIZERS for part in pre_tokenizers)
+    return local and bool(pre_tokenizers) and all(_is_space(library, space) for space in " \t\n\r")
+
+
+def ids_and_ends(encoding: tokenizers.Encoding, mark: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """int32 [tokens] twice: ids, and the character after each token's last; `mark` is SentencePiece's mark of a space.
+
+    Ends never fall. A mark that is a token of its own belongs to the word that it announces.
+    """
+    ids = np.array(encoding.ids, dtype=np.int32)
+    places = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+    ends = places[:, 1].copy()
+    if mark is not None:
+        lone = np.flatnonzero(ids[:-1] == mark)
+        ends[lone] = places[lone + 1, 0] + 1
+    # A character that a normalizer moved keeps its old place; what comes after it does not end before it.
+    return ids, np.maximum.accumulate(ends)
+
+
+def _flat(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if part is None:
+        return []
+    inner = part.get("normalizers", part.get("pretokenizers"))
+    return [part] if inner is None else [deeper for entry in inner for deeper in _flat(entry)]
+
+
+def _replaces_within_words(part: Mapping[str, Any]) -> bool:
+    if part["type"] != "Replace":
+        return False
+    found, put = part["pattern"].get("String"), part["content"]
+    within = found is not None and found and not any(character.isspace() for character in found + put)
+    return within or ({**part, "content": " "} == {**SINGLE_SPACE, "content": " "} and put in (" ", "▁"))
+
+
+def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
+    """Whether this character separates words, alone, doubled or among others, and leaves nothing of itself."""
+    for one, two in itertools.pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
+        apart = _pieces(library, one) + _pieces(library, two)
+        for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
+            if _pieces(library, f"{one}{between}{two}") != apart:
+                return False
+        if _pieces(library, f"{space}{one}{space}{space}{two}{space}") != apart:
+            return False
+    return True
+
+
+def _pieces(library: tokenizers.Tokenizer, text: str) -> list[str]:
+    if library.normalizer is not None:
+        text = library.normalizer.normalize_str(text)
+    return [piece for piece, _ in library.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def _word_begins(text: str) -> np.ndarray:
+    """int64 [words]: the first character of each."""
+    raw = np.frombuffer(text.encode(), dtype=np.uint8)
+    space = SPACES[raw]
+    begins = np.flatnonzero(~space & np.concatenate(([True], space[:-1])))
+    if text.isascii():
+        return begins
+    return np.cumsum((raw & 0xC0) != 0x80)[begins] - 1

@@ -1,0 +1,33 @@
+"""Texts on which two tokenizers are compared before the faster one is trusted."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+# Where the splitting rules of tokenizers differ from one another: spaces, lines, digits, contractions, case, symbols.
+ODD = (
+    "It's  the 2nd “naïve”\ttest\r\n\n   of 12345 x² — I'LL 漢字 e\u0301 👩‍👧\u00a0\u2028.. \x00 __init__(self): ß\n ",
+    "",
+    " ",
+    "\n\n\n \n",
+    "a" * 300,
+    "▁ ▁▁a <0x41> <s> </s> <unk> [MASK] <|endoftext|>",
+    "HTTPServer camelCase snake_case 3.14e-10 1,234,567 'S 's'S we\u2019ve don't DON'T //path/ \\n {}[]()",
+)
+CRITICAL = "aZé漢か1٣²'\u2019.,-_/ \t\n\r\v\f\x00\x1c\x85\u00a0\u2028\u3000\u200d\u0301\u1ac1\ufe0f😀▁sStTlL"
+LOW, STEP, HIGH = 0x300, 37, 0x20000
+"""Every character below the first is tried, and one in so many up to the last."""
+
+
+@lru_cache(maxsize=1)
+def probe_texts() -> tuple[str, ...]:
+    """About 100,000 characters: odd texts, characters of all scripts beside others, and random mixtures."""
+    draw = random.Random(0)
+    mixtures = ["".join(draw.choices(CRITICAL, k=draw.randint(1, 60))) for _ in range(600)]
+    places = [*range(LOW), *range(LOW, HIGH, STEP)]
+    characters = [chr(place) for place in places if not 0xD800 <= place < 0xE000]
+    contexts = [
+        "".join(f"a{c}b {c}{c}1{c}\n" for c in characters[at : at + 32]) for at in range(0, len(characters), 32)
+    ]
+    return (*ODD, *mixtures, *contexts)
