@@ -19,8 +19,8 @@ Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], list[Any]]
 """`run(name, function, jobs)`: the results of `function(job)` in the order of the jobs, whoever makes them."""
 
 ENTRIES = 1 << 22
-"""Hashes a job reads, on average: it takes some 200 MB. Hashes are uniform, so no job has many more, unless a single
-one comes again millions of times."""
+"""Band keys a job reads, on average, of 40 bytes each: 170 MB. Hashes are uniform, so no job has many more, unless one
+of them comes again millions of times."""
 
 
 @dataclass(frozen=True)

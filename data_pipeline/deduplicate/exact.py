@@ -54,7 +54,7 @@ def find_equal(job: EqualJob) -> int:
 
 def equal(listing: Listing, table: str, count: int, run: Run) -> list[str]:
     """Files of what is equal among the `count` entries of all parts, as `EqualJob.path` says; in each other numbers."""
-    of = buckets(count)
+    of = buckets(2 * count)  # an entry takes twice the memory that one of a band takes
     jobs = [EqualJob(listing, table, bucket, of) for bucket in range(of)]
     run({"digests": "equal documents", "paragraphs": "equal paragraphs"}[table], find_equal, jobs)
     return [job.path for job in jobs]

@@ -15,6 +15,7 @@ import numpy as np
 
 from data_pipeline.clean.words import Words
 
+NO_HASHES, NO_NUMBERS = np.empty(0, np.uint64), np.empty(0, np.int64)
 EMPTY = np.uint32(0xFFFFFFFF)
 HALF = np.uint64(32)
 PIECE = 1 << 20
@@ -26,19 +27,28 @@ AT_ONCE = 1 << 19
 def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     """uint64 [n] hashes of the runs of `ngram` words, and int64 [n] the text that each is of.
 
-    A text of fewer words has its words as shingles. All texts go through numpy together: one by one, most of the time
-    would go into calling it.
+    A text of fewer words has its words as shingles. Many texts go through numpy together: one by one, most of the time
+    would go into calling it. Those of ASCII go by themselves, since they are three times as fast.
     """
+    ascii_ = np.array([text.isascii() for text in texts], bool)
+    found = [_shingles(texts, np.flatnonzero(kind), ngram) for kind in (ascii_, ~ascii_) if kind.any()]
+    hashes, text_of = zip(*found, strict=True) if found else ((), ())
+    return np.concatenate([NO_HASHES, *hashes]), np.concatenate([NO_NUMBERS, *text_of])
+
+
+def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
+    """`shingles` of some of the texts."""
+    some = [texts[number] for number in numbers]
     # A line break is no part of a word, so words are as they are in the text alone.
-    words = Words("\n".join(texts))
-    sizes = np.fromiter((len(text.encode("utf-8", "surrogatepass")) + 1 for text in texts), np.int64, len(texts))
-    counts = np.diff(np.searchsorted(words.starts, np.cumsum(np.concatenate([[0], sizes]))))
-    text_of = np.repeat(np.arange(len(texts)), counts)
+    words = Words("\n".join(some))
+    sizes = [0, *(len(text.encode("utf-8", "surrogatepass")) + 1 for text in some)]
+    counts = np.diff(np.searchsorted(words.starts, np.cumsum(sizes)))
+    text_of = np.repeat(numbers, counts)
     firsts, lasts = text_of[: max(len(words) - ngram + 1, 0)], text_of[ngram - 1 :]
     within = firsts == lasts
-    short = (counts < ngram)[text_of]
-    grams = words.ngrams(ngram)[within]
-    return np.concatenate([grams, words.hashes[short]]), np.concatenate([firsts[within], text_of[short]])
+    short = np.repeat(counts < ngram, counts)
+    hashes = np.concatenate([words.ngrams(ngram)[within], words.hashes[short]])
+    return hashes, np.concatenate([firsts[within], text_of[short]])
 
 
 def bins(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:

@@ -1,0 +1,55 @@
+"""What a job holds depends on the number of hashes dealt to it, not on the corpus."""
+
+import tracemalloc
+
+import numpy as np
+import numpy.ma  # numpy loads it when it is first needed, which is no job's doing
+import pytest
+
+from data_pipeline.deduplicate import Deduplicate, Near
+from data_pipeline.deduplicate.buckets import Listing
+from data_pipeline.deduplicate.exact import equal
+from data_pipeline.deduplicate.files import save
+from data_pipeline.deduplicate.near import near
+from tests.data_pipeline.deduplicate.corpora import Written
+
+ENTRIES, ROWS, NEAR = 50_000, 2_000, Near()
+
+
+def part(folder, number):
+    """Sketches of documents that nothing is alike among."""
+    rng, stem = np.random.default_rng(number), str(folder / f"part-{number}")
+    numbers = rng.integers(0, 1 << 64, (3, ROWS), np.uint64)
+    numbers[0].sort()
+    numbers[2] = np.arange(ROWS)
+    save(f"{stem}.digests.npy", numbers)
+    keys = rng.integers(0, 1 << 40, (ROWS, NEAR.bands), np.uint64) << np.uint64(24) | numbers[2][:, None]
+    save(f"{stem}.bands.npy", np.sort(keys, axis=None))
+    # For those that meet by chance.
+    save(f"{stem}.signatures.npy", rng.integers(0, 1 << 32, (ROWS, NEAR.hashes), np.uint32))
+    return Written(stem, ROWS)
+
+
+def peaks(job_peaks):
+    def run(name, function, jobs):
+        results = []
+        for job in jobs:
+            tracemalloc.start()
+            results.append(function(job))
+            job_peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        return results
+
+    return run
+
+
+@pytest.mark.parametrize("parts", [10, 40])
+def test_a_job_takes_forty_bytes_for_each_hash_dealt_to_it(tmp_path, monkeypatch, parts):
+    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", ENTRIES)
+    written, job_peaks = [part(tmp_path, number) for number in range(parts)], []
+    listing = Listing.write(str(tmp_path), written, Deduplicate(near=NEAR))
+    near(listing, NEAR, None, peaks(job_peaks))
+    equal(listing, "digests", parts * ROWS, peaks(job_peaks))
+    assert len(job_peaks) >= parts * ROWS * NEAR.bands / ENTRIES
+    # And what a few signatures take, of those that meet by chance.
+    assert max(job_peaks) < 44 * ENTRIES + (1 << 18)
