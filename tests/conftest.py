@@ -1,5 +1,6 @@
 """Fixtures that tests of several parts share."""
 
 from tests.realtext import real_corpus
+from tests.storage.server import faults, s3
 
-__all__ = ["real_corpus"]
+__all__ = ["faults", "real_corpus", "s3"]

@@ -53,7 +53,7 @@ def s3() -> Iterator[Proxy]:
         )
         import fsspec
 
-        fsspec.filesystem("s3").call_s3("create_bucket", Bucket=BUCKET)
+        fsspec.filesystem("s3", skip_instance_cache=True).call_s3("create_bucket", Bucket=BUCKET)
         yield proxy
         proxy.down()
     finally:
