@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from data_pipeline.clean.known import Known
 from data_pipeline.clean.step import require, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
@@ -101,20 +102,19 @@ def _has_fewer_sentences(text: str, least: int) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _phrases(path: str) -> dict[int, np.ndarray]:
-    """Number of words -> sorted hashes of the phrases of a file that have as many."""
+def _phrases(path: str) -> dict[int, Known]:
+    """Number of words -> the phrases of a file that have as many."""
     try:
         with open(path, encoding="utf-8") as file:
             phrases = [Words(line) for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"c4-quality: bad_words ({path}) cannot be read ({error}): correct the path.") from None
-    sizes = sorted({len(words) for words in phrases} - {0})
-    return {
-        size: np.unique(np.concatenate([words.ngrams(size) for words in phrases if len(words) == size]))
-        for size in sizes
-    }
+    found: dict[int, list[np.ndarray]] = {}
+    for words in phrases:
+        found.setdefault(len(words), []).append(words.ngrams(len(words)))
+    return {size: Known(np.concatenate(hashes)) for size, hashes in found.items() if size}
 
 
-def _has_any(text: str, phrases: dict[int, np.ndarray]) -> bool:
+def _has_any(text: str, phrases: dict[int, Known]) -> bool:
     words = Words(text)
-    return any(np.isin(words.ngrams(size), hashes).any() for size, hashes in phrases.items())
+    return any(len(known.places(words.ngrams(size))) for size, known in phrases.items())

@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from data_pipeline.clean.basic import piece
-from data_pipeline.clean.step import require
-from data_pipeline.clean.words import Words
+from data_pipeline.clean.known import Known
+from data_pipeline.clean.step import batches, require
+from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
@@ -54,15 +55,16 @@ class Decontaminate:
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         known = _known(self)
-        for document in documents:
-            words = Words(document.text)
-            found = list(_shared_runs(words, known))
-            if not found:
-                yield document
-            elif self.cut:
-                yield from self._pieces(document, words, found, dropped)
-            else:
-                dropped.add(f"decontaminate: {REASON}", document.source, document.text)
+        for batch in batches(documents):
+            for document, suspicious in zip(batch, _suspicious(batch, known), strict=True):
+                words = Words(document.text if suspicious else "")
+                found = list(_shared_runs(words, known))
+                if not found:
+                    yield document
+                elif self.cut:
+                    yield from self._pieces(document, words, found, dropped)
+                else:
+                    dropped.add(f"decontaminate: {REASON}", document.source, document.text)
 
     def _pieces(
         self, document: Document, words: Words, found: Sequence[tuple[int, np.ndarray]], dropped: Dropped
@@ -91,21 +93,13 @@ class Decontaminate:
             yield begin, length
 
 
-class Known:
-    """Hashes of runs of so many words, asked about by the million."""
-
-    def __init__(self, hashes: np.ndarray) -> None:
-        self._hashes = np.unique(hashes)
-        # Sixteen places a hash: of a hundred runs that are not known, six are looked up in the sorted ones.
-        self._mask = np.uint64((1 << max(10, (16 * len(self._hashes)).bit_length())) - 1)
-        self._maybe = np.zeros(int(self._mask) + 1, bool)
-        self._maybe[self._hashes & self._mask] = True
-
-    def places(self, grams: np.ndarray) -> np.ndarray:
-        """Where in `grams` the known ones are."""
-        maybe = np.flatnonzero(self._maybe[grams & self._mask])
-        at = np.minimum(np.searchsorted(self._hashes, grams[maybe]), len(self._hashes) - 1)
-        return maybe[self._hashes[at] == grams[maybe]]
+def _suspicious(documents: Sequence[Document], known: dict[int, Known]) -> list[bool]:
+    """Of each text, does a known run begin in it, be it one that goes on into the next text?"""
+    words, firsts = words_of([document.text for document in documents])
+    suspicious = np.zeros(len(documents), bool)
+    for _, places in _shared_runs(words, known):
+        suspicious[np.searchsorted(firsts, places, side="right") - 1] = True
+    return suspicious.tolist()
 
 
 def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, np.ndarray]]:

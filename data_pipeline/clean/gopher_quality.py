@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from data_pipeline.clean.step import Filter, require_shares
-from data_pipeline.clean.words import Words
+import numpy as np
+
+from data_pipeline.clean.step import BatchFilter, require_shares
+from data_pipeline.clean.words import per_text, words_of
 from data_pipeline.document import Document
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -16,14 +18,8 @@ BULLETS = ("•", "-", "‣", "*", "◦", "●", "▪", "■")
 ELLIPSES = ("...", "…")
 
 
-@lru_cache(maxsize=1)
-def spaced_words(text: str) -> Words:
-    """Words between white space, as written; kept for the next rule about the same text."""
-    return Words(text, fold=False, split="spaces")
-
-
 @dataclass(frozen=True)
-class GopherQuality(Filter):
+class GopherQuality(BatchFilter):
     """Leave out what does not look like prose. The numbers are the paper's; `null` turns a rule off.
 
     Written for English. Of Chinese every character counts as a word: set `least_word_length` to 1, and stop words.
@@ -49,40 +45,37 @@ class GopherQuality(Filter):
     def __post_init__(self) -> None:
         require_shares(self, "gopher-quality", "most_bullet_lines", "most_ellipsis_lines", "least_alphabetic_words")
 
-    def reason(self, document: Document) -> str | None:
-        fault = self._of_words(document.text) or self._of_symbols(document.text) or self._of_lines(document.text)
-        if fault is None and self.least_stop_words:
-            found = _count_different(document.text, self.stop_words, enough=self.least_stop_words)
-            if found < self.least_stop_words:
-                fault = f"fewer than {self.least_stop_words} stop words"
-        return fault and f"gopher-quality: {fault}"
+    def reasons(self, documents: Sequence[Document]) -> Iterator[str | None]:
+        words, firsts = words_of([document.text for document in documents], fold=False, split="spaces")
+        counts = np.diff(firsts).tolist()
+        characters = per_text(np.add, words.lengths, firsts).tolist()
+        alphabetic = per_text(np.add, words.alphabetic, firsts).tolist()
+        for document, *numbers in zip(documents, counts, characters, alphabetic, strict=True):
+            fault = self._of_words(*numbers) or self._of_text(document.text, words=numbers[0])
+            yield fault and f"gopher-quality: {fault}"
 
-    def _of_words(self, text: str) -> str | None:
-        words = spaced_words(text)
-        if self.least_words is not None and len(words) < self.least_words:
+    def _of_words(self, words: int, characters: int, alphabetic: int) -> str | None:
+        if self.least_words is not None and words < self.least_words:
             return f"fewer than {self.least_words:,} words"
-        if self.most_words is not None and len(words) > self.most_words:
+        if self.most_words is not None and words > self.most_words:
             return f"more than {self.most_words:,} words"
-        if not len(words):
+        if not words:
             return None
-        length = int(words.lengths.sum()) / len(words)
-        if self.least_word_length is not None and length < self.least_word_length:
+        if self.least_word_length is not None and characters / words < self.least_word_length:
             return f"mean word length below {self.least_word_length:g}"
-        if self.most_word_length is not None and length > self.most_word_length:
+        if self.most_word_length is not None and characters / words > self.most_word_length:
             return f"mean word length above {self.most_word_length:g}"
-        if self.least_alphabetic_words is not None and words.alphabetic.mean() < self.least_alphabetic_words:
+        if self.least_alphabetic_words is not None and alphabetic / words < self.least_alphabetic_words:
             return f"less than {self.least_alphabetic_words:.0%} of words with a letter"
         return None
 
-    def _of_symbols(self, text: str) -> str | None:
-        if self.most_symbols is None:
-            return None
-        most = self.most_symbols * len(spaced_words(text))
-        if text.count("#") > most:
-            return f"more than {self.most_symbols:g} hash signs a word"
-        if _count_ellipses(text) > most:
-            return f"more than {self.most_symbols:g} ellipses a word"
-        return None
+    def _of_text(self, text: str, *, words: int) -> str | None:
+        if self.most_symbols is not None:
+            if text.count("#") > self.most_symbols * words:
+                return f"more than {self.most_symbols:g} hash signs a word"
+            if _count_ellipses(text) > self.most_symbols * words:
+                return f"more than {self.most_symbols:g} ellipses a word"
+        return self._of_lines(text) or self._of_stop_words(text)
 
     def _of_lines(self, text: str) -> str | None:
         lines, most = [line for line in text.split("\n") if line], self.most_bullet_lines
@@ -91,6 +84,12 @@ class GopherQuality(Filter):
         most = self.most_ellipsis_lines
         if most is not None and _are_more(most, lines, _count_ellipses(text), _ends_with_ellipsis):
             return f"more than {most:.0%} of lines end with an ellipsis"
+        return None
+
+    def _of_stop_words(self, text: str) -> str | None:
+        least = self.least_stop_words
+        if least and _count_different(text, self.stop_words, enough=least) < least:
+            return f"fewer than {least} stop words"
         return None
 
 

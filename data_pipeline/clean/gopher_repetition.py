@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from data_pipeline.clean.gopher_quality import spaced_words
-from data_pipeline.clean.step import Filter, require_shares
-from data_pipeline.clean.words import Words
+from data_pipeline.clean.repeats import Runs
+from data_pipeline.clean.step import BatchFilter, require_shares
+from data_pipeline.clean.words import per_text, words_of
 from data_pipeline.document import Document
 
 TOP, DUPLICATE = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 
 
 @dataclass(frozen=True)
-class GopherRepetition(Filter):
+class GopherRepetition(BatchFilter):
     """Leave out what says the same again and again. The numbers are table A1's; `null` turns a rule off.
 
     Each is the largest share allowed. A line, paragraph or n-gram is a duplicate when it stood before in the text;
-    shares of characters are of those of lines and paragraphs (line ends aside), or of words (spaces aside).
+    shares of characters are of those of lines and paragraphs (line ends aside), or of words (white space aside).
     """
 
     duplicate_lines: float | None = 0.30
@@ -42,120 +42,64 @@ class GopherRepetition(Filter):
     def __post_init__(self) -> None:
         require_shares(self, "gopher-repetition", *(field.name for field in fields(self)))
 
-    def reason(self, document: Document) -> str | None:
-        text = document.text
-        for name, share in self._shares_of_lines(text):
-            if self._is_above(name, share):
-                return self._told(name)
-        words = spaced_words(text)
-        broken = self._top(words) or self._duplicates(words)
-        return broken and self._told(broken)
+    def reasons(self, documents: Sequence[Document]) -> list[str | None]:
+        broken = {at: rule for at, document in enumerate(documents) if (rule := self._of_lines(document.text))}
+        rest = [at for at in range(len(documents)) if at not in broken]
+        broken |= {rest[at]: rule for at, rule in self._of_words([documents[at].text for at in rest]).items()}
+        return [self._told(broken[at]) if at in broken else None for at in range(len(documents))]
 
-    def _is_above(self, name: str, share: float) -> bool:
-        most = getattr(self, name)
-        return most is not None and share > most
+    def _told(self, rule: str) -> str:
+        return f"gopher-repetition: {rule.replace('_', ' ')} above {getattr(self, rule):.0%}"
 
-    def _told(self, name: str) -> str:
-        return f"gopher-repetition: {name.replace('_', ' ')} above {getattr(self, name):.0%}"
-
-    def _shares_of_lines(self, text: str) -> Iterator[tuple[str, float]]:
+    def _of_lines(self, text: str) -> str | None:
+        """The first rule about lines and paragraphs that is broken."""
         lines = [line for line in text.split("\n") if line]
-        yield "duplicate_lines", (found := _duplicate_shares(lines))[0]
-        yield "duplicate_line_characters", found[1]
-        if not found[0]:  # no line twice: no paragraph
-            return
+        shares = _duplicate_shares(lines)
+        if shares == (0, 0):  # no line twice: no paragraph
+            return None
         paragraphs = [stripped for part in text.split("\n\n") if (stripped := part.strip("\n"))]
-        yield "duplicate_paragraphs", (found := _duplicate_shares(paragraphs))[0]
-        yield "duplicate_paragraph_characters", found[1]
-
-    def _top(self, words: Words) -> str | None:
-        """The first rule about the most frequent n-gram that is broken.
-
-        A run of three words stands no more often than its first two: when even the longest would be within the rule
-        at that count, nothing of that size is counted.
-        """
-        total, count = int(words.lengths.sum()), len(words)
-        for size in TOP:
-            most = getattr(self, name := f"top_{size}_gram")
-            if most is None or len(words) < size:
-                continue
-            sizes = _sums(words.lengths, size)
-            if count * int(sizes.max()) <= most * total:
-                continue
-            grams = words.ngrams(size)
-            tops, count = _most_frequent(grams)
-            if count < 2:
-                return None
-            # Among equally frequent ones, the longest.
-            if (
-                count * int(sizes.max()) > most * total
-                and count * int(sizes[np.isin(grams, tops)].max()) > most * total
-            ):
-                return name
+        names = ("lines", "line_characters", "paragraphs", "paragraph_characters")
+        for name, share in zip(names, (*shares, *_duplicate_shares(paragraphs)), strict=True):
+            most = getattr(self, f"duplicate_{name}")
+            if most is not None and share > most:
+                return f"duplicate_{name}"
         return None
 
-    def _duplicates(self, words: Words) -> str | None:
-        """The first rule about duplicate n-grams that is broken.
+    def _of_words(self, texts: Sequence[str]) -> dict[int, str]:
+        """Place of a text -> the first rule about n-grams that it breaks, if any."""
+        words, firsts = words_of(texts, fold=False, split="spaces")
+        total = per_text(np.add, words.lengths, firsts)
+        broken: dict[int, str] = {}
+        for size, most in self._rules("top_{}_gram", TOP):
+            over = Runs.of(words, firsts, size).of_most_frequent() > most * total
+            broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"top_{size}_gram") | broken
+        rest = [at for at in range(len(texts)) if at not in broken]
+        return broken | {rest[at]: rule for at, rule in self._of_duplicates([texts[at] for at in rest]).items()}
 
-        What is in a run of six words that stood before is in such a run of five: when those hold no more than any
-        rule allows, they are all kept.
-        """
-        total, rules = int(words.lengths.sum()), {size: getattr(self, f"duplicate_{size}_grams") for size in DUPLICATE}
-        rules = {size: most for size, most in rules.items() if most is not None}
-        for size, most in rules.items():
-            least = min(other for larger, other in rules.items() if larger >= size) * total
-            covered = _covered(words, size, enough=least)
-            if covered > most * total:
-                return f"duplicate_{size}_grams"
-            if covered <= least:
-                return None
-        return None
+    def _of_duplicates(self, texts: Sequence[str]) -> dict[int, str]:
+        """What lies in runs of six words that stood before lies in such runs of five: with few of the shorter ones a
+        text keeps all the rules that follow, and is not looked at again."""
+        broken: dict[int, str] = {}
+        left, rules = list(range(len(texts))), self._rules("duplicate_{}_grams", DUPLICATE)
+        for place, (size, most) in enumerate(rules):
+            words, firsts = words_of([texts[at] for at in left], fold=False, split="spaces")
+            total = per_text(np.add, words.lengths, firsts)
+            again = Runs.of(words, firsts, size).of_later()
+            broken |= {left[at]: f"duplicate_{size}_grams" for at in np.flatnonzero(again > most * total)}
+            least = min(share for _, share in rules[place:])
+            left = [left[at] for at in np.flatnonzero((again <= most * total) & (again > least * total))]
+        return broken
+
+    def _rules(self, name: str, sizes: Sequence[int]) -> list[tuple[int, float]]:
+        """(size of n-gram, largest share) of the rules that are not turned off."""
+        rules = [(size, getattr(self, name.format(size))) for size in sizes]
+        return [(size, most) for size, most in rules if most is not None]
 
 
 def _duplicate_shares(parts: Sequence[str]) -> tuple[float, float]:
     """Of these lines or paragraphs, the share that stood before; and the share of their characters."""
     different = set(parts)
     if len(different) == len(parts):
-        return 0.0, 0.0
+        return 0, 0
     characters = sum(map(len, parts))
-    return 1 - len(different) / len(parts), 1 - sum(map(len, different)) / characters
-
-
-def _sums(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Characters of each run of `size` words."""
-    count = len(lengths) - size + 1
-    sums = lengths[:count].copy()
-    for place in range(1, size):
-        sums += lengths[place : place + count]
-    return sums
-
-
-def _most_frequent(grams: np.ndarray) -> tuple[np.ndarray, int]:
-    """The most frequent of one or more hashes, and how often each stands."""
-    grams = np.sort(grams)
-    begins = np.flatnonzero(np.concatenate(([True], grams[1:] != grams[:-1])))
-    counts = np.diff(begins, append=len(grams))
-    return grams[begins[counts == counts.max()]], int(counts.max())
-
-
-def _covered(words: Words, size: int, *, enough: float) -> int:
-    """Characters in runs of `size` words that stood before; some number up to `enough` when they are no more."""
-    grams = words.ngrams(size)
-    if not len(grams):
-        return 0
-    ordered = np.sort(grams)
-    again = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(again) * int(_sums(words.lengths, size).max()) <= enough:
-        return 0
-    places = np.flatnonzero(_among(grams, np.unique(again)))
-    _, firsts = np.unique(grams[places], return_index=True)
-    later = np.delete(places, firsts)
-    steps = np.zeros(len(words) + 1, np.int32)
-    steps[later] += 1
-    steps[later + size] -= 1
-    return int(words.lengths[np.cumsum(steps[:-1]) > 0].sum())
-
-
-def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """bool, as `values`: is each one of the sorted `known`?"""
-    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return (len(parts) - len(different)) / len(parts), (characters - sum(map(len, different))) / characters

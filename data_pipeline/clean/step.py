@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
+BATCH_CHARACTERS = 1 << 17
+BATCH_DOCUMENTS = 256
+
 
 class Step(Protocol):
     """Takes documents in order and yields those it keeps, changed or not.
@@ -35,6 +38,36 @@ class Filter:
     def reason(self, document: Document) -> str | None:
         """Why this document is left out; None keeps it."""
         raise NotImplementedError
+
+
+class BatchFilter(Filter):
+    """A filter that judges several documents at once, each by its own text alone: short ones are read faster so."""
+
+    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        for batch in batches(documents):
+            for document, reason in zip(batch, self.reasons(batch), strict=True):
+                if reason is None:
+                    yield document
+                else:
+                    dropped.add(reason, document.source, document.text)
+
+    def reasons(self, documents: Sequence[Document]) -> Iterable[str | None]:
+        """Why each document is left out; None keeps it."""
+        raise NotImplementedError
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in order, as many together as stay within the processor's cache; a long one ends its batch."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS or len(batch) == BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 class Change:

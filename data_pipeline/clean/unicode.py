@@ -27,12 +27,13 @@ class RepairEncoding(Change):
     def change(self, text: str) -> str:
         if text.isascii():
             return text
-        suspicious = _suspicious()
-        if not suspicious.search(text):
-            return text
-        repair, config = library("ftfy", "repair-encoding").fix_encoding, _config()
-        lines = text.split("\n")
-        return "\n".join(repair(line, config) if suspicious.search(line) else line for line in lines)
+        parts, end = [], 0
+        while match := _suspicious().search(text, end):
+            first = max(end, text.rfind("\n", end, match.start()) + 1)
+            last = text.find("\n", match.end()) % (len(text) + 1)
+            parts += [text[end:first], _repaired(text[first:last])]
+            end = last
+        return "".join([*parts, text[end:]]) if parts else text
 
 
 @lru_cache(maxsize=1)
@@ -46,9 +47,9 @@ def _suspicious() -> re.Pattern[str]:
     return re.compile(f"[{first}][{clues['utf8_continuation']}]|[\x80-\x9f]")
 
 
-@lru_cache(maxsize=1)
-def _config() -> Any:
-    return library("ftfy", "repair-encoding").TextFixerConfig(unescape_html=False, uncurl_quotes=False, explain=False)
+def _repaired(line: str) -> str:
+    """Only the encoding: quotes, ligatures, entities and the like stay as they are."""
+    return library("ftfy", "repair-encoding").fix_encoding(line)
 
 
 @dataclass(frozen=True)

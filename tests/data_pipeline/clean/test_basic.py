@@ -1,8 +1,11 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean.steps import CLEAN, CutLong, DropEmpty, DropShort, Normalize, run_steps
+from data_pipeline.clean import CLEAN, run_steps
+from data_pipeline.clean.basic import CutLong, DropEmpty, DropShort, Normalize
 from data_pipeline.document import EXAMPLES, Document, Dropped
+from megaptm.errors import UserError
 
 
 def clean(*texts: str, steps=CLEAN) -> tuple[list[str], Dropped]:
@@ -62,3 +65,20 @@ def test_pieces_say_where_in_a_document_they_begin():
     document = Document("one two\n\nthree\n", "book.txt")
     pieces = list(CutLong(characters=12)([document, Document("short", "note.txt")], Dropped()))
     assert [piece.source for piece in pieces] == ["book.txt@0", "book.txt@9", "note.txt"]
+
+
+def test_documents_of_few_words_are_dropped_with_a_reason():
+    kept, dropped = clean("one two", "one two three", "a" * 100, steps=[DropShort(characters=1, words=3)])
+    assert kept == ["one two three"]
+    assert dropped.counts == {"shorter than 3 words": 2}
+
+
+def test_speakers_go_with_the_piece_they_speak_in():
+    document = Document("one two\n\nthree\n", "talk", notes={"turns": [[0, "a"], [9, "b"], [12, "a"]]})
+    pieces = list(CutLong(characters=12)([document], Dropped()))
+    assert [piece.notes["turns"] for piece in pieces] == [[[0, "a"]], [[0, "b"], [3, "a"]]]
+
+
+def test_pieces_have_a_size():
+    with pytest.raises(UserError, match=r"cut-long: characters \(0\) must be 1 or more"):
+        CutLong(characters=0)

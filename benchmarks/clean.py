@@ -1,0 +1,104 @@
+"""How fast each cleaning step reads, on one core, and the usual chain of them.
+
+    python benchmarks/clean.py [--megabytes 32] [--rounds 3]
+
+The text is what Python and the installed packages say in docstrings: prose with lists, tables and examples. It is cut
+at blank lines into documents of up to 4,000 characters, about what web pages have. The best of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipeline.clean import STEPS, Step, run_steps
+from data_pipeline.clean.basic import CutLong
+from data_pipeline.clean.words import Words
+from data_pipeline.document import Document, Dropped
+
+PAGE = 4_000
+DOCSTRING = re.compile(r'"""(.{80,}?)"""', re.DOTALL)
+CHAIN = ("repair-encoding", "normalize-unicode", "normalize", "gopher-quality", "gopher-repetition", "scrub")
+GOALS = {
+    "repair-encoding": 300,
+    "normalize-unicode": 200,
+    "normalize": 300,
+    "drop-lines": 50,
+    "gopher-quality": 60,
+    "gopher-repetition": 20,
+    "c4-quality": 50,
+    "scrub": 50,
+    "decontaminate": 20,
+    "tag-language": 5,
+}
+
+
+def documents(size: int) -> list[Document]:
+    """About `size` characters of text, fewer when this machine has no more."""
+    found: list[Document] = []
+    cut = CutLong(PAGE)
+    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
+        for path in sorted(Path(folder).rglob("*.py")):
+            if size < 0:
+                return found
+            source = path.read_text(encoding="utf-8", errors="replace")
+            text = "\n\n".join(inspect.cleandoc(docstring) for docstring in DOCSTRING.findall(source))
+            pages = [page for page in cut([Document(text, path.name)], Dropped()) if len(page.text) > PAGE // 4]
+            size -= sum(len(page.text) for page in pages)
+            found += pages
+    return found
+
+
+def steps(evaluation: Path) -> Iterator[tuple[str, Step]]:
+    for name in GOALS:
+        options = {"against": (str(evaluation),)} if name == "decontaminate" else {}
+        yield name, STEPS[name](**options)
+
+
+def rate(run, pages: list[Document], *, rounds: int) -> float:
+    """Megabytes a second, the best of the rounds."""
+    megabytes = sum(len(page.text.encode()) for page in pages) / 1e6
+    best = float("inf")
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - begun)
+    return megabytes / best
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--megabytes", type=int, default=32)
+    arguments.add_argument("--rounds", type=int, default=3)
+    options = arguments.parse_args()
+    pages = documents(options.megabytes * 1_000_000)
+    print(f"{len(pages):,} documents, {sum(len(page.text) for page in pages):,} characters")
+    print(f"{'step':<24}{'MB/s':>8}{'kept':>8}")
+
+    def words() -> None:
+        for page in pages:
+            Words(page.text).ngrams(5)
+
+    measured = {"words": rate(words, pages, rounds=options.rounds)}
+    print(f"{'words and 5-grams':<24}{measured['words']:>8.0f}")
+    evaluation = Path(__file__)
+    chain = [STEPS[name]() for name in CHAIN]
+    for name, run in [*((name, [step]) for name, step in steps(evaluation)), ("chain", chain)]:
+        for warm in run:  # models and tables are read before the clock starts
+            list(warm(pages[:1], Dropped()))
+        kept = sum(1 for _ in run_steps(run, pages, Dropped()))
+        measured[name] = rate(lambda run=run: list(run_steps(run, pages, Dropped())), pages, rounds=options.rounds)
+        print(f"{name:<24}{measured[name]:>8.0f}{kept / len(pages):>8.1%}")
+    for name, value in measured.items():
+        goal = {"words": 50, "chain": 10, **GOALS}[name]
+        print(f"METRIC clean_{name.replace('-', '_')}_mb_s {value:.0f} MB/s goal >={goal}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Runs steps on texts, for the tests of each."""
+
+from data_pipeline.clean import run_steps
+from data_pipeline.document import Document, Dropped
+
+
+def run(step, *texts, notes=None):
+    """The documents that come out, and what was dropped."""
+    dropped = Dropped()
+    documents = (Document(text, f"{number}.txt", notes=notes or {}) for number, text in enumerate(texts))
+    return list(run_steps([step], documents, dropped)), dropped
+
+
+def texts(step, *given):
+    return [document.text for document in run(step, *given)[0]]
+
+
+def reason(step, text):
+    """Why a step leaves this text out, without the step's name; None when it keeps it."""
+    kept, dropped = run(step, text)
+    assert len(kept) + sum(dropped.counts.values()) == 1
+    return None if kept else next(iter(dropped.counts)).split(": ", 1)[1]

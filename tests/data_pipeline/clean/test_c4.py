@@ -1,0 +1,92 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.clean.c4 import C4Quality
+from megaptm.errors import UserError
+from tests.data_pipeline.clean.running import reason, texts
+
+STEP = C4Quality()
+GOOD = "This is a line of prose."
+PAGE = "\n".join([GOOD] * 3)
+LINES = C4Quality(least_sentences=0)
+
+
+def test_the_defaults_are_the_papers():
+    assert (STEP.least_sentences, STEP.least_words_per_line) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("kept", "left_out", "why"),
+    [
+        (PAGE, "\n".join([GOOD] * 2), "fewer than 3 sentences"),
+        ("One. Two. Three sentences stand here.", "One, two, three words. Stand here.", "fewer than 3 sentences"),
+        (PAGE, PAGE + "\nfunction() {", "a curly bracket"),
+        (PAGE + "\nlorem", PAGE + "\nLorem Ipsum", "lorem ipsum"),
+    ],
+)
+def test_pages_on_both_sides_of_each_rule(kept, left_out, why):
+    assert reason(STEP, kept) is None
+    assert reason(STEP, left_out) == why
+
+
+@pytest.mark.parametrize("end", [".", "!", "?", '."', ".\u201d"])
+def test_lines_that_end_a_sentence_stay(end):
+    assert texts(LINES, f"five words are just enough{end}") == [f"five words are just enough{end}"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no sign ends this line of words",
+        "this one goes on and on...",
+        "four words are few.",
+        "Please enable JavaScript to see this page.",
+        "Read our Privacy Policy before you go on.",
+        "By reading on you agree to our use of cookies.",
+        f"here is a word of length {'a' * 1001}.",
+    ],
+)
+def test_lines_that_go(line):
+    assert texts(LINES, f"{GOOD}\n{line}\n{GOOD}") == [f"{GOOD}\n{GOOD}"]
+
+
+def test_a_word_of_a_thousand_characters_stays():
+    line = f"here is a word of length {'a' * 999}."
+    assert texts(LINES, line) == [line]
+
+
+def test_citations_go():
+    assert texts(LINES, "The earth is[1] round[citation needed] and old.[23][edit]") == ["The earth is round and old."]
+
+
+def test_rules_can_be_turned_off():
+    step = C4Quality(
+        least_sentences=0, least_words_per_line=0, terminal_punctuation=False, remove_citations=False,
+        drop_javascript_lines=False, drop_policy_lines=False, drop_lorem_ipsum=False, drop_curly_brackets=False,
+    )  # fmt: skip
+    text = "{ lorem ipsum [1]\njavascript\nterms of use"
+    assert texts(step, text) == [text]
+
+
+def test_pages_with_bad_words_are_left_out(tmp_path):
+    path = tmp_path / "bad.txt"
+    path.write_text("darn\nbloody hell\n\n坏话\n", encoding="utf-8")
+    step = C4Quality(least_sentences=0, bad_words=str(path))
+    assert step.inputs() == (str(path),)
+    why = "a word of the bad-words list"
+    assert reason(step, "Well, DARN it, they all said.") == why
+    assert reason(step, "What the bloody hell is that?") == why
+    assert reason(step, "他说坏话。") == why
+    assert reason(step, "The darned hell is a bloody place, 坏人话。") is None
+
+
+def test_a_missing_list_is_told():
+    with pytest.raises(UserError, match=r"c4-quality: bad_words \(nowhere.txt\) cannot be read"):
+        reason(C4Quality(bad_words="nowhere.txt"), PAGE)
+
+
+@given(st.text(alphabet="ab .!\"'[1]\n…"))
+def test_cleaning_lines_twice_is_cleaning_them_once(text):
+    once = texts(LINES, text)
+    assert texts(LINES, *once) == once

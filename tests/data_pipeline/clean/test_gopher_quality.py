@@ -1,0 +1,97 @@
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.clean.gopher_quality import GopherQuality
+from megaptm.errors import UserError
+from tests.data_pipeline.clean.running import reason, run
+
+PROSE = "the cat and that dog have been here with us to see all of it"  # 15 words
+STEP = GopherQuality()
+
+
+def words(count, word="word"):
+    """A text of so many words, two of them stop words."""
+    return " ".join(["the", "of", *[word] * (count - 2)])
+
+
+def test_the_defaults_are_the_papers():
+    assert asdict(STEP) == {
+        "least_words": 50,
+        "most_words": 100_000,
+        "least_word_length": 3,
+        "most_word_length": 10,
+        "most_symbols": 0.1,
+        "most_bullet_lines": 0.9,
+        "most_ellipsis_lines": 0.3,
+        "least_alphabetic_words": 0.8,
+        "least_stop_words": 2,
+        "stop_words": ("the", "be", "to", "of", "and", "that", "have", "with"),
+    }
+
+
+def test_prose_is_kept():
+    assert reason(STEP, " ".join([PROSE] * 4)) is None
+
+
+def lines(*, plain, marked, mark="{}"):
+    line = "the cat and nine other words stand in this line"
+    return "\n".join([line] * plain + [mark.format(line)] * marked)
+
+
+@pytest.mark.parametrize(
+    ("kept", "left_out", "why"),
+    [
+        (words(50), words(49), "fewer than 50 words"),
+        (words(100_000), words(100_001), "more than 100,000 words"),
+        ("the " * 49 + "and", "the " * 49 + "of", "mean word length below 3"),
+        (
+            " ".join(["the", "and", *["a" * 10] * 84, *["a" * 11] * 14]),
+            " ".join(["the", "and", *["a" * 10] * 83, *["a" * 11] * 15]),
+            "mean word length above 10",
+        ),
+        (words(90) + " #" * 10, words(89) + " #" * 11, "more than 0.1 hash signs a word"),
+        (words(89) + " so..." * 10 + " on", words(88) + " so…" * 11 + " on", "more than 0.1 ellipses a word"),
+        (
+            lines(plain=1, marked=9, mark=" - {}"),
+            lines(plain=1, marked=10, mark="• {}"),
+            "more than 90% of lines begin with a bullet",
+        ),
+        (
+            lines(plain=7, marked=3, mark="{}..."),
+            lines(plain=6, marked=3, mark="{}… "),
+            "more than 30% of lines end with an ellipsis",
+        ),
+        (words(80) + " 123" * 20, words(79) + " 123" * 21, "less than 80% of words with a letter"),
+        ("The word " * 25 + "with", "the word " * 25, "fewer than 2 stop words"),
+    ],
+)
+def test_each_rule_on_both_sides_of_its_bound(kept, left_out, why):
+    assert reason(STEP, kept) is None
+    assert reason(STEP, left_out) == why
+
+
+def test_null_turns_rules_off():
+    off = {name: None for name in asdict(STEP) if name != "stop_words"}
+    assert reason(GopherQuality(**off), "# ...\n- ...") is None
+    assert reason(GopherQuality(**off), "") is None
+
+
+def test_characters_are_counted_not_bytes():
+    assert reason(STEP, "the " * 49 + "été with") is None
+    assert reason(STEP, " ".join(["the", "and", *["ж" * 10] * 90])) is None
+
+
+def test_a_share_is_a_share():
+    with pytest.raises(UserError, match=r"gopher-quality: most_bullet_lines \(90\) must be a share from 0 to 1"):
+        GopherQuality(most_bullet_lines=90)
+
+
+@given(documents=st.lists(st.text(alphabet="the of\n#.-1é字", max_size=40), max_size=8))
+def test_a_document_is_judged_by_itself_whatever_stands_beside_it(documents):
+    step = GopherQuality(least_words=3, least_stop_words=1)
+    together = run(step, *documents)[1].counts
+    alone = sum((run(step, text)[1].counts for text in documents), start=type(together)())
+    assert together == alone

@@ -1,0 +1,150 @@
+import itertools
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.clean.gopher_repetition import GopherRepetition
+from megaptm.errors import UserError
+from tests.data_pipeline.clean.running import reason, run
+
+STEP = GopherRepetition()
+OFF = dict.fromkeys(asdict(STEP))
+
+
+def only(**rules):
+    return GopherRepetition(**{**OFF, **rules})
+
+
+def fresh(count, length=4):
+    """Different words of one length."""
+    letters = itertools.product("abcdefghij", repeat=length)
+    return ["".join(word) for word in itertools.islice(letters, count)]
+
+
+def test_the_defaults_are_those_of_table_a1():
+    assert asdict(STEP) == {
+        "duplicate_lines": 0.30,
+        "duplicate_paragraphs": 0.30,
+        "duplicate_line_characters": 0.20,
+        "duplicate_paragraph_characters": 0.20,
+        "top_2_gram": 0.20,
+        "top_3_gram": 0.18,
+        "top_4_gram": 0.16,
+        "duplicate_5_grams": 0.15,
+        "duplicate_6_grams": 0.14,
+        "duplicate_7_grams": 0.13,
+        "duplicate_8_grams": 0.12,
+        "duplicate_9_grams": 0.11,
+        "duplicate_10_grams": 0.10,
+    }
+
+
+def test_text_without_repetition_is_kept():
+    assert reason(STEP, " ".join(fresh(500))) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "left_out", "why"),
+    [
+        (
+            {"duplicate_lines": 0.3},
+            "\n".join([*fresh(7), *["aaaa"] * 3]),
+            "\n\n".join([*fresh(6), *["aaaa"] * 3]),
+            "duplicate lines above 30%",
+        ),
+        (
+            {"duplicate_line_characters": 0.2},
+            "\n".join([*fresh(8), *["aaaa"] * 2]),
+            "\n".join([*fresh(7), *["aaaa"] * 2]),
+            "duplicate line characters above 20%",
+        ),
+        (
+            {"duplicate_paragraphs": 0.3},
+            "\n\n".join([*fresh(7), *["aaaa"] * 3]),
+            "\n\n\n".join([*fresh(6), *["aaaa"] * 3]),
+            "duplicate paragraphs above 30%",
+        ),
+        (
+            {"duplicate_paragraph_characters": 0.2},
+            "\n\n".join([*fresh(8), *["aaaa"] * 2]),
+            "\n\n".join([*fresh(7), *["aaaa"] * 2]),
+            "duplicate paragraph characters above 20%",
+        ),
+    ],
+)
+def test_rules_about_lines_and_paragraphs_on_both_sides_of_their_bounds(rule, kept, left_out, why):
+    assert reason(only(**rule), kept) is None
+    assert reason(only(**rule), left_out) == why
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 0.20), (3, 0.18), (4, 0.16)])
+def test_the_most_frequent_run_on_both_sides_of_its_bound(size, most):
+    """Of 100 words as long as each other, `size` words so many times are the share."""
+    times = round(100 * most / size)
+    kept, left_out = only(**{f"top_{size}_gram": times * size / 100}), only(**{f"top_{size}_gram": times * size / 101})
+    words = fresh(100 + times)
+    phrase, others = words[:size], iter(words[size:])
+    text = [word for _ in range(times) for word in (*phrase, next(others))]
+    text += itertools.islice(others, 100 - len(text))
+    assert len(text) == 100
+    assert reason(kept, " ".join(text)) is None
+    assert reason(left_out, " ".join(text)) == f"top {size} gram above {times * size / 101:.0%}"
+
+
+def test_a_run_that_stands_once_is_no_repetition():
+    assert reason(only(top_2_gram=0.2), "only two") is None
+
+
+@pytest.mark.parametrize(("size", "most"), [(5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)])
+def test_runs_that_stood_before_on_both_sides_of_their_bounds(size, most):
+    """A passage of so many words, said again at the end of 100 words, is the share."""
+    again, name = round(100 * most), f"duplicate_{size}_grams"
+    words = fresh(100 - again)
+    text = " ".join(words + words[:again])
+    assert reason(only(**{name: most}), text) is None
+    longer = " ".join(words + words[: again + 1])
+    assert reason(only(**{name: most}), longer) == f"duplicate {size} grams above {most:.0%}"
+
+
+def test_shorter_repeated_runs_do_not_count_as_longer_ones():
+    words = fresh(80)
+    fives = [word for at in range(0, 50, 5) for word in (*words[at : at + 5], words[50 + at // 5])]
+    text = " ".join(words[:50] + fives)
+    assert reason(only(duplicate_6_grams=0.0), text) is None
+    assert reason(only(duplicate_5_grams=0.15, duplicate_6_grams=0.0), text) == "duplicate 5 grams above 15%"
+
+
+def covered(words, size):
+    """Characters in runs that stood before, by the definition."""
+    seen, places = set(), set()
+    for at in range(len(words) - size + 1):
+        run_of_words = tuple(words[at : at + size])
+        places |= set(range(at, at + size)) if run_of_words in seen else set()
+        seen.add(run_of_words)
+    return sum(len(words[at]) for at in places)
+
+
+def top(words, size):
+    counts = Counter(tuple(words[at : at + size]) for at in range(len(words) - size + 1))
+    most = max(counts.values(), default=0)
+    return max((most * sum(map(len, gram)) for gram, count in counts.items() if count == most > 1), default=0)
+
+
+@given(
+    documents=st.lists(st.lists(st.sampled_from(["a", "bb", "é", "字", "dddd"]), max_size=25), max_size=5),
+    size=st.integers(2, 10),
+    most=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+)
+def test_n_gram_rules_do_what_they_say(documents, size, most):
+    name, count = (f"top_{size}_gram", top) if size < 5 else (f"duplicate_{size}_grams", covered)
+    kept, _ = run(only(**{name: most}), *(" ".join(words) for words in documents))
+    expected = [words for words in documents if count(words, size) <= most * sum(map(len, words))]
+    assert [document.text.split() for document in kept] == expected
+
+
+def test_a_share_is_a_share():
+    with pytest.raises(UserError, match=r"gopher-repetition: top_2_gram \(20\) must be a share from 0 to 1"):
+        GopherRepetition(top_2_gram=20)

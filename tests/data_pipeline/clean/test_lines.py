@@ -1,0 +1,36 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.clean.lines import BOILERPLATE, DropLines
+from megaptm.errors import UserError
+from tests.data_pipeline.clean.running import texts
+
+
+@pytest.mark.parametrize("phrase", BOILERPLATE)
+def test_boilerplate_lines_go_in_whatever_case(phrase):
+    assert texts(DropLines(), f"Text.\n  » {phrase.title()} «\nMore text.\n") == ["Text.\nMore text.\n"]
+
+
+def test_long_lines_about_cookies_stay():
+    line = "We use cookies" + " and tell you why" * 20
+    assert texts(DropLines(), line) == [line]
+    assert texts(DropLines(longest=1000), line) == [""]
+
+
+def test_own_phrases_and_patterns():
+    step = DropLines(phrases=("Advertisement",), patterns=(r"^\d+ comments?$", "^#"))
+    assert texts(step, "12 comments\na #tag, 12 comments here\n#tag\nADVERTISEMENT\nend") == [
+        "a #tag, 12 comments here\nend"
+    ]
+
+
+def test_a_wrong_pattern_is_told():
+    with pytest.raises(UserError, match=r"drop-lines: patterns: `\(` is no regular expression"):
+        DropLines(patterns=("(",))
+
+
+@given(st.lists(st.sampled_from(["back to top", "text", "", "\n", "\r\n", "Share this:", "a" * 201])))
+def test_dropping_twice_is_dropping_once(pieces):
+    once = texts(DropLines(), "".join(pieces))
+    assert texts(DropLines(), *once) == once

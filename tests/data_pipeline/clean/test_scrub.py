@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.clean.scrub import Scrub
+from tests.data_pipeline.clean.running import run, texts
+
+MARKED = Scrub(email="<email>", ipv4="<ipv4>", ipv6="<ipv6>", phone="<phone>")
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("Write to jane.doe+news@mail.example.co.uk.", "Write to <email>."),
+        ("<john_smith@uni-bonn.de>, mailto:a@b.org", "<<email>>, mailto:<email>"),
+        ("naïve: josé@correo.es!", "naïve: <email>!"),
+        ("The server 203.0.114.7 answered", "The server <ipv4> answered"),
+        ("http://8.8.8.200:8080/x and 151.101.1.69/24", "http://<ipv4>:8080/x and <ipv4>/24"),
+        ("ping 8.8.8.8 or IP: 1.2.3.4.", "ping <ipv4> or IP: <ipv4>."),
+        ("at 2001:4860:4860::8888, or [2606:4700:4700:0:0:0:0:1111]:53", "at <ipv6>, or [<ipv6>]:53"),
+        ("Address 2A00:1450:4001:81b::200e: up", "Address <ipv6>: up"),
+        ("call (212) 736-5000 or 212-736-5000, 212.736.5000", "call <phone> or <phone>, <phone>"),
+        ("1-800-273-8255 and +1 (415) 555-2671.", "<phone> and <phone>."),
+        ("+49 30 901820, +44 20 7946 0958; +8613800138000", "<phone>, <phone>; <phone>"),
+        ("Tel.: 030/901820, Fax: 01 42 68 53 00", "Tel.: <phone>, Fax: <phone>"),
+        ("电话 phone: 010-65529988。", "电话 phone: <phone>。"),
+    ],
+)
+def test_what_points_to_a_person_goes(text, scrubbed):
+    assert texts(MARKED, text) == [scrubbed]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@property and user@localhost, a @ b, foo@bar",
+        "logo@2x.png, getty@tty1.service, lodash@4.17.21, @babel/core@7.1.0",
+        "version 203.0.114.7, v2.17.110.3, pkg-1.2.3.104.tar.gz, 1.2.3.104rc1, =1.10.3.4",
+        "section 3.11.4.2 and 10.0.19045.3803 and 120.0.6099.109, 1.2.3.4.5",
+        "10.0.0.1, 127.0.0.1, 192.168.1.20, 0.0.0.0, 999.1.1.300, 255.255.255.0",
+        "std::vector, ::1, fe80::1, 12:30:59, 2023:11:12 10:30, a::b, 2001:db8::1, FACE::B00C",
+        "2023-11-12, 12.11.2023, 2023-11-12T10:30:00+0200, 10:30:59",
+        "ISBN 978-0-306-40615-7, 4111 1111 1111 1111, 1234567890, 512 256 1024",
+        "123-456-78901, 212-736-5000-1, 0.212.736.5000, a-212-736-5000",
+        "C++11 2011, x+1, +1, 5+1000000, +12345, a telephone of 1876, fax 2",
+        "3.141592653589793, 1,000,000,000, 100 000 0000, 192-000-0000",
+    ],
+)
+def test_versions_dates_and_numbers_stay(text):
+    assert texts(MARKED, text) == [text]
+
+
+def test_kinds_can_be_left_alone():
+    text = "a@b.org 203.0.114.7 2001:4860:4860::8888 212-736-5000"
+    assert texts(Scrub(email=None, ipv4=None, ipv6=None, phone=None), text) == [text]
+    assert texts(Scrub(ipv4=None, ipv6=None, phone=None), text)[0].startswith("email@example.com 203.0.114.7 2001")
+
+
+def test_what_was_scrubbed_is_counted():
+    kept, _ = run(Scrub(), "a@b.org, 203.0.114.7", "nothing", notes={"url": "here"})
+    assert [document.notes for document in kept] == [{"url": "here", "scrubbed": 2}, {"url": "here"}]
+
+
+PIECES = [
+    "a@b.org",
+    "203.0.114.7",
+    "212-736-5000",
+    "+49 30 901820",
+    "tel: 0301234567",
+    "2001:4860::8888",
+    " ",
+    ".",
+    "-",
+]
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=10))
+def test_scrubbing_twice_is_scrubbing_once(pieces):
+    once, _ = run(Scrub(), " ".join(pieces))
+    again = list(Scrub()(once, None))
+    assert again == once

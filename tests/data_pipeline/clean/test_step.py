@@ -1,0 +1,59 @@
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.clean import CLEAN, STEPS, with_text
+from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches
+from data_pipeline.document import Document, Dropped
+
+TURNS = [[0, "user"], [5, "assistant"]]
+REQUIRED = {"keep-if": {"call": "os.path:exists"}, "decontaminate": {"against": ("evaluation.txt",)}}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_travel_to_workers(name):
+    step = STEPS[name](**REQUIRED.get(name, {}))
+    assert pickle.loads(pickle.dumps(step)) == step
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in REQUIRED])
+def test_steps_take_no_documents_and_empty_ones(name):
+    step = STEPS[name]()
+    assert list(step([], Dropped())) == []
+    dropped = Dropped()
+    kept = list(step([Document("", "empty.txt"), Document(" \n\n", "blank.txt")], dropped))
+    assert len(kept) + sum(dropped.counts.values()) == 2
+
+
+def test_the_default_steps_have_names():
+    assert all(type(step) in STEPS.values() for step in CLEAN)
+
+
+def test_a_text_that_stays_keeps_its_document():
+    document = Document("hello world", "talk", notes={"turns": TURNS})
+    assert with_text(document, "hello world") is document
+
+
+def test_places_in_a_text_are_kept_where_only_its_end_changes():
+    document = Document("hello world", "talk", notes={"turns": TURNS, "language": "en"})
+    assert with_text(document, "hello world\n").notes == {"turns": TURNS, "language": "en"}
+    assert with_text(document, "hell").notes == {"turns": TURNS[:1], "language": "en"}
+
+
+def test_places_in_a_text_are_dropped_where_it_changes_before_its_end():
+    document = Document("hello world", "talk", notes={"turns": TURNS, "language": "en"})
+    assert with_text(document, "Hello world", seen=True).notes == {"language": "en", "seen": True}
+
+
+@given(sizes=st.lists(st.integers(0, BATCH_CHARACTERS), max_size=20))
+def test_batches_hold_every_document_in_order(sizes):
+    documents = [Document("a" * size, str(number)) for number, size in enumerate(sizes)]
+    found = list(batches(documents))
+    assert [document for batch in found for document in batch] == documents
+    assert all(sum(len(document.text) for document in batch[:-1]) < BATCH_CHARACTERS for batch in found)
+
+
+def test_batches_hold_few_documents():
+    assert [len(batch) for batch in batches([Document("", "")] * (BATCH_DOCUMENTS + 1))] == [BATCH_DOCUMENTS, 1]
