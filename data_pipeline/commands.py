@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from data_pipeline.build.corpus import build_corpus, choose, read_parts, train_tokenizer
+from data_pipeline.build.corpus import build_corpus, choose
+from data_pipeline.build.parts import read_parts
+from data_pipeline.build.training import train_tokenizer
 from data_pipeline.build.work import Work
 from data_pipeline.build.workers import InProcess
-from data_pipeline.document import Dropped
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
 from data_pipeline.recipe import TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
-from data_pipeline.sources.files import find_files
+from data_pipeline.sources import find_files
 from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
@@ -102,8 +103,8 @@ def tokenizer_train(
     recipe = replace(read_recipe(sources), tokenizer=wanted)
     with tempfile.TemporaryDirectory() as scratch, Stages(console) as stages:
         work = Work(Path(scratch), InProcess(), stages)
-        parts, _ = read_parts(recipe, find_files(recipe.sources), work)
-        selection = choose(replace(recipe, validation=0.0), parts, Dropped())
+        parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
+        selection = choose(replace(recipe, validation=0.0), parts, work, dropped)
         tokenizer = train_tokenizer(wanted, selection, work)
     tokenizer.save(folder)
     console.print(f"{folder}: {tokenizer.kind} tokenizer of {tokenizer.vocabulary:,} ids", highlight=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.clean.steps import CLEAN, STEPS, Step
-from data_pipeline.sources.readers import OnError
+from data_pipeline.clean import CLEAN, STEPS, Step
+from data_pipeline.deduplicate import Deduplicate
+from data_pipeline.sources import OnError, Source
 from data_pipeline.typed import typed
 from megaptm.config.yamls import read_file, read_override
 from megaptm.errors import UserError
@@ -42,10 +43,11 @@ class TokenizerRecipe:
 class Recipe:
     """All that the bytes of a corpus depend on, but for the text itself."""
 
-    sources: tuple[str, ...]
-    """Files, folders, globs, or `python-library`."""
+    sources: tuple[Source, ...]
     steps: tuple[Step, ...] = CLEAN
     """What happens to each document, in this order."""
+    deduplicate: Deduplicate = field(default_factory=Deduplicate)
+    """What is left out because the corpus has it already."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float = 0.02
     """Share of the documents held out, by hash."""
@@ -69,7 +71,8 @@ class Recipe:
 
     def plain(self) -> dict[str, Any]:
         """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""
-        content = {**asdict(self), "steps": [_plain_step(step) for step in self.steps]}
+        sources = [_changed(source) for source in self.sources]
+        content = {**asdict(self), "sources": sources, "steps": [_plain_step(step) for step in self.steps]}
         if self.tokenizer.folder is not None:
             del content["tokenizer"]
         return content
@@ -98,13 +101,19 @@ def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
     return {**content, **change, **tables}
 
 
-def _sources(written: Any, where: str) -> tuple[str, ...]:
-    """One source, or a list of them."""
+def _sources(written: Any, where: str) -> tuple[Source, ...]:
+    """One source, or a list of them; each a path, or a table with a path in it."""
     sources = written if isinstance(written, list) else [written]
-    for number, source in enumerate(sources, 1):
-        if not isinstance(source, str):
-            raise UserError(f"{where}: source {number} holds {source!r} where a file, folder or glob is due.")
-    return tuple(sources)
+    tables = [{"path": source} if isinstance(source, str) else source for source in sources]
+    return tuple(typed(Source, table, f"{where}: source {number}") for number, table in enumerate(tables, 1))
+
+
+def _changed(source: Source) -> Any:
+    """Its path, or a table of it and what is not as by default."""
+    plain = Source(source.path)
+    changed = {field.name: getattr(source, field.name) for field in fields(source)}
+    changed = {name: value for name, value in changed.items() if value != getattr(plain, name)}
+    return {"path": source.path, **changed} if changed else source.path
 
 
 def _steps(written: Any, where: str) -> tuple[Step, ...]:

@@ -1,4 +1,5 @@
-"""The corpus appears whole or not at all: it is made in a folder of its own, which gets its name when it is finished.
+"""The corpus appears whole or not at all: it is made in a folder of its own, which gets its name when it is finished,
+or is sent to its URL then, the manifest last.
 
 That folder outlives a build that is killed, and the next one goes on in it. It also outlives one that failed after a
 while: a mistake in the last file should not cost the work on all others.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,16 +21,20 @@ from pathlib import Path
 
 from rich.console import Console
 
+from data_pipeline.build.work import Work
+from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
+from megaptm.storage import exists, is_remote, join, listed, remove, upload
 
 WORTH_KEEPING = 60.0
 """Seconds of work that a build which fails does not throw away."""
 SCRATCH = "scratch"
+CACHE = "~/.cache/megaptm/builds"
+"""Where corpora for other places are made, unless `scratch` says where."""
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(ABC):
     """Where a build writes."""
 
     folder: Path
@@ -44,38 +51,98 @@ class Output:
                 raise
             shutil.copyfile(file, self.folder / name)
 
+    @abstractmethod
+    def publish(self, work: Work) -> None:
+        """Let the finished corpus appear."""
+
+
+class LocalOutput(Output):
+    """A folder on this machine, made beside its place and renamed."""
+
+    def __init__(self, out: str, scratch: str | None, overwrite: bool):
+        self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name to build beside
+        _check_free(self.out, overwrite)
+        self.folder = self.out.with_name(self.out.name + ".building")
+        self.scratch = Path(scratch or self.folder) / SCRATCH
+
+    def publish(self, work: Work) -> None:
+        shutil.rmtree(self.scratch)
+        old = self.out.with_name(self.out.name + ".old")
+        if self.out.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            self.out.rename(old)
+        self.folder.rename(self.out)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+class RemoteOutput(Output):
+    """A URL. While its old corpus is being replaced there is none: a manifest never names files of two builds."""
+
+    def __init__(self, out: str, scratch: str | None, overwrite: bool):
+        self.out = out.rstrip("/")
+        if exists(join(self.out, MANIFEST)):
+            if not overwrite:
+                raise _taken(self.out)
+        elif found := listed(self.out):
+            raise UserError(
+                f"{self.out} holds {next(iter(found))}, and no corpus: choose another place, or remove what is there."
+            )
+        name = hashlib.sha256(self.out.encode()).hexdigest()[:16]
+        self.folder = Path(scratch or CACHE).expanduser() / name
+        self.scratch = self.folder / SCRATCH
+
+    def publish(self, work: Work) -> None:
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and self.scratch not in path.parents]
+        sent = {path.relative_to(self.folder).as_posix(): path for path in files}
+        manifest = sent.pop(MANIFEST)
+        remove(join(self.out, MANIFEST))
+        work.run("upload", send, [SendJob(str(path), join(self.out, name)) for name, path in sent.items()], keep=False)
+        for name in listed(self.out).keys() - sent.keys():
+            remove(join(self.out, name))
+        upload(manifest, join(self.out, MANIFEST))
+        shutil.rmtree(self.folder)
+
+
+@dataclass(frozen=True)
+class SendJob:
+    """Copy a file to a URL."""
+
+    path: str
+    url: str
+
+
+def send(job: SendJob) -> None:
+    """Whole or not at all."""
+    upload(Path(job.path), job.url)
+
 
 @contextmanager
 def building(
     out: str | Path, *, overwrite: bool, scratch: str | None = None, console: Console | None = None
 ) -> Iterator[Output]:
-    """A folder to build in, `<out>.building`, which becomes `out` when the block ends."""
-    place = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name to build beside
-    _check_free(place, overwrite)
-    work = place.with_name(place.name + ".building")
+    """A folder to build in, for `publish` to turn into the corpus."""
     begun = time.monotonic()
+    output: Output = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        with _locked(work):
+        output.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(output.folder):
             try:
-                output = Output(work, Path(scratch) if scratch else work / SCRATCH)
                 output.scratch.mkdir(parents=True, exist_ok=True)
-                _remove_all_but(work, output.scratch)
+                _remove_all_but(output.folder, output.scratch)
                 _remove_halves(output.scratch)
                 yield output
-                shutil.rmtree(output.scratch)
-                _put(work, place)
             except BaseException:
                 if time.monotonic() - begun < WORTH_KEEPING:
-                    shutil.rmtree(work, ignore_errors=True)
+                    shutil.rmtree(output.scratch, ignore_errors=True)
+                    shutil.rmtree(output.folder, ignore_errors=True)
                 elif console is not None:
-                    console.print(f"What is finished waits in {work}: the same command goes on from there.")
+                    console.print(f"What is finished waits in {output.folder}: the same command goes on from there.")
                 raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"the disk of {place} is full: free some space or choose another place.") from None
+            raise UserError(f"the disk of {output.folder} is full: free some space or choose another place.") from None
         raise UserError(
-            f"{error.filename or place} cannot be written ({error.strerror}): choose another place."
+            f"{error.filename or out} cannot be written ({error.strerror}): choose another place."
         ) from None
 
 
@@ -89,7 +156,11 @@ def _check_free(out: Path, overwrite: bool) -> None:
     except UserError:
         raise UserError(f"{out} holds something that is not a corpus: choose another place or empty it.") from None
     if not overwrite:
-        raise UserError(f"{out} already holds a corpus: choose another place, or say that it may be overwritten.")
+        raise _taken(str(out))
+
+
+def _taken(out: str) -> UserError:
+    return UserError(f"{out} already holds a corpus: choose another place, or replace it with overwrite=true.")
 
 
 @contextmanager
@@ -116,12 +187,3 @@ def _remove_all_but(folder: Path, kept: Path) -> None:
     for entry in folder.iterdir():
         if entry != kept:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-
-
-def _put(work: Path, out: Path) -> None:
-    old = out.with_name(out.name + ".old")
-    if out.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-    work.rename(out)
-    shutil.rmtree(old, ignore_errors=True)

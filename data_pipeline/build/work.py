@@ -38,9 +38,18 @@ class Work:
         """Jobs that an earlier build had finished."""
 
     def run(
-        self, name: str, function: Callable[[Job], Result], jobs: Iterable[Job], total: int | None = None
+        self,
+        name: str,
+        function: Callable[[Job], Result],
+        jobs: Iterable[Job],
+        *,
+        total: int | None = None,
+        keep: bool = True,
     ) -> list[Result]:
-        """The results of all jobs, in their order. `total` is their number, where `jobs` has no length."""
+        """The results of all jobs, in their order. `total` is their number, where `jobs` has no length.
+
+        Without `keep` every job is done again: for what is done elsewhere, where someone else may undo it.
+        """
         results: dict[int, Result] = {}
         numbers: list[int] = []
         kept = self.folder / name.replace(" ", "-")
@@ -51,7 +60,7 @@ class Work:
 
             def unfinished() -> Iterator[_Call]:
                 for number, job in enumerate(jobs):
-                    call = _Call(function, job, str(kept / f"{key_of(function, job)}.pickle"))
+                    call = _Call(function, job, str(kept / f"{key_of(function, job)}.pickle") if keep else None)
                     try:
                         results[number] = call.remembered()
                     except (OSError, EOFError, pickle.UnpicklingError):
@@ -71,9 +80,11 @@ class Work:
 class _Call:
     function: Callable[[Any], Any]
     job: Any
-    kept: str
+    kept: str | None
 
     def remembered(self) -> Any:
+        if self.kept is None:
+            raise FileNotFoundError
         with open(self.kept, "rb") as file:
             return pickle.load(file)
 
@@ -81,7 +92,8 @@ class _Call:
 def _do(call: _Call) -> Any:
     """Runs on a worker, which keeps the result itself: the driver may be gone when it is there."""
     result = call.function(call.job)
-    replace(call.kept, pickle.dumps(result))
+    if call.kept is not None:
+        replace(call.kept, pickle.dumps(result))
     return result
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.sources import Source
 
 MODULES = ("argparse", "ast", "calendar", "configparser", "difflib", "json/decoder", "textwrap", "zipfile")
 LINES = [
@@ -38,7 +39,7 @@ def text(tmp_path_factory) -> Path:
 def recipe(text: Path) -> Recipe:
     """Several parts and shards from little text."""
     return Recipe(
-        sources=(str(text),),
+        sources=(Source(str(text)),),
         tokenizer=TokenizerRecipe(vocabulary=500),
         validation=0.2,
         shard_bytes=64 << 10,
@@ -47,4 +48,4 @@ def recipe(text: Path) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.corpus.PART_BYTES", 100 << 10)
+    monkeypatch.setattr("data_pipeline.build.parts.PART_BYTES", 100 << 10)

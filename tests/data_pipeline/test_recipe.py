@@ -5,6 +5,7 @@ import pytest
 
 from data_pipeline.clean.steps import DropShort, Normalize
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
+from data_pipeline.sources import Source
 from megaptm.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def test_a_recipe_says_sources_steps_tokenizer_and_splits(tmp_path):
         ]
     )
     assert recipe == Recipe(
-        sources=("a", "b/*.txt"),
+        sources=(Source("a"), Source("b/*.txt")),
         steps=(Normalize(), DropShort(characters=40)),
         tokenizer=TokenizerRecipe(kind="wordpiece", vocabulary=1000, lowercase=False),
         validation=0.1,
@@ -38,7 +39,7 @@ def test_a_recipe_says_sources_steps_tokenizer_and_splits(tmp_path):
 
 def test_a_tokenizer_may_be_a_folder_and_a_source_a_word(tmp_path):
     recipe = read_recipe([written(tmp_path, "sources: python-library\ntokenizer: some/folder\n")])
-    assert recipe.sources == ("python-library",)
+    assert recipe.sources == (Source("python-library"),)
     assert recipe.tokenizer.folder == "some/folder"
 
 
@@ -63,7 +64,8 @@ WRONG = [
     ("sources: [a]\nlimit_bytes: 0", "limit_bytes must be 1 or more, not 0"),
     ("sources: [a]\non_error: stop", "on_error must be 'skip' or 'fail', not 'stop'"),
     ("sources: []", "at least one file"),
-    ("sources: [3]", "source 1 holds 3 where"),
+    ("sources: [3]", "source 1 holds 3 where a table"),
+    ("sources: [{path: a, txt: b}]", "source 1: unknown setting txt; did you mean `text`"),
     ("sources: [{a: 1}]", "source 1"),
     ("sources: [a]\nsteps: normalize", "a list is due"),
     ("sources: [a]\nsteps: [[normalize]]", "unknown step"),
@@ -86,7 +88,7 @@ def test_a_missing_recipe_is_named(tmp_path):
 
 
 def test_the_manifest_does_not_say_where_a_given_tokenizer_lay():
-    recipe = Recipe(sources=("a",), tokenizer=TokenizerRecipe(folder="here"))
+    recipe = Recipe(sources=(Source("a"),), tokenizer=TokenizerRecipe(folder="here"))
     assert recipe.plain() == replace(recipe, tokenizer=TokenizerRecipe(folder="there")).plain()
 
 

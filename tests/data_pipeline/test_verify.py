@@ -9,6 +9,7 @@ import pytest
 
 from data_pipeline.build.corpus import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.sources import Source
 from data_pipeline.verify import Check, verify_corpus
 from megaptm.data.shards import ShardWriter, read_manifest, write_manifest
 
@@ -16,7 +17,7 @@ from megaptm.data.shards import ShardWriter, read_manifest, write_manifest
 @pytest.fixture(scope="module")
 def good(text, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("good") / "corpus"
-    build_corpus(Recipe(sources=(str(text),), tokenizer=TokenizerRecipe(vocabulary=400)), out, workers=0)
+    build_corpus(Recipe(sources=(Source(str(text)),), tokenizer=TokenizerRecipe(vocabulary=400)), out, workers=0)
     return out
 
 
@@ -74,7 +75,7 @@ def test_a_manifest_that_was_edited_or_is_missing_ends_the_checks(corpus):
 
 
 def test_the_tokenizer_of_another_corpus_is_found(corpus, text, tmp_path):
-    other = Recipe(sources=(str(text),), tokenizer=TokenizerRecipe(vocabulary=300))
+    other = Recipe(sources=(Source(str(text)),), tokenizer=TokenizerRecipe(vocabulary=300))
     build_corpus(other, tmp_path / "other", workers=0)
     shutil.rmtree(corpus / "tokenizer")
     shutil.copytree(tmp_path / "other" / "tokenizer", corpus / "tokenizer")

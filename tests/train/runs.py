@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from data_pipeline.build.corpus import build_corpus
+from data_pipeline.sources import Source
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import Piece
@@ -40,7 +41,7 @@ def build(text: Path, out: Path, family: str) -> Path:
     """A corpus for the family from a folder of text."""
     kind, vocabulary = KINDS[family]
     tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, sentinels=20)
-    recipe = Recipe(sources=(str(text),), tokenizer=tokenizer, validation=0.2)
+    recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2)
     build_corpus(recipe, out, workers=0, console=Console(quiet=True))
     return out
 

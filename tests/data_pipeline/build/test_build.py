@@ -11,6 +11,7 @@ import pytest
 from data_pipeline.annotate.sentences import split_sentences
 from data_pipeline.build.corpus import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.sources import Source
 from megaptm.data.shards import Corpus, read_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
@@ -31,7 +32,7 @@ def texts_of(folder: Path, split: str) -> list[str]:
 def built(text, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("built") / "corpus"
     tokenizer = TokenizerRecipe(vocabulary=500)
-    recipe = Recipe(sources=(str(text),), tokenizer=tokenizer, validation=0.2, shard_bytes=64 << 10)
+    recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2, shard_bytes=64 << 10)
     build_corpus(recipe, out, workers=0)
     return out
 
@@ -51,7 +52,9 @@ def test_the_report_counts_what_arrived_and_what_did_not(built):
     assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
     assert report["tokens"] == sum(split.tokens for split in splits.values())
     assert report["tokens_per_byte"] == report["tokens"] / report["bytes"]
-    assert set(report["seconds"]) == {"start workers", "read and clean", "tokenizer", "tokenize and write"}
+    assert set(report["seconds"]) == {
+        *("start workers", "read and clean", "equal documents", "tokenizer", "tokenize and write")
+    }
 
 
 def test_shards_are_of_bounded_size_and_both_splits_have_some(built):
@@ -82,7 +85,7 @@ def test_building_again_gives_the_same_bytes_and_another_seed_does_not(built, re
 
 
 def test_parts_of_another_size_change_nothing(built, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.corpus.PART_BYTES", 1)
+    monkeypatch.setattr("data_pipeline.build.parts.PART_BYTES", 1)
     build_corpus(recipe, tmp_path / "again", workers=0)
     assert files_of(tmp_path / "again") == files_of(built)
 
@@ -137,7 +140,7 @@ def test_a_limit_keeps_a_sample_of_the_documents(built, recipe, tmp_path):
 
 
 def test_a_single_document_trains_and_the_report_says_why_nothing_is_held_out(recipe, text, tmp_path):
-    one = replace(recipe, sources=(str(text / "ast.py"),))
+    one = replace(recipe, sources=(Source(str(text / "ast.py")),))
     report = build_corpus(one, tmp_path / "corpus", workers=0)
     assert report.splits["validation"]["documents"] == 0
     assert report.splits["train"]["documents"] == 1
@@ -155,7 +158,7 @@ def refused(recipe: Recipe, out: Path) -> str:
 
 def test_an_empty_corpus_is_refused_with_the_reasons(recipe, text, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "corpus"
-    sources = tuple(str(text / name) for name in ("blank.md", "short.rst", "latin.txt"))
+    sources = tuple(Source(str(text / name)) for name in ("blank.md", "short.rst", "latin.txt"))
     said = refused(replace(recipe, sources=sources), out)
     assert "no document is left" in said
     assert "1 empty, 1 shorter than 16 characters, 1 not UTF-8" in said
@@ -171,11 +174,11 @@ def test_documents_of_which_the_tokenizer_keeps_nothing_are_refused(recipe, tmp_
     (folder / "b.txt").write_text("ordinary words, enough of them to train on")
     out = tmp_path_factory.mktemp("out") / "tokenizer"
     wanted = TokenizerRecipe(kind="wordpiece", vocabulary=100)
-    sources = (str(folder),)
+    sources = (Source(str(folder)),)
     report = build_corpus(replace(recipe, sources=sources, tokenizer=wanted, validation=0), out, workers=0)
     assert report.dropped == {"no tokens": 1}
     given = TokenizerRecipe(folder=str(out / "tokenizer"))
-    only = replace(recipe, sources=(str(folder / "a.txt"),), tokenizer=given)
+    only = replace(recipe, sources=(Source(str(folder / "a.txt")),), tokenizer=given)
     assert "1 no tokens" in refused(only, tmp_path_factory.mktemp("empty") / "corpus")
 
 

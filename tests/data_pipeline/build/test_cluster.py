@@ -50,7 +50,7 @@ def cluster():
 
 @pytest.fixture
 def slow(recipe, monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.corpus.PART_BYTES", 20 << 10)
+    monkeypatch.setattr("data_pipeline.build.parts.PART_BYTES", 20 << 10)
     monkeypatch.setitem(STEPS, "dawdle", Dawdle)
     return replace(recipe, steps=(Dawdle(), *recipe.steps))
 

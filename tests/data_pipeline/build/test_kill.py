@@ -16,9 +16,9 @@ from tests.data_pipeline.build.test_build import files_of
 
 PROGRAM = """
 import sys
-import data_pipeline.build.corpus as corpus
+import data_pipeline.build.parts as parts
 from megaptm.__main__ import main
-corpus.PART_BYTES = 40 << 10
+parts.PART_BYTES = 40 << 10
 main()
 """
 

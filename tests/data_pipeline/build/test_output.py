@@ -6,13 +6,20 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.build.output import building
+from data_pipeline.build.work import Work
+from data_pipeline.build.workers import InProcess
+from data_pipeline.progress import Stages
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
+
+NO_WORK = Work(Path(), InProcess(), Stages(None))
+"""A folder needs none to appear."""
 
 
 def build(out: Path, **options) -> None:
     with building(out, overwrite=options.pop("overwrite", False)) as work:
         tiny_corpus(work.folder, **options)
+        work.publish(NO_WORK)
 
 
 def entries(folder: Path) -> set[str]:
@@ -52,6 +59,7 @@ def test_a_build_keeps_the_finished_work_of_a_killed_one_and_nothing_else(tmp_pa
         assert entries(work.folder) == {"scratch"}
         assert entries(work.scratch) == {"whole"}
         tiny_corpus(work.folder)
+        work.publish(NO_WORK)
     assert entries(tmp_path) == {"corpus"}
     assert not {"left", "stale.tar", "scratch"} & entries(tmp_path / "corpus")
 
@@ -61,6 +69,7 @@ def test_two_builds_of_one_place_do_not_mix(tmp_path):
         tiny_corpus(work.folder)
         with pytest.raises(UserError, match="in use by another build"):
             build(tmp_path / "corpus")
+        work.publish(NO_WORK)
     assert "manifest.json" in entries(tmp_path / "corpus")
 
 

@@ -1,0 +1,95 @@
+"""Memory and time of a whole build, near deduplication included, as the input grows fourfold.
+
+    python benchmarks/corpus_scale.py --mb 1000
+
+Every process of the build is watched: driver, workers, servers of Ray. Goals: under 1.5 GiB resident in any of
+them, and time that grows with the input, within 15%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common.text import make_text
+
+STEPS = ["repair-encoding", "normalize-unicode", "drop-empty", "gopher-quality", "gopher-repetition", "scrub"]
+
+
+class Watch(threading.Thread):
+    """The most memory that any process below another held."""
+
+    def __init__(self, root: int):
+        super().__init__(daemon=True)
+        self.root = psutil.Process(root)
+        self.most: dict[str, int] = {}
+
+    def run(self) -> None:
+        while self.root.is_running() and self.root.status() != psutil.STATUS_ZOMBIE:
+            for process in [self.root, *self.root.children(recursive=True)]:
+                try:
+                    name, bytes_ = _name(process), process.memory_info().rss
+                except (psutil.NoSuchProcess, IndexError):
+                    continue
+                self.most[name] = max(self.most.get(name, 0), bytes_)
+            time.sleep(0.2)
+
+
+def _name(process: psutil.Process) -> str:
+    command = process.cmdline()
+    return "driver" if "corpus" in command else Path(command[0]).name.split()[0].partition("(")[0]
+
+
+def build(folder: Path, out: Path, workers: int, near: str) -> tuple[float, dict[str, int]]:
+    """Wall seconds, and the most resident bytes by kind of process."""
+    words = [f"out={out}", f"workers={workers}", f"deduplicate.near={near}", f"steps=[{', '.join(STEPS)}]"]
+    words += ["tokenizer.vocabulary=32000"]
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "megaptm", "corpus", "build", str(folder), *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    watch = Watch(process.pid)
+    watch.start()
+    if process.wait():
+        raise SystemExit("the build failed")
+    seconds = time.perf_counter() - begun
+    watch.join()
+    return seconds, watch.most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=int, default=400, help="megabytes of the larger input")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--near", default="true", help="true or false")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/megaptm/benchmarks").expanduser())
+    options = parser.parse_args()
+    seconds, most = {}, {}
+    for megabytes in (options.mb // 4, options.mb):
+        text = make_text(options.cache, megabytes)[0].parent
+        with tempfile.TemporaryDirectory() as scratch:
+            seconds[megabytes], most[megabytes] = build(text, Path(scratch, "corpus"), options.workers, options.near)
+            size = sum(file.stat().st_size for file in Path(scratch).rglob("*.tar"))
+        speed = megabytes / seconds[megabytes]
+        held = ", ".join(f"{name} {bytes_ / 2**20:,.0f} MiB" for name, bytes_ in sorted(most[megabytes].items()))
+        print(
+            f"{megabytes:>6} MB  {seconds[megabytes]:>7.1f} s  {speed:>6.1f} MB/s  shards {size / 1e6:,.0f} MB",
+            flush=True,
+        )
+        print(f"           {held}", flush=True)
+    small, large = seconds
+    growth = seconds[large] / seconds[small] / (large / small)
+    print(f"METRIC corpus_peak_memory {max(most[large].values()) / 2**30:.2f} GiB goal <=1.5")
+    print(f"METRIC corpus_time_growth {growth:.3f} ratio goal <=1.15")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""A tokenizer is trained on a sample of the training split, the same sample for the same documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipeline.build.parts import Part
+from data_pipeline.build.selection import Selection
+from data_pipeline.build.work import Work
+from data_pipeline.deduplicate import read_part
+from data_pipeline.recipe import TokenizerRecipe
+from megaptm.tokenizers import Tokenizer, train
+
+# Text a tokenizer is trained on. More changes few of its pieces and takes longer; Unigram is the slow one.
+TRAINING_BYTES = {"byte-bpe": 20 << 20, "bpe": 20 << 20, "wordpiece": 20 << 20, "unigram": 4 << 20}
+
+
+@dataclass(frozen=True)
+class TokenizerJob:
+    """What a worker needs to train a tokenizer."""
+
+    recipe: TokenizerRecipe
+    sample: tuple[tuple[str, np.ndarray], ...]
+    """Stem of a part, int64 rows of it."""
+
+
+def train_tokenizer(recipe: TokenizerRecipe, selection: Selection, work: Work) -> Tokenizer:
+    """As the recipe says; an earlier build may have done it."""
+    parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
+    places = selection.sample("train", TRAINING_BYTES[recipe.kind])
+    sample = tuple((parts[number].stem, rows) for number, rows in places)
+    [tokenizer] = work.run("tokenizer", _train, [TokenizerJob(recipe, sample)])
+    return tokenizer
+
+
+def _train(job: TokenizerJob) -> Tokenizer:
+    recipe = job.recipe
+    texts = (document.text for stem, rows in job.sample for document in read_part(stem, rows))
+    return train(
+        recipe.kind, texts, vocabulary=recipe.vocabulary, lowercase=recipe.lowercase, sentinels=recipe.sentinels
+    )

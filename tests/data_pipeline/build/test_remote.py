@@ -1,0 +1,81 @@
+"""A corpus built straight to an object store, a real server process."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from data_pipeline.build.corpus import build_corpus
+from megaptm.errors import UserError
+from megaptm.storage import download, exists, join, listed, read, upload
+from tests.data_pipeline.build.test_build import files_of
+from tests.storage.server import BUCKET, s3
+
+__all__ = ["s3"]
+pytestmark = pytest.mark.real
+
+
+def remote_files(url: str) -> dict[str, bytes]:
+    return {name: read(join(url, name)) for name in listed(url) if not name.startswith("report")}
+
+
+@pytest.fixture
+def url(s3, request) -> str:
+    return f"s3://{BUCKET}/{request.node.name}"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.build.output.CACHE", str(tmp_path / "cache"))
+
+
+def test_a_corpus_at_a_url_is_the_corpus_of_a_folder(url, recipe, tmp_path):
+    build_corpus(recipe, url, workers=0)
+    build_corpus(recipe, tmp_path / "corpus", workers=0)
+    local = files_of(tmp_path / "corpus")
+    assert remote_files(url).items() <= local.items()
+    for name in ("tokenizer/tokenizer.json", "manifest.json", "train-000000.tar"):
+        download(join(url, name), tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == local[name]
+    assert json.loads(read(join(url, "report.json")))["documents"] > 0
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_corpus_at_a_url_is_replaced_only_when_asked(url, recipe, text, tmp_path):
+    build_corpus(recipe, url, workers=0)
+    first = remote_files(url)
+    with pytest.raises(UserError, match=r"already holds a corpus.*overwrite=true"):
+        build_corpus(recipe, url, workers=0)
+    build_corpus(replace(recipe, seed=1, shard_bytes=1 << 20), url, workers=0, overwrite=True)
+    assert remote_files(url)["manifest.json"] != first["manifest.json"]
+    named = {name for name in listed(url) if name.endswith(".tar")}
+    assert named == {"train-000000.tar", "validation-000000.tar"}
+
+
+def test_a_place_with_something_else_is_left_alone(url, recipe, tmp_path):
+    (tmp_path / "thesis").write_text("years of work")
+    upload(tmp_path / "thesis", join(url, "thesis.txt"))
+    with pytest.raises(UserError, match=r"holds thesis\.txt, and no corpus"):
+        build_corpus(recipe, url, workers=0, overwrite=True)
+    assert listed(url) == {"thesis.txt": 13}
+
+
+def test_there_is_no_corpus_before_all_of_it_is_there(url, recipe, monkeypatch):
+    sent = []
+
+    def broken(path, place, **options):
+        sent.append(place)
+        if len(sent) > 3:
+            raise UserError("the server is gone.")
+        return upload(path, place, **options)
+
+    monkeypatch.setattr("data_pipeline.build.output.upload", broken)
+    with pytest.raises(UserError, match="server is gone"):
+        build_corpus(recipe, url, workers=0)
+    assert not exists(join(url, "manifest.json"))
+    assert len(sent) == 4
+
+
+def test_a_bucket_that_is_not_there_is_named(recipe, s3):
+    with pytest.raises(UserError, match="s3://no-such-bucket-here"):
+        build_corpus(recipe, "s3://no-such-bucket-here/corpus", workers=0)
