@@ -32,7 +32,7 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
     from megaptm.train.trained import open_run
 
     trained = open_run(run, step=step)
-    corpora = {str(Path(folder).expanduser()): 1.0 for folder in corpus}
+    corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
     found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=bars)
     if not corpora:

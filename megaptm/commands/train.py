@@ -35,8 +35,8 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
       srun --ntasks-per-node 8 megaptm train configs/gpt3/175b.yaml
 
     \b
-    Exit codes: 0 done, 1 a failure, 2 a mistake or a full disk, told in one sentence, 75 stopped by a signal (SIGTERM,
-    SIGUSR1, Ctrl-C) and saved: start it again.
+    Exit codes: 0 done, 1 a failure, 2 a mistake, a full disk or data that can no longer be read (the run is saved
+    then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and saved: start it again.
     """
     from megaptm.train.environment import check_processes, worker_environment
 

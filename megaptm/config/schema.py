@@ -52,7 +52,7 @@ class Data(Section):
     """What is read."""
 
     mix: Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
-    """Corpus folder -> weight; weights count tokens and need not sum to one."""
+    """Corpus folder or URL -> weight; weights count tokens and need not sum to one."""
     sequence: Annotated[int, Field(ge=4)]
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
     epochs: Count | None = None
@@ -63,6 +63,13 @@ class Data(Section):
     """Background processes that prepare samples, for each process that reads; 0: none, read in the training process."""
     verify: Literal["hash", "size", "none"] = "hash"
     """How a shard is compared with the manifest when it is first read: every byte (a second a GB), or its size."""
+    cache: str | None = None
+    """Folder of this machine that keeps shards of corpora at URLs; absent: ~/.cache/megaptm."""
+    cache_bytes: Count = 64 << 30
+    """What it may hold; the shards used least recently leave."""
+    patience: Annotated[float, Field(gt=0.0, le=1500.0)] = 600.0
+    """Seconds to wait for a server that does not answer, before the run saves and stops; processes wait 30 minutes
+    for each other, so it must be less."""
 
 
 class Layout(Section):

@@ -1,6 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
 
-from megaptm.storage.cache import Cache
+from megaptm.storage.cache import Cache, default_folder
 from megaptm.storage.files import (
     download,
     exists,
@@ -19,6 +19,7 @@ from megaptm.storage.patience import Patience
 __all__ = [
     "Cache",
     "Patience",
+    "default_folder",
     "download",
     "exists",
     "hash_of",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from megaptm.config import Config, resolve_model
-from megaptm.data import Mix, open_mix, read_manifest
+from megaptm.data import Corpus, Mix, open_mix
 from megaptm.errors import UserError
+from megaptm.storage import Cache, Patience, default_folder
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -40,22 +41,43 @@ def open_corpora(config: Config, tokenizer: Tokenizer, split: str) -> Mix:
         document_mask=config.data.document_mask,
         special=tokenizer.special,
         verify=config.data.verify,
+        cache=cache_of(config),
     )
+
+
+def cache_of(config: Config) -> Cache:
+    """Where shards of corpora at URLs are kept, and how long their servers are waited for."""
+    data = config.data
+    folder = Path(data.cache).expanduser() if data.cache else default_folder()
+    return Cache(folder, data.cache_bytes, Patience(seconds=data.patience))
 
 
 def corpus_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer in the mix's first corpus; it must be the one the corpus was made with, and fit the model."""
-    folder, vocabulary = next(iter(config.data.mix)), resolve_model(config).vocabulary
-    manifest = read_manifest(Path(folder).expanduser())
-    path = Path(folder).expanduser() / "tokenizer"
-    tokenizer = load_tokenizer(path)
-    if tokenizer.fingerprint != manifest.tokenizer["fingerprint"]:
-        raise UserError(
-            f"{path} is not the tokenizer that its corpus was made with: put that one back, or build the corpus again."
-        )
+    place, vocabulary = next(iter(config.data.mix)), resolve_model(config).vocabulary
+    tokenizer = _tokenizer_of(Corpus.open(place, cache_of(config)))
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "
-            f"{folder}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
+            f"{place}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
         )
     return tokenizer
+
+
+def _tokenizer_of(corpus: Corpus) -> Tokenizer:
+    path, wanted = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
+    if corpus.mirror and _fingerprint(path) != wanted:
+        corpus.mirror.fetch_tokenizer(again=True)
+    tokenizer = load_tokenizer(path)
+    if tokenizer.fingerprint != wanted:
+        raise UserError(
+            f"{path} is not the tokenizer that its corpus was made with: put that one back, or build the corpus again."
+        )
+    return tokenizer
+
+
+def _fingerprint(path: Path) -> str | None:
+    try:
+        return load_tokenizer(path).fingerprint
+    except UserError:
+        return None

@@ -26,7 +26,9 @@ from megaptm.models.heads import HEADS
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import IGNORED, Sample
 from megaptm.resilience.events import Events
+from megaptm.storage import Cache
 from megaptm.track import Tracker
+from megaptm.train.corpora import cache_of
 from megaptm.train.trained import Trained
 
 FILE = "evaluation.json"
@@ -122,7 +124,7 @@ def evaluate(
         corpora=dict(corpora),
         rows=rows,
         losses=losses,
-        bytes_per_token=_bytes_per_token(corpora) if every_token else None,
+        bytes_per_token=_bytes_per_token(corpora, cache_of(config)) if every_token else None,
     )
 
 
@@ -177,6 +179,7 @@ def _open(trained: Trained, corpora: dict[str, float], split: str) -> Mix:
         document_mask=config.data.document_mask,
         special=trained.tokenizer.special,
         verify=config.data.verify,
+        cache=cache_of(config),
     )
     if mix.fingerprint != trained.tokenizer.fingerprint:
         raise UserError(
@@ -211,7 +214,7 @@ def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
         count += np.bincount(answers[answers != IGNORED], minlength=len(count))
 
 
-def _bytes_per_token(corpora: dict[str, float]) -> float:
+def _bytes_per_token(corpora: dict[str, float], cache: Cache) -> float:
     """Of the mix; its weights count tokens."""
-    each = [bytes_per_token(Corpus.open(folder), "validation") for folder in corpora]
+    each = [bytes_per_token(Corpus.open(place, cache), "validation") for place in corpora]
     return float(np.average(each, weights=list(corpora.values())))

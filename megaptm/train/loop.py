@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaptm.config import Config
-from megaptm.errors import EXIT_CONTINUE
+from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.parallel.engine import Engine, StepResult
 from megaptm.parallel.world import agree
 from megaptm.resilience.signals import StopRequest
@@ -39,9 +39,8 @@ class Training:
 def train(run: Training, *, start: int) -> int:
     """Train from step `start` to the configured end; returns the exit code: 0, or "continue me" when asked to stop."""
     config = run.config.train
+    batches = _read(run) if start < config.steps else None
     for step in range(start, config.steps):
-        with run.seconds.spent_on("data"):
-            batches = next(run.batches)
         rate = learning_rate(step, run.config.optimizer, steps=config.steps)
         with run.seconds.spent_on("productive"):
             result = run.engine.step(batches, step=step, lr=rate)
@@ -50,18 +49,32 @@ def train(run: Training, *, start: int) -> int:
         _refuse_nan(result, done)
         if run.report is not None:
             run.report.step(done, result, rate)
+        unreadable = None
+        try:
+            # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
+            batches = None if last else _read(run)
+        except UserError as error:
+            unreadable = error
         if last or (config.validate_every is not None and done % config.validate_every == 0):
-            _validate(run, done)
-        stopping = agree(run.stop.requested or config.stop_at == done)
+            unreadable = _validate(run, done, unreadable)
+        stopping = agree(run.stop.requested or config.stop_at == done or unreadable is not None)
         if last or stopping or done % run.config.checkpoint.every == 0:
             before = run.seconds.checkpoint
             with run.seconds.spent_on("checkpoint"):
                 run.save(done)
             if run.report is not None:
                 run.report.saved(done, run.seconds.checkpoint - before)
+        if unreadable is not None:
+            raise UserError(f"{str(unreadable).removesuffix('.')}; the run is saved at step {done}.")
         if stopping and not last:
             return EXIT_CONTINUE
     return 0
+
+
+def _read(run: Training) -> Any:
+    """The next step's micro-batches."""
+    with run.seconds.spent_on("data"):
+        return next(run.batches)
 
 
 def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
@@ -77,11 +90,19 @@ def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
     return {"loss": sum(weight * means[name] for name, weight in engine.losses.items()), **means}
 
 
-def _validate(run: Training, step: int) -> None:
+def _validate(run: Training, step: int, unreadable: UserError | None) -> UserError | None:
+    """Measure, unless some process cannot read what it needs; that mistake, if it is this one's."""
     with run.seconds.spent_on("validation"):
-        means = mean_losses(run.engine, run.held_out())
+        try:
+            held_out = list(run.held_out()) if unreadable is None else []
+        except UserError as error:
+            unreadable = error
+        if agree(unreadable is not None):
+            return unreadable
+        means = mean_losses(run.engine, iter(held_out))
     if run.report is not None:
         run.report.validation(step, means)
+    return None
 
 
 def _refuse_nan(result: StepResult, step: int) -> None:

@@ -26,7 +26,9 @@ MAY_CHANGE = (
     "train.validate_every",
     "train.validate_batches",
     "train.threads",
+    "data.cache",
     "data.epochs",
+    "data.patience",
     "data.workers",
     "data.verify",
 )
@@ -36,7 +38,8 @@ WAIT_SECONDS = 120.0
 def settle(config: Config) -> Config:
     """The config with its folders made absolute: the run is continued from wherever the next command is typed."""
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
-    data = config.data.model_copy(update={"mix": mix})
+    cache = config.data.cache and _absolute(config.data.cache)
+    data = config.data.model_copy(update={"mix": mix, "cache": cache})
     return config.model_copy(update={"run": _absolute(config.run), "data": data})
 
 
