@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 import numpy as np
@@ -34,15 +35,16 @@ class CausalLM(Objective):
         sequence: int,
         document_mask: bool,
     ) -> Sample:
-        assert isinstance(piece, list)
+        assert isinstance(piece, list) and special.end is not None
         lengths = [len(part.tokens) + part.slots for part in piece]
-        text = np.full(sum(lengths), special.end, dtype=np.int64)
-        for part, stop in zip(piece, np.cumsum(lengths), strict=True):
-            text[stop - len(part.tokens) - part.slots : stop - part.slots] = part.tokens
+        text = np.empty(sum(lengths), dtype=np.int64)
+        stops = list(itertools.accumulate(lengths))
+        for part, length, stop in zip(piece, lengths, stops, strict=True):
+            text[stop - length : stop - part.slots] = part.tokens
+            text[stop - part.slots : stop] = special.end
         labels = text[1:].copy()
-        if not document_mask:
-            lengths = [len(text)]
-        documents, positions = documents_of(lengths, len(text))
+        documents, positions = documents_of(lengths if document_mask else [len(text)], len(text))
         # A document's end cannot tell how the next one, which it does not know, begins.
-        labels[documents[1:] != documents[:-1]] = IGNORED
+        if document_mask:
+            labels[[stop - 1 for stop in stops[:-1]]] = IGNORED
         return {"tokens": text[:-1], "positions": positions[:-1], "documents": documents[:-1], "labels": labels}
