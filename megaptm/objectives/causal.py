@@ -35,7 +35,8 @@ class CausalLM(Objective):
         sequence: int,
         document_mask: bool,
     ) -> Sample:
-        assert isinstance(piece, list) and special.end is not None
+        assert isinstance(piece, list)
+        assert special.end is not None
         lengths = [len(part.tokens) + part.slots for part in piece]
         text = np.empty(sum(lengths), dtype=np.int64)
         stops = list(itertools.accumulate(lengths))
