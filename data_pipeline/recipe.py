@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.annotate import Annotations
 from data_pipeline.clean import CLEAN, STEPS, Step
 from data_pipeline.deduplicate import Deduplicate
 from data_pipeline.sources import OnError, Source
@@ -48,6 +49,8 @@ class Recipe:
     """What happens to each document, in this order."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
     """What is left out because the corpus has it already."""
+    annotate: Annotations | None = None
+    """What is kept beside the tokens; absent: sentences, where the tokenizer can separate two."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float = 0.02
     """Share of the documents held out, by hash."""

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from data_pipeline.annotate import Annotations
 from data_pipeline.build.output import Output, building
 from data_pipeline.build.parts import Part, read_parts
 from data_pipeline.build.selection import Selection, select
-from data_pipeline.build.tokenizing import ShardResult, needs_sentences, stored_as, write_shards
+from data_pipeline.build.tokenizing import ShardResult, stored_as, stored_fields, write_shards
 from data_pipeline.build.training import train_tokenizer
 from data_pipeline.build.work import Work
 from data_pipeline.build.workers import open_workers
@@ -65,12 +66,17 @@ def build_corpus(
         tokenizer = given or train_tokenizer(recipe.tokenizer, selection, work)
         tokenizer.save(output.folder / "tokenizer")
         tokenizer.save(output.scratch / "tokenizer")  # where workers find it
-        results = write_shards(recipe, selection, tokenizer, work)
+        annotations, images = (
+            recipe.annotate or usual(tokenizer),
+            any(source.format == "image-text" for source in recipe.sources),
+        )
+        results = write_shards(recipe, selection, tokenizer, annotations, work, images=images)
         for result in itertools.chain(*results.values()):
             dropped.merge(result.dropped)
         if not any(result.info for result in results["train"]):
             raise _nothing_left(recipe, dropped)
-        manifest = _write_manifest(recipe, tokenizer, results, output)
+        fields = stored_fields(annotations, images=images)
+        manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables())
         report = report_on(
             folder=str(out),
             manifest=manifest,
@@ -106,20 +112,30 @@ def choose(recipe: Recipe, parts: Sequence[Part], work: Work, dropped: Dropped) 
     return selection
 
 
+def usual(tokenizer: Tokenizer) -> Annotations:
+    """Only objectives on pairs of texts read where sentences begin, and they need a token that separates the two."""
+    return Annotations(sentences=tokenizer.special.cls is not None and tokenizer.special.sep is not None)
+
+
 def _write_manifest(
-    recipe: Recipe, tokenizer: Tokenizer, results: dict[str, list[ShardResult]], output: Output
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    results: dict[str, list[ShardResult]],
+    output: Output,
+    fields: Sequence[str],
+    tables: dict[str, list[str]],
 ) -> Manifest:
     return write_manifest(
         output.folder,
         dtype=stored_as(tokenizer),
-        fields=("tokens", "sentences") if needs_sentences(tokenizer) else ("tokens",),
+        fields=fields,
         splits={split: list(_named(split, some, output)) for split, some in results.items()},
         tokenizer={
             "kind": tokenizer.kind,
             "vocabulary": tokenizer.vocabulary,
             "fingerprint": tokenizer.fingerprint,
         },
-        made_from={"recipe": recipe.plain(), "megaptm": __version__},
+        made_from={"recipe": recipe.plain(), "tables": tables, "megaptm": __version__},
     )
 
 

@@ -6,7 +6,7 @@ A part depends on its spans and the steps alone, so any worker may make it, at a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: Work) -> tuple[
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MOST_PARTS)
-    inputs = tuple(_inputs(recipe.steps))
+    inputs = hashes_of(path for step in recipe.steps for path in getattr(step, "inputs", tuple)())
     jobs = [
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs)
         for spans in deal(files, size)
@@ -85,8 +85,11 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: Work) -> tuple[
     return parts, dropped
 
 
-def _inputs(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    for step in steps:
-        for path in getattr(step, "inputs", tuple)():
-            with open(path, "rb") as file:
-                yield path, hashlib.file_digest(file, "sha256").hexdigest()
+def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Path and sha256 of each file."""
+    return tuple((path, _hash(path)) for path in paths)
+
+
+def _hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

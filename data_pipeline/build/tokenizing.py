@@ -11,19 +11,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_pipeline.annotate.sentences import split_sentences
-from data_pipeline.build.parts import Part
+from data_pipeline.annotate import Annotations, annotate
+from data_pipeline.build.parts import Part, hashes_of
 from data_pipeline.build.selection import Place, Selection, shards_of
 from data_pipeline.build.work import Work, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
+from megaptm.errors import UserError
+from megaptm.storage import read
 from megaptm.tokenizers import Tokenizer, load
 
+IMAGES = {
+    ".jpg": "jpg",
+    ".jpeg": "jpg",
+    ".png": "png",
+    ".webp": "webp",
+    ".gif": "gif",
+    ".bmp": "bmp",
+    ".tif": "tif",
+    ".tiff": "tif",
+}
+"""Suffix of an image's file -> suffix of its member in a shard."""
 BATCH_CHARACTERS = 1_000_000
 """Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
 
@@ -50,7 +64,10 @@ class ShardJob:
     tokenizer: str
     """Its folder."""
     fingerprint: str
-    sentences: bool
+    annotations: Annotations
+    images: bool
+    inputs: tuple[tuple[str, str], ...]
+    """Other files that annotating reads: path, sha256."""
 
 
 @dataclass
@@ -66,7 +83,13 @@ class ShardResult:
 
 
 def write_shards(
-    recipe: Recipe, selection: Selection, tokenizer: Tokenizer, work: Work
+    recipe: Recipe,
+    selection: Selection,
+    tokenizer: Tokenizer,
+    annotations: Annotations,
+    work: Work,
+    *,
+    images: bool,
 ) -> dict[str, list[ShardResult]]:
     """Tokenize and write the shards of every split: split -> results."""
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
@@ -80,6 +103,7 @@ def write_shards(
     splits = [split for split, _ in shards()]
     folder = work.folder / "shards"
     folder.mkdir(exist_ok=True)
+    inputs = hashes_of(annotations.inputs())
     jobs = (
         ShardJob(
             folder=str(folder),
@@ -87,7 +111,9 @@ def write_shards(
             places=tuple(ShardPlace(parts[part].stem, rows, firsts[part]) for part, rows in shard),
             tokenizer=str(work.folder / "tokenizer"),
             fingerprint=tokenizer.fingerprint,
-            sentences=needs_sentences(tokenizer),
+            annotations=annotations,
+            images=images,
+            inputs=inputs,
         )
         for _, shard in shards()
     )
@@ -102,9 +128,9 @@ def stored_as(tokenizer: Tokenizer) -> str:
     return "uint16" if tokenizer.vocabulary <= 1 << 16 else "uint32"
 
 
-def needs_sentences(tokenizer: Tokenizer) -> bool:
-    """Only objectives on pairs of texts read where sentences begin, and they need a token that separates the two."""
-    return tokenizer.special.cls is not None and tokenizer.special.sep is not None
+def stored_fields(annotations: Annotations, *, images: bool) -> tuple[str, ...]:
+    """What documents of a corpus may have, as its manifest lists it."""
+    return ("tokens", *annotations.fields, *(dict.fromkeys(IMAGES.values()) if images else ()))
 
 
 def write_shard(job: ShardJob) -> ShardResult:
@@ -113,34 +139,42 @@ def write_shard(job: ShardJob) -> ShardResult:
     documents = (document for place in job.places for document in read_part(place.stem, place.rows))
     keys = (place.first + row for place in job.places for row in place.rows.tolist())
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
-    fields = ("tokens", "sentences") if job.sentences else ("tokens",)
+    fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
         for batch in _batches(documents):
-            for document, (ids, starts) in zip(batch, _encode(tokenizer, batch, job.sentences), strict=True):
+            annotated = annotate(batch, tokenizer, job.annotations)
+            for document, (ids, annotations) in zip(batch, annotated, strict=True):
                 key = next(keys)
-                if not len(ids):
-                    dropped.add("no tokens", document.source)
+                blobs = _image(document) if job.images else {}
+                if not len(ids) or blobs is None:
+                    dropped.add("no image" if blobs is None else "no tokens", document.source, document.text)
                     continue
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
                     languages[language] += 1
                 size = len(document.text.encode())
-                annotations = {} if starts is None else {"sentences": starts}
-                writer.add(key, ids, annotations, meta={"source": document.source}, text_bytes=size)
+                writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
     return ShardResult(job.folder, info, lengths, dropped, languages)
 
 
-def _encode(
-    tokenizer: Tokenizer, batch: list[Document], sentences: bool
-) -> list[tuple[np.ndarray, np.ndarray]] | list[tuple[np.ndarray, None]]:
-    if sentences:
-        encoded = tokenizer.encode_batch_with_ends([document.text for document in batch])
-        return [(ids, _starts(document, ends)) for document, (ids, ends) in zip(batch, encoded, strict=True)]
-    return [(ids, None) for ids in tokenizer.encode_batch([document.text for document in batch])]
+def _meta(document: Document) -> dict[str, Any]:
+    """What is kept of where a text came from, and of what was learned on the way; places in it are annotations."""
+    return {"source": document.source, **{name: note for name, note in document.notes.items() if name != "turns"}}
+
+
+def _image(document: Document) -> dict[str, bytes] | None:
+    """Suffix -> bytes of the image that the text belongs to; None where that cannot be read."""
+    place = document.notes.get("image")
+    if place is None:
+        return {}
+    try:
+        return {IMAGES[Path(place).suffix.lower()]: read(place)}
+    except (KeyError, OSError, UserError):
+        return None
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -162,9 +196,3 @@ def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
     tokenizer = load(folder)
     assert tokenizer.fingerprint == fingerprint
     return tokenizer
-
-
-def _starts(document: Document, ends: np.ndarray) -> np.ndarray:
-    begins = np.cumsum([0, *map(len, split_sentences(document.text, document.form)[:-1])])
-    starts = np.unique(np.searchsorted(ends, begins, side="right"))
-    return starts[starts < len(ends)]

@@ -1,0 +1,141 @@
+"""Whole builds of recipes that ask for more than tokens."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.build.corpus import build_corpus
+from data_pipeline.recipe import read_recipe
+from megaptm.data.shards import Corpus
+from megaptm.tokenizers import load
+
+SENTENCES = [
+    f"The {word} was seen in the garden again, and nobody knew why it had come." for word in ("cat", "fox", "owl")
+]
+
+
+def built(out: Path, *words: str):
+    sources = [word for word in words if "=" not in word]
+    settings = ["validation=0", *(word for word in words if "=" in word)]
+    return build_corpus(read_recipe(sources, settings), out, workers=0)
+
+
+def documents(out: Path):
+    """(shard, number of a document in it) of all."""
+    corpus = Corpus.open(out)
+    for info in corpus.split("train").shards:
+        shard = corpus.open_shard(info)
+        yield from ((shard, number) for number in range(len(shard)))
+
+
+def records(path: Path, *texts: str, **fields) -> str:
+    rows = (
+        {"text": text, **{name: values[number] for name, values in fields.items()}} for number, text in enumerate(texts)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece", "unigram"])
+def test_words_and_sentences_are_kept_beside_the_tokens_of_any_tokenizer(kind, tmp_path):
+    text = records(tmp_path / "a.jsonl", *(f"{sentence} Then it left." for sentence in SENTENCES))
+    settings = [f"tokenizer={{kind: {kind}, vocabulary: 300}}", "annotate={sentences: true, words: true}"]
+    built(tmp_path / "corpus", text, *settings)
+    tokenizer = load(tmp_path / "corpus" / "tokenizer")
+    for shard, number in documents(tmp_path / "corpus"):
+        tokens = shard.tokens(number)
+        sentences = [
+            tokenizer.decode(piece).strip() for piece in np.split(tokens, shard.annotation("sentences", number)[1:])
+        ]
+        assert len(sentences) == 2
+        assert sentences[1].replace(" ", "").lower() == "thenitleft."
+        words = [tokenizer.decode(piece).strip() for piece in np.split(tokens, shard.annotation("words", number)[1:])]
+        assert [word.lower() for word in words if word][:2] == ["the", sentences[0].split()[1].lower()]
+
+
+def test_phrases_are_tagged_and_the_manifest_knows_the_labels(tmp_path):
+    (tmp_path / "phrases.tsv").write_text("place\tthe garden\nanimal\tcat\n")
+    text = records(tmp_path / "a.jsonl", *SENTENCES)
+    built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", f"annotate.tags={tmp_path}/phrases.tsv")
+    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    labels = corpus.manifest.made_from["tables"]["tags"]
+    found = {
+        (labels[label], tokenizer.decode(shard.tokens(number)[first:stop]).strip())
+        for shard, number in documents(tmp_path / "corpus")
+        for first, stop, label in shard.annotation("tags", number).tolist()
+    }
+    assert found == {("place", "the garden"), ("animal", "cat")}
+
+
+def test_near_duplicates_evaluation_texts_and_repeated_paragraphs_leave_the_corpus(tmp_path):
+    rows = [
+        f"Number {number}: " + " ".join(f"word{(number * 7 + at * at) % 997}" for at in range(120))
+        for number in range(20)
+    ]
+    notice = "This notice stands below each and every article of the paper, so that nobody can say it was not there."
+    asked = "what is the name of the river that flows through the capital of the country in the north of the continent"
+    (tmp_path / "exam.txt").write_text(asked + "\n")
+    texts = [*(f"{row}\n\n{notice}" for row in rows), rows[3].replace("Number", "Item"), f"{rows[0][::-1]} {asked}"]
+    report = built(
+        tmp_path / "corpus",
+        records(tmp_path / "a.jsonl", *texts),
+        *("tokenizer.vocabulary=300", "deduplicate={near: true, paragraphs: true}"),
+        f"steps=[decontaminate: {{against: [{tmp_path}/exam.txt]}}]",
+    )
+    assert report.dropped["near duplicate"] == 1
+    assert sum(count for reason, count in report.dropped.items() if "evaluation text" in reason) == 1
+    tokenizer = load(tmp_path / "corpus" / "tokenizer")
+    kept = [tokenizer.decode(shard.tokens(number)) for shard, number in documents(tmp_path / "corpus")]
+    assert len(kept) == 20
+    assert sum(notice in text for text in kept) == 1
+    assert not any(text.startswith("Item") for text in kept)
+
+
+def png(color: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes([0, color])))
+        + chunk(b"IEND", b"")
+    )
+
+
+def test_images_lie_beside_the_tokens_of_their_captions_and_webdataset_decodes_both(tmp_path):
+    import webdataset
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, sentence in enumerate(SENTENCES):
+        (folder / f"{number}.png").write_bytes(png(number))
+        (folder / f"{number}.txt").write_text(sentence)
+    recipe = tmp_path / "corpus.yaml"
+    recipe.write_text(f"sources: [{{path: {folder}, format: image-text}}]\ntokenizer: {{vocabulary: 300}}\n")
+    built(tmp_path / "corpus", str(recipe))
+    assert {shard.blob("png", number) for shard, number in documents(tmp_path / "corpus")} == set(map(png, range(3)))
+    [sample, *_] = webdataset.WebDataset(str(tmp_path / "corpus" / "train-000000.tar"), shardshuffle=False)
+    assert sample["png"].startswith(b"\x89PNG")
+    assert "tokens.npy" in sample
+
+
+def test_a_caption_whose_image_is_gone_is_counted(tmp_path):
+    names = ["there.png", "gone.png", "there.png"]
+    (tmp_path / "there.png").write_bytes(png(0))
+    text = records(tmp_path / "metadata.jsonl", *SENTENCES, file_name=names)
+    recipe = tmp_path / "corpus.yaml"
+    recipe.write_text(f"sources: [{{path: {text}, format: image-text}}]\ntokenizer: {{vocabulary: 300}}\n")
+    assert built(tmp_path / "corpus", str(recipe)).dropped == {"no image": 1}
+
+
+def test_languages_are_counted(tmp_path):
+    german = "Das ist ein Satz in einer anderen Sprache, der lang genug ist, damit man sie auch erkennen kann."
+    text = records(tmp_path / "a.jsonl", *SENTENCES, german)
+    report = built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", "steps=[tag-language]")
+    assert report.languages == {"en": 3, "de": 1}
