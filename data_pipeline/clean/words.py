@@ -17,6 +17,8 @@ BETWEEN, INSIDE, ALPHABETIC, ALONE = range(4)
 # Scripts written without spaces, where what texts can share is a run of characters.
 ALONE_RANGES = ((0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 CODES = 0x110000
+SCRIPTS = 0x20000
+"""Beyond are Chinese characters, and what no one writes."""
 
 AT_ONCE = 1 << 14
 """Characters or words: few enough for what is computed from them to stay in the cache."""
@@ -232,7 +234,7 @@ def _kinds_of_codes(split: Split) -> np.ndarray:
     else:
         kinds = np.where(np.strings.isalnum(characters), INSIDE, BETWEEN).astype(np.uint8)
         # Vowel signs, and accents that follow their letter.
-        kinds[[code for code in range(0x20000) if unicodedata.category(chr(code))[0] == "M"]] = INSIDE
+        kinds[[code for code in range(SCRIPTS) if unicodedata.category(chr(code))[0] == "M"]] = INSIDE
     kinds[np.strings.isalpha(characters)] = ALPHABETIC
     for first, last in ALONE_RANGES:
         kinds[first : last + 1] = ALONE
@@ -242,7 +244,9 @@ def _kinds_of_codes(split: Split) -> np.ndarray:
 @lru_cache(maxsize=1)
 def _small_letters() -> np.ndarray:
     """uint32 [CODES]: the small letter of each capital, every other character itself."""
-    return np.strings.lower(np.arange(CODES, dtype=np.uint32).view("U1")).view(np.uint32)
+    small = np.arange(CODES, dtype=np.uint32)
+    small[:SCRIPTS] = np.strings.lower(small[:SCRIPTS].view("U1")).view(np.uint32)
+    return small
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
