@@ -140,16 +140,17 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
 def ids_and_ends(encoding: tokenizers.Encoding, mark: int | None) -> tuple[np.ndarray, np.ndarray]:
     """int32 [tokens] twice: ids, and the character after each token's last; `mark` is SentencePiece's mark of a space.
 
-    Ends never fall. A mark that is a token of its own belongs to the word that it announces.
+    Ends never fall. A mark that is a token of its own ends where the token that it announces does.
     """
     ids = np.array(encoding.ids, dtype=np.int32)
     places = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
     ends = places[:, 1].copy()
     if mark is not None:
         lone = np.flatnonzero(ids[:-1] == mark)
-        ends[lone] = places[lone + 1, 0] + 1
+        ends[lone] = places[lone + 1, 1]
     # A character that a normalizer moved keeps its old place; what comes after it does not end before it.
-    return ids, np.maximum.accumulate(ends)
+    # One that was put before the text belongs to its first character.
+    return ids, np.maximum(np.maximum.accumulate(ends), 1)
 
 
 def _flat(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

@@ -1,0 +1,62 @@
+"""What a recipe asks to be kept beside the tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from data_pipeline.annotate.tags import tagger_named
+from data_pipeline.annotate.turns import ROLES
+from data_pipeline.annotate.words import segmenter_named
+from data_pipeline.functions import file_of, is_function
+from megaptm.errors import UserError
+
+CHARACTERS, WORDS = "characters", "words"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotations:
+    """Kinds of places in a text that are found and stored; see docs/corpus-annotations.md."""
+
+    sentences: bool = False
+    """Where sentences of prose and lines of code begin: pairs of texts need them."""
+    words: bool = False
+    """Where words begin: masks of whole words need them, whatever the tokenizer."""
+    chinese: str = CHARACTERS
+    """A Chinese word is one character (`characters`) or what jieba finds (`words`) or a function finds
+    (`package.module:function`, text -> words that put end to end are the text)."""
+    tags: str | None = None
+    """Phrases and their labels: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
+    turns: bool = False
+    """Who speaks from where on, for documents whose notes have `turns`."""
+
+    def __post_init__(self) -> None:
+        if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese):
+            raise UserError(
+                f"annotations.chinese ({self.chinese}) must be `{CHARACTERS}`, `{WORDS}` or `package.module:function`."
+            )
+        if self.chinese != CHARACTERS and not self.words:
+            raise UserError("annotations.chinese says how words are found: ask for annotations.words too.")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the arrays that documents get, in the order a manifest lists them."""
+        asked = {"sentences": self.sentences, "words": self.words, "tags": self.tags is not None, "turns": self.turns}
+        return tuple(name for name, wanted in asked.items() if wanted)
+
+    def tables(self) -> dict[str, list[str]]:
+        """What the numbers in `tags` and `turns` mean, for the manifest: number i is the i-th name."""
+        labels = {"tags": list(tagger_named(self.tags).labels)} if self.tags is not None else {}
+        return labels | ({"turns": list(ROLES)} if self.turns else {})
+
+    def inputs(self) -> tuple[str, ...]:
+        """Files whose content the result depends on."""
+        named = [name for name in (self.chinese, self.tags) if name not in (None, CHARACTERS, WORDS)]
+        files = [file_of(name, "annotations") if is_function(name) else name for name in named if name is not None]
+        return tuple(file for file in files if file is not None)
+
+    def check(self) -> None:
+        """Raise a `UserError` now for a file or function that is not there, rather than in a worker."""
+        if self.tags is not None:
+            tagger_named(self.tags)
+        if self.chinese != CHARACTERS:
+            segmenter_named(self.chinese)

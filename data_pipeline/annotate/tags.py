@@ -1,0 +1,110 @@
+"""Phrases with labels (entities, terms): found by a tagger that is a function, or looked up in a file.
+
+A tagger takes a text and gives (first character, the character after the last, label) for each phrase; its attribute
+`labels` lists all labels there can be, so that their numbers are known before the first text is read:
+
+    def people(text):
+        for match in re.finditer(r"\\b(?:Mr|Ms)\\. [A-Z]\\w+", text):
+            yield match.start(), match.end(), "person"
+    people.labels = ["person"]
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from data_pipeline.annotate.words import word_begins
+from data_pipeline.document import Document
+from data_pipeline.functions import function_named, is_function
+from megaptm.errors import UserError
+
+Tag = tuple[int, int, str]
+SETTING = "annotations.tags"
+
+
+@dataclass(frozen=True)
+class Tagger:
+    """A function that tags, and the sorted names of its labels."""
+
+    name: str
+    find: Callable[[str], Iterable[Tag]]
+    labels: tuple[str, ...]
+
+    def tags(self, document: Document) -> list[Tag]:
+        """The tags of a document, checked."""
+        tags = [(int(first), int(stop), label) for first, stop, label in self.find(document.text)]
+        for first, stop, label in tags:
+            if not 0 <= first < stop <= len(document.text) or label not in self.labels:
+                raise UserError(
+                    f"{SETTING}: {self.name} gave {(first, stop, label)} for {document.source}, which has "
+                    f"{len(document.text):,} characters; its labels are {', '.join(self.labels)}: correct the tagger."
+                )
+        return tags
+
+
+@lru_cache(maxsize=8)
+def tagger_named(name: str) -> Tagger:
+    """The tagger of a recipe: a file of phrases, or a function."""
+    if not is_function(name):
+        phrases = read_phrases(name)
+        return Tagger(name, Phrases(phrases), tuple(sorted(set(phrases.values()))))
+    function = function_named(name, SETTING)
+    labels = getattr(function, "labels", None)
+    if not isinstance(labels, Iterable) or isinstance(labels, str):
+        raise UserError(f'{SETTING}: {name} has no list of its labels: set `{name.split(":")[1]}.labels = ["..."]`.')
+    return Tagger(name, function, tuple(sorted(set(labels))))
+
+
+def read_phrases(path: str) -> dict[str, str]:
+    """phrase -> label, from lines of `label<TAB>phrase`; blank lines and lines that begin with # say nothing."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{SETTING}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."
+        ) from None
+    phrases: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        label, _, phrase = (part.strip() for part in line.partition("\t"))
+        if not label or not phrase:
+            raise UserError(f"{SETTING}: line {number} of {path} is not `label<TAB>phrase`: correct it.")
+        if phrases.setdefault(phrase, label) != label:
+            raise UserError(f"{SETTING}: line {number} of {path} gives `{phrase}` a second label: leave one.")
+    if not phrases:
+        raise UserError(f"{SETTING}: {path} has no phrases: add lines of `label<TAB>phrase`.")
+    return phrases
+
+
+class Phrases:
+    """Finds phrases of whole words, listed beforehand: from left to right, the longest first, none within another."""
+
+    def __init__(self, phrases: Mapping[str, str]):
+        self._phrases = phrases
+        lengths: defaultdict[str, set[int]] = defaultdict(set)
+        for phrase in phrases:
+            lengths[_first_word(phrase)].add(len(phrase))
+        self._lengths: dict[str, Sequence[int]] = {word: sorted(those)[::-1] for word, those in lengths.items()}
+
+    def __call__(self, text: str) -> Iterator[Tag]:
+        borders = [*word_begins(text).tolist(), len(text)]
+        ends, after = set(borders), 0
+        for first, stop in pairwise(borders):
+            if first < after:
+                continue
+            for length in self._lengths.get(text[first:stop], ()):
+                label = self._phrases.get(text[first : first + length])
+                if label is not None and first + length in ends:
+                    after = first + length
+                    yield first, after, label
+                    break
+
+
+def _first_word(phrase: str) -> str:
+    return phrase[: word_begins(phrase)[1]] if len(word_begins(phrase)) > 1 else phrase

@@ -1,0 +1,113 @@
+"""Where words begin in a text, whatever the tokenizer makes of them.
+
+BERT's own rule (arXiv:1810.04805, the released `tokenization.py`): white space separates, a punctuation mark or a
+Chinese character is a word by itself. Added to it: a Japanese kana is a word by itself as well, and white space is
+one, for tokenizers that have tokens of nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+import numpy as np
+
+from data_pipeline.functions import function_named
+from megaptm.errors import UserError
+from megaptm.tokenizers import starts_of
+
+SPACE, LETTER, ALONE, JOINED = range(4)
+"""What a character is: a run of the first two is one word, each of the third is one, the fourth belongs to the
+character before it."""
+
+# The blocks that BERT takes for Chinese.
+HAN = (
+    *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
+    *((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
+)
+KANA = ((0x3041, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F))
+ASCII_MARKS = ((33, 47), (58, 64), (91, 96), (123, 126))
+HAN_RUN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in HAN) + "]{2,}")
+
+
+def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.ndarray:
+    """int32 [words or fewer]: the first token of each word, for tokens that end at these characters.
+
+    Every word lies within the tokens from one start to the next; words that share a token are one.
+    """
+    begins = word_begins(text, chinese)
+    starts = starts_of(ends, begins)
+    # A token may end a word and begin another: cut before it, the first of the two would be broken.
+    # What joins the character before it may have no token: BERT drops accents.
+    whole = np.isin(_kinds_of(text), (SPACE, JOINED))
+    whole[begins] = True
+    firsts = np.concatenate(([0], ends[:-1]))[starts]
+    return starts[whole[firsts]]
+
+
+def word_begins(text: str, chinese: str = "characters") -> np.ndarray:
+    """int64 [words]: the first character of each word; `chinese` as in `Annotations`."""
+    kinds = _kinds_of(text)
+    own = np.flatnonzero(kinds != JOINED)
+    kinds = kinds[own]
+    begins = own[(kinds == ALONE) | (np.diff(kinds, prepend=-1) != 0)]
+    if chinese != "characters" and not text.isascii():
+        begins = _merged(text, begins, segmenter_named(chinese))
+    # What joins the character before it has none at the very beginning.
+    return np.union1d([0], begins) if text else begins
+
+
+def _kinds_of(text: str) -> np.ndarray:
+    """int8 [characters]"""
+    return _kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> np.ndarray:
+    """int8 [characters of Unicode]"""
+    kinds = np.full(sys.maxunicode + 1, LETTER, dtype=np.int8)
+    for first, last in (*HAN, *KANA):
+        kinds[first : last + 1] = ALONE
+    for code in range(sys.maxunicode + 1):
+        category = unicodedata.category(chr(code))
+        if category[0] == "P":
+            kinds[code] = ALONE
+        elif category[0] == "M":
+            kinds[code] = JOINED
+        elif chr(code).isspace():
+            kinds[code] = SPACE
+    for first, last in ASCII_MARKS:
+        kinds[first : last + 1] = ALONE
+    return kinds
+
+
+def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
+    """Without the characters within the words that a segmenter finds."""
+    within = np.zeros(len(text) + 1, dtype=bool)
+    for run in HAN_RUN.finditer(text):
+        words = list(segment(run[0]))
+        if "".join(words) != run[0]:
+            raise UserError(
+                f"annotations.chinese: the words found in {run[0][:20]!r} are not its characters: correct the function."
+            )
+        within[run.start() : run.end()] = True
+        within[run.start() + np.cumsum([0, *map(len, words)])] = False
+    return begins[~within[begins]]
+
+
+def segmenter_named(name: str) -> Callable[[str], Iterable[str]]:
+    """text -> words that put end to end are the text."""
+    return _jieba() if name == "words" else function_named(name, "annotations.chinese")
+
+
+@lru_cache(maxsize=1)
+def _jieba() -> Callable[[str], Iterable[str]]:
+    try:
+        import jieba
+    except ImportError:
+        raise UserError("annotations.chinese: `words` needs jieba: `pip install megaptm[corpus]`.") from None
+    jieba.setLogLevel("WARNING")
+    return jieba.cut

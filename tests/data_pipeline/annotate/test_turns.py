@@ -1,0 +1,29 @@
+"""Messages become a text and the places where their speakers begin."""
+
+import pytest
+
+from data_pipeline.annotate.turns import ROLES, role_number, text_and_turns
+
+
+def test_messages_stand_on_lines_of_their_own():
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "image"}]},
+        {"role": "assistant", "content": None},
+        {"from": "gpt", "value": "Hi 😀"},
+    ]
+    text, turns = text_and_turns(messages)
+    assert text == "Be kind.\nHello\nHi 😀"
+    assert turns == [[0, "system"], [9, "user"], [15, "gpt"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("User", "user"), ("human", "user"), ("gpt", "assistant"), ("ROMEO", "other"), ("tool", "tool")]
+)
+def test_roles_have_the_names_that_published_sets_give_them(name, role):
+    assert ROLES[role_number(name)] == role
+
+
+def test_what_is_no_message_raises():
+    with pytest.raises(KeyError):
+        text_and_turns([{"speaker": "a"}])

@@ -1,0 +1,75 @@
+"""Where words begin: BERT's own rule, and words of Chinese."""
+
+import unicodedata
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import normalizers, pre_tokenizers
+
+from data_pipeline.annotate.words import word_begins
+from megaptm.errors import UserError
+
+
+def words(text: str, chinese: str = "characters") -> list[str]:
+    """Without white space."""
+    borders = [*word_begins(text, chinese).tolist(), len(text)]
+    return [word for word in (text[first:stop].strip() for first, stop in pairwise(borders)) if word]
+
+
+TEXTS = [
+    ("It isn't a_b.", ["It", "isn", "'", "t", "a", "_", "b", "."]),
+    ("3.14 km²\n\n--x", ["3", ".", "14", "km²", "-", "-", "x"]),
+    ("北京ab市", ["北", "京", "ab", "市"]),
+    ("ひらカナ", ["ひ", "ら", "カ", "ナ"]),
+    ("e\u0301te\u0301 。\u0301", ["e\u0301te\u0301", "。\u0301"]),
+    ("서울은 नमस्ते", ["서울은", "नमस्ते"]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TEXTS)
+def test_words(text, expected):
+    assert words(text) == expected
+
+
+def test_words_of_bert_itself(prose):
+    """Its own splitting of the same text, where it does not drop characters and knows no kana."""
+    normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    for text in prose:
+        plain = "".join(c for c in text if unicodedata.category(c)[0] not in "CM" and not 0x3041 <= ord(c) <= 0x30FF)
+        expected = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(plain))]
+        assert words(plain) == expected
+
+
+@given(text=st.text())
+def test_begins_rise_from_the_first_character_and_stay_in_the_text(text):
+    begins = word_begins(text).tolist()
+    assert begins == sorted(set(begins))
+    assert begins[:1] == [0] * bool(text)
+    assert all(begin < len(text) for begin in begins)
+
+
+def in_twos(run: str) -> list[str]:
+    return [run[at : at + 2] for at in range(0, len(run), 2)]
+
+
+def upside_down(run: str) -> str:
+    return run[::-1]
+
+
+def test_a_segmenter_of_ones_own_groups_chinese_characters():
+    function = f"{__name__}:in_twos"
+    assert words("北京大学在 ab 海", function) == ["北京", "大学", "在", "ab", "海"]
+    assert words("ひら", function) == ["ひ", "ら"]
+
+
+def test_jieba_groups_chinese_characters_into_words():
+    pytest.importorskip("jieba")
+    assert words("我来到北京清华大学。", "words") == ["我", "来到", "北京", "清华大学", "。"]
+
+
+def test_a_segmenter_that_changes_the_text_is_named():
+    with pytest.raises(UserError, match=r"annotations\.chinese.*are not its characters"):
+        words("北京大学", f"{__name__}:upside_down")
