@@ -25,6 +25,10 @@ class Components:
         """bool [n]: `left[i]` is not connected with `right[i]`."""
         return self._lowest(left) != self._lowest(right)
 
+    def lowest(self) -> np.ndarray:
+        """[rows]: the lowest row of the component of each."""
+        return self._lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
+
     def connected(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows that are not the lowest of their component, and the lowest of each."""
         rows = np.flatnonzero(self._lower != np.arange(len(self._lower), dtype=self._lower.dtype))

@@ -39,8 +39,8 @@ class Duplicates:
 def find_duplicates(parts: Sequence[Part], options: Deduplicate, run: Run, folder: str) -> Duplicates:
     """Find equal documents and near duplicates among all parts; what it writes goes into `folder`.
 
-    The first of several stays, in the order of the parts: what should stay is listed first. Memory here: 6 bytes a
-    document (10 from 2**32 on), and the equal and near ones of one job.
+    The first of several stays, in the order of the parts: what should stay is listed first. Memory here: under 20
+    bytes a document (twice that from 2**32 on), and the equal and near ones of one job.
     """
     listing = Listing.write(folder, parts, options)
     reasons = np.zeros(int(listing.begins[-1]), np.uint8)

@@ -1,180 +1,77 @@
 """Documents that are nearly equal: signatures that meet in a band, then agree on enough numbers, then, where these
-leave room for doubt, the texts themselves.
-
-Of the documents that share a band's key each is compared with WINDOW others; mostly these are all. Where many meet, as
-pages of one template do, comparing all would take quadratic time, and comparing each with the first of them would miss
-the two that are really alike. So they are put in the order of their signatures, beginning with the numbers that differ
-most among them, and compared with those before: signatures that agree on most numbers stand close to each other in most
-of the bands that they share. Who is compared depends on the documents alone, not on their rows.
-"""
+leave room for doubt, the texts themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import Listing, Run, buckets, within
+from data_pipeline.deduplicate.bands import BandJob, compare_bands
+from data_pipeline.deduplicate.buckets import Listing, Run, buckets
 from data_pipeline.deduplicate.components import Components
+from data_pipeline.deduplicate.exact import between
 from data_pipeline.deduplicate.files import load, save
 from data_pipeline.deduplicate.options import Near
-from data_pipeline.deduplicate.sketch import PLACE_BITS
 from data_pipeline.deduplicate.texts import Texts
 
-WINDOW = 8
-CONSIDERED, DECIDING = 32, 8
-"""Numbers of the signatures among which the ones to order by are chosen; other ones for each key, so that chance does
-not part the same two documents everywhere. And how many these are."""
-BLOCK = 1 << 17
-"""Entries whose signatures are in memory together; more documents than that in one band are compared in pieces."""
-COMPARED, SETTLED = 1 << 13, 1 << 8
-"""Pairs of signatures, and of texts, compared at a time."""
+PAIRS = 1 << 15
+"""Doubtful pairs in a job: some seconds."""
+AT_ONCE = 1 << 8
+"""Pairs whose texts are read together."""
 
 
 @dataclass(frozen=True)
-class NearJob:
-    """Find pairs of near duplicates in a range of band keys."""
+class ReadJob:
+    """Compare the texts of the doubtful pairs whose higher row is in a range."""
 
     listing: Listing
     near: Near
+    doubtful: tuple[str, ...]
+    """Files of pairs, see `BandJob.doubtful`."""
+    connected: str
+    """File of [rows]: the lowest row that each is known to be connected to. Pairs in one group need no reading."""
     bucket: int
     of: int
-    dropped: str | None
-    """File of bool [rows]: those to pass over, since they are equal to others."""
 
     @property
     def path(self) -> str:
         """Result, int64 [2, n]: rows, and a lower row that each is connected to by near duplicates."""
-        return self.listing.name(f"near-{self.bucket}-of-{self.of}.npy")
+        return self.listing.name(f"read-{self.bucket}-of-{self.of}.npy")
 
 
-def find_near(job: NearJob) -> int:
-    """Write `job.path`; returns how many there are."""
-    keys, rows = _meeting(*_entries(job))
-    found = [np.empty((2, 0), np.int64)]
-    for block in _blocks(keys):
-        found.append(_connected(keys[block], rows[block], job))
-    save(job.path, np.concatenate(found, axis=1))
-    return sum(some.shape[1] for some in found)
+def compare_texts(job: ReadJob) -> int:
+    """Write `job.path`; returns how many pairs were read."""
+    connected = load(job.connected)
+    begin, end = (bucket * len(connected) // job.of for bucket in (job.bucket, job.bucket + 1))
+    pairs = np.unique(np.concatenate(list(between(job.doubtful, begin, end)), axis=1), axis=1)
+    pairs = pairs[:, connected[pairs[0]] != connected[pairs[1]]]
+    rows, numbers = np.unique(pairs, return_inverse=True)
+    numbers = numbers.reshape(pairs.shape)
+    components, texts, read = Components(len(rows)), Texts(job.listing, job.near), 0
+    for start in range(0, pairs.shape[1], AT_ONCE):
+        some = numbers[:, start : start + AT_ONCE]
+        some = some[:, components.apart(*some)]
+        components.join(*some[:, texts.alike(*rows[some])])
+        read += some.shape[1]
+    save(job.path, np.stack([rows[numbers] for numbers in components.connected()]))
+    return read
 
 
 def near(listing: Listing, options: Near, dropped: str | None, run: Run) -> Components:
-    """Near duplicates among all rows."""
-    rows = int(listing.begins[-1])
+    """Near duplicates among all rows but those that `dropped`, a file of bool [rows], marks."""
+    components, rows = Components(int(listing.begins[-1])), int(listing.begins[-1])
     of = buckets(rows * options.bands)
-    jobs = [NearJob(listing, options, bucket, of, dropped) for bucket in range(of)]
-    run("near duplicates", find_near, jobs)
-    components = Components(rows)
+    jobs = [BandJob(listing, options, bucket, of, dropped) for bucket in range(of)]
+    doubtful = sum(run("near duplicates", compare_bands, jobs))
     for job in jobs:
-        components.join(*load(job.path))
+        components.join(*load(job.certain))
+    if doubtful:
+        connected = listing.name("connected.npy")
+        save(connected, components.lowest())
+        of, files = -(-doubtful // PAIRS), tuple(job.doubtful for job in jobs)
+        readers = [ReadJob(listing, options, files, connected, bucket, of) for bucket in range(of)]
+        run("doubtful pairs", compare_texts, readers)
+        for reader in readers:
+            components.join(*load(reader.path))
     return components
-
-
-def _entries(job: NearJob) -> tuple[np.ndarray, np.ndarray]:
-    """uint64 [n] keys and int64 [n] rows of the job's range, part after part."""
-    begins = job.listing.begins
-    dropped = load(job.dropped) if job.dropped else None
-    keys, rows = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-    for stem, begin, end in zip(job.listing.stems, begins, begins[1:], strict=False):
-        table = load(f"{stem}.bands.npy")
-        entries = np.array(table[within(table, job.bucket, job.of)])
-        places = (entries & np.uint64((1 << PLACE_BITS) - 1)).astype(np.int64)
-        entries >>= np.uint64(PLACE_BITS)
-        if dropped is not None:
-            stay = ~dropped[begin:end][places]
-            entries, places = entries[stay], places[stay]
-        keys.append(entries)
-        rows.append(places + begin)
-    return np.concatenate(keys), np.concatenate(rows)
-
-
-def _meeting(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Those whose key others have too, sorted by key."""
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    same = np.zeros(len(keys) + 1, bool)
-    same[1:-1] = keys[1:] == keys[:-1]
-    meet = same[1:] | same[:-1]
-    return keys[meet], rows[order[meet]]
-
-
-def _blocks(keys: np.ndarray) -> Iterator[slice]:
-    """BLOCK entries or fewer, keys whole where possible."""
-    begin = 0
-    while begin < len(keys):
-        end = min(begin + BLOCK, len(keys))
-        if end < len(keys):
-            whole = int(np.searchsorted(keys, keys[end], side="left"))
-            end = whole if whole > begin else end
-        yield slice(begin, end)
-        begin = end
-
-
-def _connected(keys: np.ndarray, rows: np.ndarray, job: NearJob) -> np.ndarray:
-    """int64 [2, n]: rows and the lowest row that each is connected to by near duplicates here."""
-    unique, row_of = np.unique(rows, return_inverse=True)
-    signatures = gather(job.listing, unique, job.near.hashes)
-    for crowd in _crowds(keys):
-        row_of[crowd] = row_of[crowd][_order(signatures[row_of[crowd]], int(keys[crowd.start]))]
-    components, doubtful = Components(len(unique)), [np.empty((2, 0), np.intp)]
-    for shift in range(1, WINDOW + 1):
-        places = np.flatnonzero(keys[shift:] == keys[:-shift])
-        pairs = np.stack([row_of[places], row_of[places + shift]])
-        agreeing = _agreeing(signatures, pairs)
-        components.join(*pairs[:, agreeing >= job.near.certain])
-        doubtful.append(pairs[:, (agreeing >= job.near.possible) & (agreeing < job.near.certain)])
-    _settle(components, np.concatenate(doubtful, axis=1), unique, job)
-    higher, lowest = components.connected()
-    return np.stack([unique[higher], unique[lowest]])
-
-
-def _settle(components: Components, pairs: np.ndarray, rows: np.ndarray, job: NearJob) -> None:
-    """Join of the doubtful pairs those whose texts are alike."""
-    pairs = np.unique(np.sort(pairs, axis=0), axis=1)
-    texts = Texts(job.listing, job.near)
-    for begin in range(0, pairs.shape[1], SETTLED):
-        some = pairs[:, begin : begin + SETTLED]
-        # Those that have come together by way of others need no reading.
-        some = some[:, components.apart(*some)]
-        alike = texts.alike(*rows[some])
-        components.join(*some[:, alike])
-
-
-def _crowds(keys: np.ndarray) -> Iterator[slice]:
-    """Entries of keys that more have than a window and one."""
-    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
-    for run in np.flatnonzero(np.diff(begins) > WINDOW + 1):
-        yield slice(int(begins[run]), int(begins[run + 1]))
-
-
-def _order(signatures: np.ndarray, key: int) -> np.ndarray:
-    """int64 [n]: by the numbers that take most values here; what is still equal, by all numbers."""
-    width = signatures.shape[1]
-    numbers = signatures[:, (key + np.arange(CONSIDERED)) % width]
-    values = np.sort(numbers, axis=0)
-    varied = np.count_nonzero(values[1:] != values[:-1], axis=0)
-    deciding = np.argsort(varied, kind="stable")[-DECIDING:]
-    odd = np.arange(1, width, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return np.lexsort((signatures.view("<u8") @ odd, *numbers[:, deciding].T))
-
-
-def _agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """int64 [pairs]: numbers that two signatures share."""
-    agreeing = np.empty(pairs.shape[1], np.int64)
-    for begin in range(0, len(agreeing), COMPARED):
-        some = slice(begin, begin + COMPARED)
-        left, right = pairs[:, some]
-        agreeing[some] = np.count_nonzero(signatures[left] == signatures[right], axis=1)
-    return agreeing
-
-
-def gather(listing: Listing, rows: np.ndarray, hashes: int) -> np.ndarray:
-    """uint32 [rows, hashes]: the signatures of some rows, rising. Files are open one at a time."""
-    stems, begins = listing.stems, listing.begins
-    cuts = np.searchsorted(rows, begins)
-    found = np.empty((len(rows), hashes), np.uint32)
-    for part in np.flatnonzero(np.diff(cuts)):
-        these = slice(cuts[part], cuts[part + 1])
-        found[these] = load(f"{stems[part]}.signatures.npy")[rows[these] - begins[part]]
-    return found

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from data_pipeline.deduplicate import Deduplicate, Near
-from data_pipeline.deduplicate import near as near_module
 from data_pipeline.deduplicate.buckets import Listing
 from data_pipeline.deduplicate.near import near
 from data_pipeline.deduplicate.sketch import sign
@@ -107,7 +106,8 @@ def test_what_is_found_is_the_same_however_documents_are_dealt_into_parts_and_jo
     whole = find(tmp_path / "a", texts, Deduplicate(near=Near()), size=1000).reasons
     assert 0 < np.count_nonzero(whole) < len(texts)
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 1000)
-    monkeypatch.setattr(near_module, "BLOCK", 50)
+    monkeypatch.setattr("data_pipeline.deduplicate.bands.BLOCK", 50)
+    monkeypatch.setattr("data_pipeline.deduplicate.near.PAIRS", 3)
     for size in (1, 7, 100):
         again = find(tmp_path / str(size), texts, Deduplicate(near=Near()), size=size, run=backwards)
         assert np.array_equal(again.reasons, whole)
