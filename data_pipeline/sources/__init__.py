@@ -1,1 +1,8 @@
-"""Where text comes from: files found and dealt out, and their formats read."""
+"""Where text comes from: files found, dealt out in spans, and read in their formats."""
+
+from data_pipeline.sources.files import PYTHON_LIBRARY, find_files
+from data_pipeline.sources.readers import read
+from data_pipeline.sources.source import InputFile, OnError, Source, Span
+from data_pipeline.sources.spans import deal
+
+__all__ = ["PYTHON_LIBRARY", "InputFile", "OnError", "Source", "Span", "deal", "find_files", "read"]

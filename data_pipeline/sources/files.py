@@ -1,94 +1,125 @@
-"""Which files a source means: a file, a folder, a glob, or `python-library`, text that every machine has."""
+"""Which files a source means, and what their documents are called."""
 
 from __future__ import annotations
 
-import glob
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
+from data_pipeline.sources.formats import FORMATS, format_name
+from data_pipeline.sources.formats.image_text import is_image, is_metadata
+from data_pipeline.sources.listing import Found, Listing
+from data_pipeline.sources.local import list_folder, list_path
+from data_pipeline.sources.open import is_remote
+from data_pipeline.sources.remote import list_url
+from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
 
+__all__ = ["JSON_LINES", "PYTHON_LIBRARY", "InputFile", "find_files"]
+
 PYTHON_LIBRARY = "python-library"
-
-PROSE = frozenset({".txt", ".text", ".md", ".markdown", ".rst"})
-# fmt: off
-CODE = frozenset({
-    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".pl",
-    ".lua", ".r", ".jl", ".scala", ".kt", ".swift", ".cs", ".php", ".sql", ".html", ".css", ".tex", ".toml", ".ini",
-    ".cfg", ".yaml", ".yml",
-})
-# fmt: on
-JSON_LINES = frozenset({".jsonl", ".ndjson"})
-KNOWN = PROSE | CODE | JSON_LINES
-
-# Other people's packages and compiled caches.
-SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules"})
+JSON_LINES = FORMATS["json-lines"].suffixes
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """A file to read, and the name its documents carry, which does not depend on the machine."""
+def find_files(sources: Sequence[str | Source]) -> list[InputFile]:
+    """The files of all sources: sources as given, files within one by name (code points).
 
-    path: str
-    name: str
-    size: int
+    Raises `UserError` for a source that does not exist or has no text, and for a file that two sources name.
+    """
+    if not sources:
+        raise UserError("no source is named: name a file, a folder, a glob or a URL of these.")
+    found: list[InputFile] = []
+    owners: dict[str, int] = {}
+    for number, given in enumerate(sources):
+        source = given if isinstance(given, Source) else Source(given)
+        for file in _files_of(source):
+            owner = owners.setdefault(_identity(file.path), number)
+            if owner != number:
+                raise _twice(sources[owner], source, file)
+            found.append(file)
+    return found
 
-    @property
-    def suffix(self) -> str:
-        return Path(self.path).suffix.lower()
 
-
-def find_files(sources: Iterable[str]) -> list[InputFile]:
-    """The files of all sources: sources as given, files within one by name."""
-    files = [file for source in sources for file in sorted(_files_of(source), key=lambda file: file.name)]
+def _files_of(source: Source) -> list[InputFile]:
+    listing = _list(source)
+    paired = _with_images if source.format == "image-text" else _without_images
+    files = sorted(paired(source, listing), key=lambda file: (file.name, file.path))
     if not files:
+        suffixes = FORMATS[source.format].suffixes if source.format else (*FORMATS["text"].suffixes, *JSON_LINES)
         raise UserError(
-            f"no text found in {', '.join(sources) or 'no source at all'}: name a file, or a folder or glob with files "
-            f"such as {', '.join(sorted(PROSE | JSON_LINES))} or source code."
+            f"no text found in {source.path}: name a file, or a folder or glob with files such as "
+            f"{', '.join(sorted(suffixes)) or 'its format has'}, or say the `format` of what is there."
         )
     return files
 
 
-def _files_of(source: str) -> Iterator[InputFile]:
-    path = Path(source).expanduser()
-    if source == PYTHON_LIBRARY and not path.exists():
-        yield from _files_under(Path(sysconfig.get_path("stdlib")), PYTHON_LIBRARY)
-    elif path.is_dir():
-        yield from _files_under(path, path.resolve().name)
-    elif path.is_file():
-        yield _file(path, path.name)  # whoever names a file means it, whatever its suffix
-    elif glob.has_magic(source):
-        for match in glob.iglob(str(path), recursive=True):
-            if os.path.isfile(match) and Path(match).suffix.lower() in KNOWN:
-                yield _file(Path(match), match)
-    else:
-        raise UserError(f"source {source} does not exist: name a file, a folder, a glob, or `{PYTHON_LIBRARY}`.")
+def _list(source: Source) -> Listing:
+    path = os.path.expanduser(source.path.removeprefix("file://"))
+    listing = list_url(path) if is_remote(path) else list_path(path)
+    if listing is None and path == PYTHON_LIBRARY:
+        listing = list_folder(sysconfig.get_path("stdlib"), PYTHON_LIBRARY)
+    if listing is None:
+        what = f"a file, a folder, a glob, a URL of these, or `{PYTHON_LIBRARY}`"
+        raise UserError(f"source {source.path} does not exist: name {what}.")
+    return listing
 
 
-def _files_under(root: Path, name: str) -> Iterator[InputFile]:
-    for folder, below, files in os.walk(root):
-        below[:] = [inner for inner in below if inner not in SKIPPED_FOLDERS and not inner.startswith(".")]
-        for file in files:
-            path = Path(folder, file)
-            if path.suffix.lower() in KNOWN and not file.startswith(".") and path.is_file():
-                yield _file(path, f"{name}/{path.relative_to(root).as_posix()}")
+def _without_images(source: Source, listing: Listing) -> Iterator[InputFile]:
+    for file in listing.files:
+        if _is_wanted(file.name, source, listing.kind):
+            yield _input(file, source)
 
 
-def _file(path: Path, name: str) -> InputFile:
-    return InputFile(str(path), name, path.stat().st_size)
+def _is_wanted(name: str, source: Source, kind: str) -> bool:
+    """Whoever names a file means it; a folder or a glob holds other things, too."""
+    if kind == "file" or (kind == "glob" and source.format is not None):
+        return True
+    found = format_name(name, named=kind == "glob" or source.format is not None)
+    return found is not None and source.format in (None, found)
 
 
-def partition(files: Iterable[InputFile], size: int) -> list[tuple[InputFile, ...]]:
-    """Consecutive files in parts of about `size` bytes: the same parts whoever works on them."""
-    parts: list[list[InputFile]] = [[]]
-    room = size
-    for file in files:
-        if parts[-1] and file.size > room:
-            parts.append([])
-            room = size
-        parts[-1].append(file)
-        room -= file.size
-    return [tuple(part) for part in parts]
+def _with_images(source: Source, listing: Listing) -> Iterator[InputFile]:
+    """Files of metadata, which speak for all below their folder, and elsewhere captions with their images."""
+    described = {_folder(file.name) for file in listing.files if is_metadata(file.name)}
+    loose = [file for file in listing.files if not any(folder in described for folder in _above(file.name))]
+    images = {_stem(file.name): file.path for file in loose if is_image(file.name)}
+    captions = {_stem(file.name) for file in loose if file.name.lower().endswith(".txt")}
+    for file in listing.files:
+        if is_metadata(file.name):
+            yield _input(file, source)
+    for file in loose:
+        stem = _stem(file.name)
+        if file.name.lower().endswith(".txt"):
+            yield _input(file, source, images.get(stem))
+        elif is_image(file.name) and stem not in captions:
+            yield _input(file, source)  # to be counted as without a caption
+
+
+def _folder(name: str) -> str:
+    return str(PurePosixPath(name).parent)
+
+
+def _above(name: str) -> list[str]:
+    return [str(folder) for folder in PurePosixPath(name).parents]
+
+
+def _stem(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix(""))
+
+
+def _input(file: Found, source: Source, image: str | None = None) -> InputFile:
+    return InputFile(file.path, file.name, file.size, file.version, source, image)
+
+
+def _identity(path: str) -> str:
+    return path if is_remote(path) else os.path.realpath(path)
+
+
+def _twice(one: str | Source, other: Source, file: InputFile) -> UserError:
+    first = one.path if isinstance(one, Source) else one
+    if first == other.path:
+        return UserError(f"source {first} is named twice: name it once, or all of its text counts twice.")
+    return UserError(
+        f"sources {first} and {other.path} both have {file.path}: leave it out of one, or it counts twice."
+    )

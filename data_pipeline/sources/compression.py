@@ -1,0 +1,100 @@
+"""Compressed files: known by their suffix, checked by their first bytes, decompressed a little at a time."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from data_pipeline.sources.bad import Unreadable, needed
+
+CHUNK_BYTES = 1 << 20
+"""Read and given at a time. The same everywhere: where a damaged file stops being read depends on it."""
+KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00"}
+
+
+def compression_of(name: str) -> str | None:
+    return KINDS.get(PurePosixPath(name).suffix.lower())
+
+
+def without_compression(name: str) -> str:
+    """`pile.jsonl.gz` -> `pile.jsonl`"""
+    return name[: -len(PurePosixPath(name).suffix)] if compression_of(name) else name
+
+
+def check_compression(kind: str | None, head: bytes) -> None:
+    """The first bytes must be of the compression that the suffix says; raises `Unreadable`."""
+    real = next((name for name, magic in MAGIC.items() if head.startswith(magic)), None)
+    if real == kind:
+        return
+    what = f"is not {kind}, as its suffix says" if kind else f"holds {real} data, which its suffix does not say"
+    ending = next((suffix for suffix, name in KINDS.items() if name == real), None)
+    raise Unreadable("wrong compression", what, f"let its name end in {ending}" if ending else "take the suffix off")
+
+
+def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
+    """Content of one or more compressed streams end to end, in chunks of at most CHUNK_BYTES; raises `Unreadable`."""
+    new = _decompressor(kind)
+    machine, inside = new(), False
+    for data in chunks:
+        while data:
+            inside = True
+            yield from _outputs(machine, data, kind)
+            data = b""
+            if machine.eof:
+                # Zeros may follow a stream; gzip and xz have them as padding.
+                data, machine, inside = machine.unused_data.lstrip(b"\0"), new(), False
+    if inside:
+        raise Unreadable("truncated", f"ends in the middle of its {kind} data", "fetch it again")
+
+
+def _outputs(machine: Any, data: bytes, kind: str) -> Iterator[bytes]:
+    """What the data gives, at most CHUNK_BYTES at a time however much it swells."""
+    while True:
+        try:
+            output = machine.decompress(data, CHUNK_BYTES)
+        except Exception as error:  # each library has its own
+            raise Unreadable("damaged", f"holds damaged {kind} data ({error})", "fetch it again") from None
+        if output:
+            yield output
+        if machine.eof or machine.needs_input:
+            return
+        data = b""
+
+
+def _decompressor(kind: str) -> Callable[[], Any]:
+    if kind == "zstd":
+        with needed("backports.zstd"):
+            if sys.version_info >= (3, 14):
+                from compression.zstd import ZstdDecompressor
+            else:
+                from backports.zstd import ZstdDecompressor
+        return ZstdDecompressor
+    return {"gzip": _GzipDecompressor, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}[kind]
+
+
+class _GzipDecompressor:
+    """zlib's, with the methods that Python's other decompressors have."""
+
+    def __init__(self) -> None:
+        self.zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self.zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self.zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        output = self.zlib.decompress(self.zlib.unconsumed_tail + data, max_length)
+        # A full output may have more behind it, even when all input is taken.
+        self.needs_input = not self.zlib.unconsumed_tail and len(output) < max_length
+        return output

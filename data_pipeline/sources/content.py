@@ -1,0 +1,75 @@
+"""The bytes of a file, decompressed, as chunks or as a stream."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from data_pipeline.sources.bad import Unreadable
+from data_pipeline.sources.compression import CHUNK_BYTES, check_compression, compression_of, decompress
+from data_pipeline.sources.open import is_remote, open_bytes
+from data_pipeline.sources.source import InputFile
+
+HEAD_BYTES = 8
+EMPTY = Unreadable("empty file", "is empty", "remove it")
+
+
+def chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
+    """Content in order, from byte `start` of it; raises `Unreadable`."""
+    with open_file(file) as stream:
+        kind = compression_of(file.name)
+        head = stream.read(HEAD_BYTES)
+        if not head:
+            raise EMPTY
+        check_compression(kind, head)
+        stream.seek(start if kind is None else 0)
+        raw = iter(lambda: stream.read(CHUNK_BYTES), b"")
+        yield from raw if kind is None else _after(decompress(raw, kind), start)
+
+
+def open_file(file: InputFile) -> BinaryIO:
+    """The file as it lies there; raises `Unreadable` if it is not there or may not be read."""
+    # A server that does not answer is not the file's fault: that is not counted, but ends the work.
+    faults = (FileNotFoundError, PermissionError, IsADirectoryError) if is_remote(file.path) else (OSError,)
+    try:
+        return open_bytes(file.path)
+    except faults as error:
+        what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise Unreadable("unreadable", what, "make it readable") from None
+
+
+def _after(data: Iterator[bytes], start: int) -> Iterator[bytes]:
+    found = False
+    for chunk in data:
+        found = True
+        if start < len(chunk):
+            yield chunk[start:] if start else chunk
+        start = max(0, start - len(chunk))
+    if not found:
+        raise EMPTY
+
+
+class Stream(io.RawIOBase):
+    """Chunks as a stream, for libraries that want to read one."""
+
+    def __init__(self, data: Iterator[bytes]):
+        self.data = data
+        self.rest = memoryview(b"")
+        self.tail = b""
+        """The last bytes that were read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def, override]
+        while not self.rest:
+            chunk = next(self.data, None)
+            if chunk is None:
+                return 0
+            self.rest = memoryview(chunk)
+            self.tail = (self.tail + chunk[-4:])[-4:]
+        count = min(len(buffer), len(self.rest))
+        buffer[:count] = self.rest[:count]
+        self.rest = self.rest[count:]
+        return count

@@ -1,0 +1,132 @@
+"""Bytes to characters: strictly by the codec that a source names, or by looking (`auto`)."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from data_pipeline.sources.bad import BadRecord, Unreadable, needed
+from data_pipeline.sources.content import chunks
+from data_pipeline.sources.source import InputFile
+
+# UTF-32's little-endian mark begins with UTF-16's.
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+SAMPLE_BYTES = 64 << 10
+"""What a guess looks at, from the line on that is not UTF-8."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the bytes of a file become text."""
+
+    codec: str
+    """`auto`: each record by itself."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """`encoding`, where it was found out and is not UTF-8."""
+
+    @property
+    def has_plain_lines(self) -> bool:
+        """Whether lines end with the byte 10 and nothing else has it, so that a file can be read from its middle."""
+        return self.codec == "auto" or "\n".encode(self.codec) == b"\n"
+
+    @property
+    def is_tried_as_utf8(self) -> bool:
+        """Whether `decode` takes UTF-8 first."""
+        return self.codec in ("utf-8", "auto") or not self.has_plain_lines
+
+    def plain_lines(self, data: Iterator[bytes]) -> Iterator[bytes]:
+        """The same, or in UTF-8 where lines could not be told from the bytes; raises `Unreadable`."""
+        return data if self.has_plain_lines else (text.encode() for text in texts(data, self.codec))
+
+    def decode(self, data: bytes | bytearray) -> tuple[str, Mapping[str, Any]]:
+        """A record, and what is to be noted of it; raises `BadRecord`."""
+        codec = "utf-8" if self.is_tried_as_utf8 else self.codec
+        try:
+            return data.decode(codec), self.notes
+        except UnicodeDecodeError as error:
+            guess = _guess(bytes(data)) if self.codec == "auto" else None
+            if guess is None:
+                raise BadRecord(*_not_in(codec, error, error.start)) from None
+            return data.decode(guess), {"encoding": guess}
+
+
+def encoding_of_records(file: InputFile) -> Encoding:
+    """Of a file of lines, which `auto` judges one by one unless a mark stands at the beginning."""
+    if file.source.encoding != "auto":
+        return Encoding(codecs.lookup(file.source.encoding).name.removesuffix("-sig"))
+    head = next(chunks(file))
+    marked = next((codec for mark, codec in MARKS if head.startswith(mark)), None)
+    return Encoding(marked, {"encoding": marked}) if marked else Encoding("auto")
+
+
+def encoding_of_whole(file: InputFile) -> Encoding:
+    """Of a file that is one text; `auto` reads it through first, to see whether it is UTF-8 to its end."""
+    found = encoding_of_records(file)
+    if found.codec != "auto":
+        return found
+    sample = _not_utf8(chunks(file))
+    guess = _guess(sample) if sample else None
+    return Encoding(guess, {"encoding": guess}) if guess else Encoding("utf-8")
+
+
+def texts(data: Iterable[bytes], codec: str) -> Iterator[str]:
+    """Chunks to characters, none of which a chunk's end breaks; a byte order mark is no text. Raises `Unreadable`."""
+    decoder = codecs.getincrementaldecoder(codec)()
+    at, begun = 0, False
+    for chunk in chain(data, (b"",)):
+        held = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk, not chunk)
+        except UnicodeDecodeError as error:
+            raise Unreadable(*_not_in(codec, error, at - held + error.start)) from None
+        at += len(chunk)
+        if text:
+            yield text if begun else text.removeprefix("\ufeff")
+            begun = True
+
+
+def _not_in(codec: str, error: UnicodeDecodeError, offset: int) -> tuple[str, str, str]:
+    name = codec.upper() if codec.startswith("utf") else codec
+    what = f"is not {name}: byte 0x{error.object[error.start]:02x} at offset {offset:,}"
+    return f"not {name}", what, f"convert it to {name}"
+
+
+def _not_utf8(data: Iterator[bytes]) -> bytes:
+    """Lines from the first on that is not UTF-8, SAMPLE_BYTES of them; nothing where all is UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line = b""
+    for chunk in chain(data, (b"",)):
+        try:
+            decoder.decode(chunk, not chunk)
+        except UnicodeDecodeError:
+            sample = line + chunk + next(data, b"")
+            start = _start_of_bad_line(sample)
+            end = sample.rfind(b"\n", start, start + SAMPLE_BYTES) + 1
+            return sample[start : end or start + SAMPLE_BYTES]
+        line = (line + chunk)[-SAMPLE_BYTES:]
+        line = line[line.rfind(b"\n") + 1 :]
+    return b""
+
+
+def _start_of_bad_line(sample: bytes) -> int:
+    try:
+        sample.decode()
+    except UnicodeDecodeError as error:
+        return max(sample.rfind(b"\n", 0, error.start) + 1, error.start - SAMPLE_BYTES // 2)
+    return 0
+
+
+def _guess(data: bytes) -> str | None:
+    """The likeliest codec, None if none is."""
+    with needed("charset-normalizer"):
+        from charset_normalizer import from_bytes
+    best = from_bytes(data).best()
+    return best.encoding if best else None

@@ -1,0 +1,24 @@
+"""Records with named fields: the text, and what of the rest is kept as notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_pipeline.sources.bad import BadRecord
+from data_pipeline.sources.source import Source
+
+
+def text_of(record: Any, field: str) -> str:
+    """The string in a field; raises `BadRecord`."""
+    text = record.get(field) if isinstance(record, Mapping) else None
+    if not isinstance(text, str):
+        raise BadRecord("no text field", f"has no string in its field `{field}`", "add it, or name another with `text`")
+    return text
+
+
+def notes_of(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields to keep that the record has, beside notes that there are already."""
+    if not source.keep:
+        return notes
+    return {**notes, **{name: record[name] for name in source.keep if record.get(name) is not None}}

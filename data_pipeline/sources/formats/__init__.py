@@ -1,0 +1,86 @@
+"""The table of formats: which suffixes, who reads it, and whether a file can be read from its middle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from data_pipeline.document import Document
+from data_pipeline.sources.bad import Bad
+from data_pipeline.sources.compression import compression_of, without_compression
+from data_pipeline.sources.formats.csv import read_csv
+from data_pipeline.sources.formats.image_text import read_image_text
+from data_pipeline.sources.formats.json_lines import read_json_lines
+from data_pipeline.sources.formats.parquet import read_parquet
+from data_pipeline.sources.formats.text import read_code, read_text
+from data_pipeline.sources.formats.warc import read_warc
+from data_pipeline.sources.formats.wikipedia import read_wikipedia
+from data_pipeline.sources.source import FormatName, InputFile, Source, Span
+
+# fmt: off
+CODE = frozenset({
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".pl",
+    ".lua", ".r", ".jl", ".scala", ".kt", ".swift", ".cs", ".php", ".sql", ".html", ".css", ".tex", ".toml", ".ini",
+    ".cfg", ".yaml", ".yml",
+})
+# fmt: on
+# Parts of a dump are named `...-pages-articles1.xml-p1p41242.bz2`.
+DUMP = re.compile(r"-pages-(articles|meta)\S*\.xml(-p\d+p\d+)?$")
+
+Reader = Callable[[Span, Bad], Iterator[Document]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One row."""
+
+    reader: Reader
+    suffixes: frozenset[str]
+    named_suffixes: frozenset[str] = frozenset()
+    """Suffixes that mean other things too: of files that are named or matched by a glob, not of all in a folder."""
+    can_be_cut: Callable[[Source], bool] = lambda source: False
+    """Whether spans other than the whole make sense, when it is not compressed."""
+
+
+def _has_records(source: Source) -> bool:
+    return source.documents != "file"
+
+
+def _always(source: Source) -> bool:
+    return True
+
+
+FORMATS: dict[FormatName, Format] = {
+    "text": Format(read_text, frozenset({".txt", ".text", ".rst"}), can_be_cut=_has_records),
+    "markdown": Format(read_text, frozenset({".md", ".markdown"}), can_be_cut=_has_records),
+    "code": Format(read_code, CODE, can_be_cut=_has_records),
+    "json-lines": Format(read_json_lines, frozenset({".jsonl", ".ndjson"}), frozenset({".json"}), _always),
+    "csv": Format(read_csv, frozenset({".csv", ".tsv"})),
+    "parquet": Format(read_parquet, frozenset({".parquet"}), can_be_cut=_always),
+    "warc": Format(read_warc, frozenset({".warc", ".wet"})),
+    "wikipedia": Format(read_wikipedia, frozenset(), frozenset({".xml"})),
+    "image-text": Format(read_image_text, frozenset()),
+}
+BY_SUFFIX = {suffix: name for name, row in FORMATS.items() for suffix in row.suffixes}
+BY_NAMED_SUFFIX = {suffix: name for name, row in FORMATS.items() for suffix in row.named_suffixes}
+
+
+def format_name(file_name: str, *, named: bool) -> FormatName | None:
+    """Which format a file's name says, less what it is compressed with."""
+    inner = without_compression(file_name).lower()
+    if DUMP.search(inner):
+        return "wikipedia"
+    suffix = PurePosixPath(inner).suffix
+    return BY_SUFFIX.get(suffix) or (BY_NAMED_SUFFIX.get(suffix) if named else None)
+
+
+def format_of(file: InputFile) -> Format:
+    """The row of a file; whoever names a file with an unknown suffix means text."""
+    return FORMATS[file.source.format or format_name(file.name, named=True) or "text"]
+
+
+def can_be_cut(file: InputFile) -> bool:
+    """Whether documents of it can be found from the middle."""
+    return compression_of(file.name) is None and format_of(file).can_be_cut(file.source)

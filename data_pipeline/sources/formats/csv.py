@@ -1,0 +1,85 @@
+"""CSV and TSV with a header: a row's text in one of its columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from data_pipeline.document import Document
+from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
+from data_pipeline.sources.compression import without_compression
+from data_pipeline.sources.encodings import Encoding, encoding_of_records
+from data_pipeline.sources.fields import notes_of, text_of
+from data_pipeline.sources.lines import LONGEST_LINE, Line, lines_of, too_long
+from data_pipeline.sources.pieces import documents_of
+from data_pipeline.sources.source import InputFile, Span
+
+# csv knows characters, encodings are looked at later, field by field: until then a byte is the character of its number.
+BYTES = "latin-1"
+
+
+def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
+    source = span.file.source
+    encoding = encoding_of_records(span.file)
+    rows = _rows(span, encoding, bad)
+    header = [encoding.decode(name.encode(BYTES))[0] for name in next(rows, (0, []))[1]]
+    wanted = [name for name in (source.text, *source.keep) if name in header]
+    if source.text not in wanted:
+        what = f"has no column `{source.text}` in its first line, but {', '.join(header[:20])}"
+        raise Unreadable("no text field", what, "name the column with `text`")
+    for offset, row in rows:
+        try:
+            if len(row) != len(header):
+                what = f"begins a row of {len(row)} fields where {len(header)} are due"
+                raise BadRecord("wrong number of fields", what, "correct it")
+            read = {name: encoding.decode(row[header.index(name)].encode(BYTES)) for name in wanted}
+        except BadRecord as error:
+            bad.line(offset, error, ",".join(row).encode(BYTES))
+            continue
+        record = {name: value for name, (value, _) in read.items()}
+        text, notes = text_of(record, source.text), read[source.text][1]
+        yield from documents_of(text, f"{span.file.name}@{offset}", notes_of(record, source, notes))
+
+
+def _rows(span: Span, encoding: Encoding, bad: Bad) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not empty, with the offsets of their first bytes."""
+    csv.field_size_limit(LONGEST_LINE)
+    lines = _Lines(lines_of(span, encoding))
+    # Strict: a stray quote would otherwise take the rows behind it into its field, unseen.
+    rows = csv.reader(lines, delimiter=_delimiter(span.file), strict=True)
+    while True:
+        lines.first = None
+        try:
+            row = next(rows, None)
+        except BadRecord as error:
+            bad.line(lines.first or 0, error)
+        except csv.Error as error:
+            bad.line(lines.first or 0, BadRecord("not CSV", f"begins what is not valid CSV ({error})", "correct it"))
+        else:
+            if row is None:
+                return
+            if row:
+                yield lines.first or 0, row
+
+
+class _Lines:
+    """Lines as csv takes them, with their ends; it may ask on after an error. `first` is where the row began."""
+
+    def __init__(self, lines: Iterator[Line]):
+        self.lines = lines
+        self.first: int | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        offset, line = next(self.lines)
+        if self.first is None:
+            self.first = offset
+        if line is None:
+            raise too_long()
+        return line.decode(BYTES) + "\n"
+
+
+def _delimiter(file: InputFile) -> str:
+    return file.source.delimiter or ("\t" if without_compression(file.name).lower().endswith(".tsv") else ",")

@@ -1,0 +1,57 @@
+"""Images with captions: `a.txt` beside `a.jpg`, or a `metadata.jsonl` that names each image (`file_name`)."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from data_pipeline.document import Document
+from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
+from data_pipeline.sources.formats.json_lines import read_json_lines
+from data_pipeline.sources.formats.text import read_text
+from data_pipeline.sources.open import is_remote
+from data_pipeline.sources.source import Span
+
+IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+METADATA = "metadata.jsonl"
+
+
+def read_image_text(span: Span, bad: Bad) -> Iterator[Document]:
+    file = span.file
+    if is_metadata(file.name):
+        yield from _read_metadata(span, bad)
+    elif is_image(file.name):
+        raise Unreadable("no caption", "has no caption beside it", f"write one to {PurePosixPath(file.name).stem}.txt")
+    elif file.image is None:
+        raise Unreadable("no image", "is the caption of no image beside it", "put the image there")
+    else:
+        for document in read_text(span, bad):
+            yield replace(document, text=document.text.strip(), notes={**document.notes, "image": file.image})
+
+
+def is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in IMAGES
+
+
+def is_metadata(name: str) -> bool:
+    return PurePosixPath(name).name == METADATA
+
+
+def _read_metadata(span: Span, bad: Bad) -> Iterator[Document]:
+    source = span.file.source
+    with_name = replace(source, keep=(*source.keep, "file_name"))
+    for document in read_json_lines(replace(span, file=replace(span.file, source=with_name)), bad):
+        notes = dict(document.notes)
+        image = notes.pop("file_name", None)
+        if isinstance(image, str) and image:
+            yield replace(document, notes={**notes, "image": _beside(span.file.path, image)})
+        else:
+            error = BadRecord("no image", "names no image in its field `file_name`", "name it")
+            bad.record(document.source, f"({document.source})", error, document.text.encode())
+
+
+def _beside(path: str, image: str) -> str:
+    """The image's path or URL, which metadata give from their own folder on."""
+    return image if is_remote(image) else posixpath.join(posixpath.dirname(path), image)

@@ -1,0 +1,136 @@
+"""Parquet: the text in one of its columns; only the columns asked for are read, a batch of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from data_pipeline.document import Document
+from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, needed
+from data_pipeline.sources.compression import compression_of
+from data_pipeline.sources.content import EMPTY, HEAD_BYTES, open_file
+from data_pipeline.sources.encodings import Encoding
+from data_pipeline.sources.fields import notes_of, text_of
+from data_pipeline.sources.pieces import documents_of
+from data_pipeline.sources.source import Span
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+BATCH_BYTES = 8 << 20
+"""Of a batch of rows, about."""
+BATCH_ROWS = 4096
+
+
+def read_parquet(span: Span, bad: Bad) -> Iterator[Document]:
+    """Row groups whose first byte lies in the span."""
+    with needed("pyarrow"):
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+
+    if compression_of(span.file.name):
+        raise Unreadable("wrong compression", "is Parquet inside of another compression", "decompress it")
+    with open_file(span.file) as stream:
+        if not stream.read(HEAD_BYTES):
+            raise EMPTY
+        try:
+            # Pages are read when they are due: a row group may be larger than memory.
+            table = ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+        except (ArrowException, OSError) as error:
+            what = f"is not Parquet that can be read ({_complaint(error)})"
+            raise Unreadable("not Parquet", what, "write it again") from None
+        yield from _documents(table, span, bad)
+
+
+def _documents(table: ParquetFile, span: Span, bad: Bad) -> Iterator[Document]:
+    source, name = span.file.source, span.file.name
+    encoding = Encoding(source.encoding)
+    for row, record in _records(table, span, bad):
+        try:
+            decoded = {field: _value(value, encoding) for field, value in record.items()}
+            text = text_of(decoded, source.text)
+        except BadRecord as error:
+            bad.record(f"{name}@{row}", f"row {row:,}", error)
+            continue
+        yield from documents_of(text, f"{name}@{row}", notes_of(decoded, source, encoding.notes))
+
+
+def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Row numbers of the file, from 0, and the wanted columns. What of a row group is damaged counts once."""
+    from pyarrow import ArrowException
+
+    source, start = span.file.source, 0
+    columns = _columns(table, source.text, source.keep)
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        row, start = start, start + group.num_rows
+        if not span.start <= _first_byte(group) < span.end:
+            continue
+        try:
+            for batch in table.iter_batches(
+                _batch_rows(group, columns), row_groups=[number], columns=columns, use_threads=False
+            ):
+                for values in zip(*(_plain(column) for column in batch.columns), strict=True):
+                    yield row, dict(zip(batch.schema.names, values, strict=True))
+                    row += 1
+        except (ArrowException, OSError) as error:
+            damage = BadRecord("damaged", f"begins what is damaged ({_complaint(error)})", "write the file again")
+            bad.record(f"{span.file.name}@{row}", f"row {row:,}", damage)
+
+
+def _complaint(error: Exception) -> str:
+    """What Arrow says of the file. An error of the disk or the server is not of the file, and raised again."""
+    if getattr(error, "errno", None) is not None:
+        raise error
+    return " ".join(str(error).split())
+
+
+def _columns(table: ParquetFile, text: str, keep: tuple[str, ...]) -> list[str]:
+    """Of those wanted the ones that are there; raises `Unreadable` without a text."""
+    schema = table.schema_arrow
+    if text not in schema.names or not _is_text(schema.field(text).type):
+        kinds = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:20])
+        raise Unreadable(
+            "no text field", f"has no text in a column `{text}`, but {kinds}", "name the column with `text`"
+        )
+    return [name for name in schema.names if name == text or name in keep]
+
+
+def _batch_rows(group: Any, columns: list[str]) -> int:
+    """Rows that come to about BATCH_BYTES in these columns."""
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
+
+
+def _first_byte(group: Any) -> int:
+    column = group.column(0)
+    return min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view)) or any(
+        test(kind) for test in (types.is_binary, types.is_large_binary, types.is_binary_view)
+    )
+
+
+def _plain(column: Any) -> list[Any]:
+    """Python values; text as bytes, because Arrow does not promise that it is UTF-8."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_text(column.type):
+        column = column.cast(pyarrow.large_binary())
+    return column.to_pylist()
+
+
+def _value(value: Any, encoding: Encoding) -> Any:
+    """As JSON can say it."""
+    if isinstance(value, bytes):
+        return encoding.decode(value)[0]
+    return value if value is None or isinstance(value, str | int | float | list | dict) else str(value)

@@ -1,0 +1,89 @@
+"""MediaWiki's markup to text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from data_pipeline.sources.bad import needed
+
+# What these hold is no prose: formulas, sources, pictures, instructions.
+DROPPED_TAGS = frozenset({
+    "ref", "references", "gallery", "math", "chem", "timeline", "imagemap", "score", "syntaxhighlight", "source",
+    "graph", "templatestyles", "mapframe", "maplink", "includeonly", "style", "hiero",
+})  # fmt: skip
+LIST_ITEMS = frozenset({"li", "dt", "dd"})
+ITEM = "\0"
+"""Stands where a list's item begins until lines are looked at; XML cannot hold it."""
+CELL_END = {"td": "\t", "th": "\t", "tr": "\n", "p": "\n\n", "div": "\n", "br": "\n"}
+
+SWITCHES = re.compile(r"__[A-Z]+__")
+QUOTES = re.compile(r"'{2,}")
+"""Two are slanted, three bold, five both; of four the first is an apostrophe, and of more those before five."""
+EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")
+"""What a template for the pronunciation leaves behind."""
+SPACES = re.compile(r"  +")
+LINE_END = re.compile(r"[ \t]*\n[ \t]*")
+BLANK_LINES = re.compile(r"\n{3,}")
+
+
+def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection[str]) -> str:
+    """Prose of an article, without its templates. `not_text`: prefixes of links that show none, in lower case."""
+    with needed("mwparserfromhell"):
+        import mwparserfromhell
+
+    # Quotes that mark bold and slanted text are often unbalanced, which costs the parser much: they are taken off here.
+    code = mwparserfromhell.parse(markup, skip_style_tags=True)
+    text = "".join(_Walk(leave_out, not_text).texts(code))
+    if "lists" in leave_out:
+        text = "\n".join(line for line in text.split("\n") if ITEM not in line)
+    text = QUOTES.sub(_apostrophes, SWITCHES.sub("", text.replace(ITEM, "")))
+    text = SPACES.sub(" ", EMPTY_BRACKETS.sub("", text))
+    return BLANK_LINES.sub("\n\n", LINE_END.sub("\n", text)).strip()
+
+
+def _apostrophes(quotes: re.Match[str]) -> str:
+    count = len(quotes[0])
+    return "'" * (1 if count == 4 else max(0, count - 5))
+
+
+class _Walk:
+    """The parsed markup from node to node."""
+
+    def __init__(self, leave_out: Collection[str], not_text: Collection[str]):
+        self.leave_out = leave_out
+        self.not_text = not_text
+
+    def texts(self, code: Any) -> Iterable[str]:
+        for node in code.nodes if code is not None else ():
+            visit = getattr(self, type(node).__name__.lower(), None)
+            if visit is not None:  # templates, their arguments and comments show nothing
+                yield from visit(node)
+
+    def text(self, node: Any) -> Iterable[str]:
+        yield node.value
+
+    def htmlentity(self, node: Any) -> Iterable[str]:
+        yield node.normalize()
+
+    def heading(self, node: Any) -> Iterable[str]:
+        if "headers" not in self.leave_out:
+            yield from self.texts(node.title)
+
+    def wikilink(self, node: Any) -> Iterable[str]:
+        prefix, colon, _ = str(node.title).partition(":")
+        if not (colon and prefix.strip().casefold() in self.not_text):
+            yield from self.texts(node.title if node.text is None else node.text)
+
+    def externallink(self, node: Any) -> Iterable[str]:
+        yield from self.texts(node.title if node.brackets else node.url)
+
+    def tag(self, node: Any) -> Iterable[str]:
+        name = str(node.tag).strip().lower()
+        if name in DROPPED_TAGS or (name == "table" and "tables" in self.leave_out):
+            return
+        if name in LIST_ITEMS:
+            yield ITEM
+        yield from self.texts(node.contents)
+        yield CELL_END.get(name, "")

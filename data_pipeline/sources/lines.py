@@ -1,0 +1,136 @@
+"""Lines of a span, and paragraphs, each with the offset of its first byte.
+
+A span has the lines whose first byte lies in it: so all spans of a file together have each line once, wherever they are
+cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, groupby
+
+from data_pipeline.sources.bad import BadRecord
+from data_pipeline.sources.compression import CHUNK_BYTES, compression_of
+from data_pipeline.sources.content import chunks, open_file
+from data_pipeline.sources.encodings import Encoding, encoding_of_records
+from data_pipeline.sources.source import InputFile, Span
+
+LONGEST_LINE = 256 << 20
+"""Bytes. What is longer is no text, and a worker's memory is not to depend on it."""
+BOM = b"\xef\xbb\xbf"
+
+Line = tuple[int, bytes | bytearray | None]
+"""Offset, and the line without its end; None: it was longer than LONGEST_LINE."""
+
+
+def too_long() -> BadRecord:
+    return BadRecord("line too long", f"is longer than {LONGEST_LINE >> 20} MiB", "break it up")
+
+
+def lines_of(span: Span, encoding: Encoding) -> Iterator[Line]:
+    """The lines that begin in a span; raises `Unreadable`."""
+    start, end = span.start, span.end
+    if not _can_be_cut(span.file, encoding):
+        if start:
+            return  # the first span has it all
+        end = float("inf")
+    for offset, line in _lines_after(span.file, encoding, start, end):
+        if offset >= end:
+            return
+        yield offset, line
+
+
+def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[Line]]]:
+    """What stands between blank lines and begins in a span: the offset, and the lines; raises `Unreadable`."""
+    start, end = span.start, span.end
+    if not _can_be_cut(span.file, encoding):
+        if start:
+            return
+        end = float("inf")
+    begin = _before_whitespace(span.file, start)
+    for blank, some in groupby(_lines(encoding.plain_lines(chunks(span.file, begin)), begin), _is_blank):
+        if blank:
+            continue
+        group = iter(some)  # what is not taken of it, groupby skips
+        first = next(group)
+        if first[0] >= end:
+            return
+        if first[0] >= start:
+            yield first[0], chain((first,), group)
+        elif any(offset >= end for offset, _ in group):
+            return  # one that began before the span and ends behind it
+
+
+def count_lines(file: InputFile) -> Callable[[int], int]:
+    """A function: offset -> the number of the line there, from 1, counted through the file each time."""
+
+    def line_at(offset: int) -> int:
+        number = 1
+        for chunk in encoding_of_records(file).plain_lines(chunks(file)):
+            number += chunk.count(b"\n", 0, offset)
+            if (offset := offset - len(chunk)) <= 0:
+                break
+        return number
+
+    return line_at
+
+
+def _can_be_cut(file: InputFile, encoding: Encoding) -> bool:
+    return compression_of(file.name) is None and encoding.has_plain_lines
+
+
+def _lines_after(file: InputFile, encoding: Encoding, start: int, end: float) -> Iterator[Line]:
+    """Lines whose first byte is `start` or behind it, at least up to `end`."""
+    if not start:
+        return _lines(encoding.plain_lines(chunks(file)), 0)
+    data, at = chunks(file, start - 1), start - 1
+    for chunk in data:
+        found = chunk.find(b"\n") + 1
+        if found:
+            return _lines(chain((chunk[found:],), data), at + found)
+        at += len(chunk)
+        if at >= end:
+            break
+    return iter(())
+
+
+def _lines(data: Iterator[bytes], offset: int) -> Iterator[Line]:
+    """Lines of chunks. One that is too long is measured, not held."""
+    held, lost = bytearray(), 0
+    for chunk in data:
+        first, *rest = chunk.split(b"\n")
+        held += first
+        if lost or len(held) > LONGEST_LINE:
+            lost, held = lost + len(held), bytearray()
+        if not rest:
+            continue
+        last = rest.pop()
+        yield offset, None if lost else _without_mark(held, offset)
+        offset += lost + len(held) + 1
+        for line in rest:
+            yield offset, line
+            offset += len(line) + 1
+        held, lost = bytearray(last), 0
+    if held or lost:
+        yield offset, None if lost else _without_mark(held, offset)
+
+
+def _without_mark(line: bytearray, offset: int) -> bytearray:
+    return line.removeprefix(BOM) if not offset and line.startswith(BOM) else line
+
+
+def _is_blank(line: Line) -> bool:
+    return line[1] is not None and not line[1].strip()
+
+
+def _before_whitespace(file: InputFile, start: int) -> int:
+    """Offset of the last byte before `start` that is no whitespace: the line that it is on is not blank."""
+    with open_file(file) as stream:
+        while start > len(BOM):
+            begin = max(0, start - CHUNK_BYTES)
+            stream.seek(begin)
+            block = stream.read(start - begin).rstrip()
+            if begin + len(block) > len(BOM):
+                return begin + len(block) - 1
+            start = begin
+    return 0  # where no byte order mark is taken for text

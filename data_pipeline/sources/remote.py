@@ -1,0 +1,55 @@
+"""Files of a server, by fsspec."""
+
+from __future__ import annotations
+
+import glob
+import posixpath
+from typing import Any, Literal
+
+from data_pipeline.sources.listing import Found, Listing, fixed_folder, is_hidden
+from data_pipeline.sources.open import file_system
+from megaptm.errors import UserError
+
+
+def list_url(url: str) -> Listing | None:
+    """None: there is nothing of this name."""
+    try:
+        system, path = file_system(url)
+        kind, folder, found = _find(system, path.rstrip("/"))
+    except FileNotFoundError:
+        return None
+    except (ImportError, ValueError, OSError) as error:
+        raise UserError(
+            f"source {url} cannot be listed ({error}): correct it, or its server's address and keys."
+        ) from None
+    # `zip://*.txt::s3://bucket/pile.zip`: what is found in the pile is still in the pile.
+    _, chained, outside = url.partition("::")
+    top = "" if kind == "file" else posixpath.basename(folder) or posixpath.basename(outside)
+    files = []
+    for name, info in found.items():
+        below = name[len(folder) :].lstrip("/")
+        if kind == "folder" and any(is_hidden(part) for part in below.split("/")):
+            continue
+        place = system.unstrip_protocol(name) + chained + outside
+        files.append(Found(place, posixpath.join(top, below), info.get("size") or 0, _version(info)))
+    return Listing(kind, files)
+
+
+def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
+    """Kind, the folder that names begin behind, and name -> what the server says."""
+    try:
+        info = system.info(path)
+    except FileNotFoundError:
+        if not glob.has_magic(path):
+            raise
+        found = system.glob(path, detail=True)
+        return "glob", fixed_folder(path), {name: one for name, one in found.items() if one["type"] == "file"}
+    if info["type"] == "file":
+        return "file", posixpath.dirname(path), {path: info}
+    return "folder", path, system.find(path, detail=True)
+
+
+def _version(info: dict[str, Any]) -> str:
+    """Of what file systems say, the first that changes with the content."""
+    known = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "CRC"))
+    return next((str(value).strip('"') for value in known if value), "")

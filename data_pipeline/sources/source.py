@@ -1,0 +1,92 @@
+"""What a recipe says of a pile of text, and the files that are found there."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal, get_args
+
+from megaptm.errors import UserError
+
+FormatName = Literal["text", "markdown", "code", "json-lines", "csv", "parquet", "warc", "wikipedia", "image-text"]
+Documents = Literal["file", "line", "blank-line"]
+Html = Literal["main", "all"]
+OnError = Literal["skip", "fail"]
+
+MARKUP = ("headers", "lists", "tables")
+"""What of an article's markup can be left out."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one kind, and how to read them."""
+
+    path: str
+    """A file, a folder, a glob or a URL of these; or `python-library`, text that every machine has."""
+    _: KW_ONLY
+    format: FormatName | None = None
+    """Absent: by each file's suffix. Given: a folder's files with a suffix of it, or all that a glob matches."""
+    text: str = "text"
+    """JSON lines, CSV, Parquet, image-text: the field that holds the text."""
+    keep: tuple[str, ...] = ()
+    """JSON lines, CSV, Parquet, image-text: fields kept as the document's notes, such as `url` or `language`."""
+    documents: Documents = "file"
+    """Plain text, Markdown, code: a document is a whole file, a line, or what stands between blank lines."""
+    encoding: str = "utf-8"
+    """Text, JSON lines, CSV: a codec that Python knows, or `auto`: UTF-8, else by a byte order mark, else a guess."""
+    delimiter: str | None = None
+    """CSV: one character; absent: a tab for `.tsv`, else a comma."""
+    html: Html = "main"
+    """WARC: of a page its main content, or all of its text."""
+    leave_out: tuple[str, ...] = MARKUP
+    """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("format", FormatName), ("documents", Documents), ("html", Html)):
+            value = getattr(self, name)
+            if value not in get_args(kind) and (name, value) != ("format", None):
+                raise UserError(f"source {self.path}: {name} ({value}) must be one of {', '.join(get_args(kind))}.")
+        if unknown := sorted(set(self.leave_out) - set(MARKUP)):
+            raise UserError(f"source {self.path}: leave_out ({unknown[0]}) must be one of {', '.join(MARKUP)}.")
+        if self.delimiter is not None and not (len(self.delimiter) == 1 and self.delimiter.isascii()):
+            raise UserError(f"source {self.path}: delimiter ({self.delimiter}) must be one ASCII character.")
+        if self.encoding != "auto" and not _is_codec(self.encoding):
+            raise UserError(
+                f"source {self.path}: encoding ({self.encoding}) is not known to Python: use utf-8, latin-1, auto, ..."
+            )
+
+
+def _is_codec(name: str) -> bool:
+    try:
+        return bool("\n".encode(name))
+    except (LookupError, UnicodeError):
+        return False
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file to read, and the name its documents carry, which does not depend on the machine."""
+
+    path: str
+    """Local path or URL."""
+    name: str
+    size: int
+    """Bytes, as they lie there; 0 where the server does not say."""
+    version: str = ""
+    """Another one when the content is another: nanoseconds of the last change, or the server's etag."""
+    source: Source = field(default_factory=lambda: Source(""))
+    image: str | None = None
+    """Image-text: path or URL of the image whose caption this file is."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The documents of a file whose first byte lies in [start, stop): the same as when the whole is read."""
+
+    file: InputFile
+    start: int = 0
+    stop: int | None = None
+    """None: to the end."""
+
+    @property
+    def end(self) -> float:
+        return float("inf") if self.stop is None else self.stop

@@ -1,0 +1,31 @@
+import pytest
+
+from megaptm.errors import UserError
+from tests.data_pipeline.sources.reading import reading
+
+
+@pytest.fixture
+def refusal():
+    """What a build says that is to end at the first thing it cannot read: one sentence, with the file in it."""
+
+    def said(path, **options) -> str:
+        with pytest.raises(UserError) as error:
+            reading(path, on_error="fail", **options)
+        sentence = str(error.value)
+        assert str(path) in sentence
+        assert "\n" not in sentence
+        assert sentence.endswith("or leave such text out with `on_error: skip`.")
+        return sentence
+
+    return said
+
+
+@pytest.fixture
+def chunk_bytes(monkeypatch):
+    """Sets how much is read and decompressed at a time."""
+
+    def set_to(size: int) -> None:
+        for module in ("compression", "content"):
+            monkeypatch.setattr(f"data_pipeline.sources.{module}.CHUNK_BYTES", size)
+
+    return set_to

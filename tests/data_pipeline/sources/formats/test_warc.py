@@ -1,0 +1,146 @@
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.data_pipeline.sources.reading import reading, written
+
+pytest.importorskip("warcio")
+pytest.importorskip("resiliparse")
+
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
+
+PAGE = """<!doctype html><html><head><title>Of bridges</title><style>p {{color: red}}</style>{head}</head><body>
+<nav><ul><li><a href="/">Home</a></li><li><a href="/about">About us</a></li></ul></nav>
+<main><article><h1>Of bridges</h1>
+<p>{text} A bridge carries a road over a river, and its builders know the river well before they begin.</p>
+<p>Some of them stand for two thousand years, because stone that is pressed lasts longer than stone that is pulled.</p>
+</article></main>
+<footer>Copyright, all rights reserved</footer></body></html>"""
+
+
+class Archive:
+    """Records written by warcio."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.bytes = io.BytesIO()
+        self.writer = WARCWriter(self.bytes, gzip=path.suffix == ".gz")
+        self.writer.write_record(self.writer.create_warcinfo_record(path.name, {"software": "tests"}))
+
+    def page(self, body: bytes, kind: str = "text/html", status: str = "200 OK", **headers: str) -> None:
+        named = [("Content-Type", kind), *((name.replace("_", "-"), value) for name, value in headers.items())]
+        http = StatusAndHeaders(status, named, protocol="HTTP/1.1")
+        self._write("response", body, http_headers=http)
+
+    def text(self, body: bytes) -> None:
+        self._write("conversion", body, warc_content_type="text/plain")
+
+    def request(self) -> None:
+        self._write("request", b"", http_headers=StatusAndHeaders("GET / HTTP/1.1", [], is_http_request=True))
+
+    def _write(self, kind: str, body: bytes, **options) -> None:
+        self.writer.write_record(
+            self.writer.create_warc_record("http://bridges.example/", kind, payload=io.BytesIO(body), **options)
+        )
+
+    def close(self) -> Path:
+        return written(self.path, self.bytes.getvalue())
+
+
+@pytest.mark.parametrize("name", ["a.warc", "a.warc.gz"])
+def test_the_main_content_of_pages_is_read_with_its_address(name, tmp_path):
+    archive = Archive(tmp_path / name)
+    archive.request()
+    archive.page(PAGE.format(head="", text="Große Brücken.").encode())
+    found = reading(archive.close())
+    [document] = found.documents
+    assert document.text.startswith("Of bridges\n\nGroße Brücken. A bridge carries")
+    assert "About us" not in document.text
+    assert "Copyright" not in document.text
+    assert "color" not in document.text
+    assert (document.source, document.notes) == (f"{name}@2", {"url": "http://bridges.example/"})
+    assert not found.counts
+
+
+def test_all_of_a_page_is_read_when_asked(tmp_path):
+    archive = Archive(tmp_path / "a.warc")
+    archive.page(PAGE.format(head="", text="").encode())
+    [text] = reading(archive.close(), html="all").texts
+    assert "About us" in text
+    assert "Copyright" in text
+
+
+def test_text_that_was_extracted_before_is_read_as_it_is(tmp_path):
+    archive = Archive(tmp_path / "a.warc.wet.gz")
+    archive.text("Schöne Brücken\nund Straßen".encode())
+    archive.text(b"second")
+    assert reading(archive.close()).texts == ["Schöne Brücken\nund Straßen", "second"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind", "head", "noted"),
+    [
+        ("utf-8", "text/html; charset=latin-1", "", {}),
+        ("cp1251", "text/html; charset=windows-1251", "", {"encoding": "cp1251"}),
+        ("cp1251", "text/html", '<meta charset="windows-1251">', {"encoding": "cp1251"}),
+        ("cp1251", "text/html; charset=nonsense", '<meta charset="windows-1251">', {"encoding": "cp1251"}),
+    ],
+)
+def test_the_encoding_of_a_page_is_what_fits(codec, kind, head, noted, tmp_path):
+    archive = Archive(tmp_path / "a.warc")
+    archive.page(PAGE.format(head=head, text="Съешь же ещё этих булок.").encode(codec), kind)
+    [document] = reading(archive.close()).documents
+    assert "Съешь же ещё этих булок." in document.text
+    assert document.notes == {"url": "http://bridges.example/", **noted}
+
+
+def test_bodies_are_unpacked(tmp_path):
+    page = PAGE.format(head="", text="").encode()
+    archive = Archive(tmp_path / "a.warc")
+    archive.page(gzip.compress(page), Content_Encoding="gzip")
+    archive.page(b"%x\r\n%s\r\n0\r\n\r\n" % (len(page), page), Transfer_Encoding="chunked")
+    archive.page(page)
+    one, two, three = reading(archive.close()).texts
+    assert one == two == three
+
+
+def test_what_is_no_text_is_counted_and_ends_no_build(tmp_path):
+    archive = Archive(tmp_path / "a.warc")
+    archive.page(b"\x89PNG", "image/png")
+    archive.page(b"<p>nothing here</p>", status="404 Not Found")
+    archive.page(b"<html><body></body></html>")
+    path = archive.close()
+    counts = {"not text": 1, "HTTP error page": 1, "no main content": 1}
+    assert reading(path).counts == counts
+    assert reading(path, on_error="fail").counts == counts
+
+
+def test_a_page_beyond_the_bound_is_counted(tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("data_pipeline.sources.formats.warc.LONGEST_PAGE", 100_000)
+    archive = Archive(tmp_path / "a.warc")
+    archive.text(b"x" * 200_000)
+    archive.text(b"short")
+    path = archive.close()
+    assert (reading(path).texts, reading(path).counts) == (["short"], {"page too long": 1})
+    assert "record 1 is longer than" in refusal(path)
+
+
+def test_an_archive_cut_off_anywhere_keeps_the_records_before_and_counts_once(tmp_path, refusal):
+    archive = Archive(tmp_path / "a.warc")
+    archive.text(b"first one")
+    kept = len(archive.bytes.getvalue())
+    archive.text(b"second one, which is longer")
+    content = archive.close().read_bytes()
+    for end in range(kept + 5, len(content) - 4, 7):
+        found = reading(written(archive.path, content[:end]))
+        assert (found.texts, found.counts) == (["first one"], {"truncated": 1})
+    assert "ends in the middle of a record: fetch it again" in refusal(archive.path)
+
+
+def test_a_file_that_is_no_archive_is_counted(tmp_path, refusal):
+    path = written(tmp_path / "a.warc", "no archive\n" * 10)
+    assert reading(path).counts == {"not WARC": 1}
+    assert "is not a WARC that can be read" in refusal(path)

@@ -1,0 +1,130 @@
+import bz2
+import tracemalloc
+from xml.sax.saxutils import escape
+
+import pytest
+
+from data_pipeline.sources.formats.wikipedia import _elements
+from data_pipeline.sources.formats.wikitext import text_of_markup
+from tests.data_pipeline.sources.reading import reading, whole, written
+
+pytest.importorskip("mwparserfromhell")
+
+MARKUP = """{{Short description|Structure over an obstacle}}
+{{Infobox bridge|name=Old Bridge|length={{convert|12|m}}}}
+[[File:Old Bridge.jpg|thumb|The [[arch]] at ''dawn'']]
+[[Datei:Brücke.jpg|mini|Ein Bogen]]
+An '''old bridge''' ({{IPA|/x/}}; ) is a [[structure]] over a [[river|wide river]].<ref name="a">{{cite|x}}</ref> \
+It's said that l''''arche'' lasts &mdash; see [https://bridges.example the list].<!-- hidden -->
+
+__NOTOC__
+== History ==
+The first one<ref>Nobody knows</ref> was built of<br/>stone, <math>x^2</math> and wood.
+
+* a list of [[stone|stones]]
+*# and woods
+: an indented line
+; term: definition
+
+{| class="wikitable"
+! Year !! Length
+|-
+| 1900 || 12
+|}
+
+=== Later ===
+Others followed.
+
+[[Category:Bridges]]
+[[Kategorie:Brücken]]
+"""
+PROSE = """An old bridge is a structure over a wide river. It's said that l'arche lasts — see the list.
+
+The first one was built of
+stone, and wood.
+
+Others followed."""
+PREFIXES = {"file", "image", "category", "datei", "kategorie"}
+
+
+def test_markup_is_taken_off_and_headers_lists_and_tables_with_it():
+    assert text_of_markup(MARKUP, ("headers", "lists", "tables"), PREFIXES) == PROSE
+
+
+def test_headers_lists_and_tables_stay_when_wanted():
+    text = text_of_markup(MARKUP, (), PREFIXES)
+    for kept in ("\nHistory\n", "a list of stones\n", "and woods\n", "an indented line\n", "1900"):
+        assert kept in text
+    assert "History" not in text_of_markup(MARKUP, ("headers",), PREFIXES)
+    assert "stones" not in text_of_markup(MARKUP, ("lists",), PREFIXES)
+    assert "1900" not in text_of_markup(MARKUP, ("tables",), PREFIXES)
+
+
+def page(number: int, title: str, text: str, space: int = 0, redirect: str = "") -> str:
+    return f"""  <page>
+    <title>{title}</title><ns>{space}</ns><id>{number}</id>{redirect}
+    <revision><id>{number}0</id><contributor><id>7</id></contributor>
+      <text bytes="{len(text)}" xml:space="preserve">{escape(text)}</text>
+    </revision>
+  </page>
+"""
+
+
+HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
+  <siteinfo><sitename>Wikipedia</sitename><namespaces>
+    <namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
+    <namespace key="14" case="first-letter">Kategorie</namespace></namespaces></siteinfo>
+"""
+DUMP = (
+    HEAD
+    + page(12, "Brücke", MARKUP)
+    + page(13, "Bruecke", "#WEITERLEITUNG [[Brücke]]", redirect='<redirect title="Brücke" />')
+    + page(14, "Diskussion:Brücke", "Was meint ihr?", space=1)
+    + page(15, "Fluss", "Ein '''Fluss''' fließt.")
+    + "</mediawiki>\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("dewiki-20240101-pages-articles.xml", str.encode),
+        ("dewiki-20240101-pages-articles1.xml-p1p9.bz2", lambda text: bz2.compress(text.encode())),
+        ("dump.xml", str.encode),
+    ],
+)
+def test_articles_are_read_and_redirects_and_talk_are_counted(name, pack, tmp_path):
+    path = written(tmp_path / name, pack(DUMP))
+    found = reading(path)
+    bridge, river = found.documents
+    assert bridge.text.startswith("An old bridge is a structure over a wide river.")
+    assert "Bogen" not in bridge.text
+    assert (river.text, river.source, river.notes) == (
+        "Ein Fluss fließt.",
+        f"{name}@15",
+        {"id": "15", "title": "Fluss"},
+    )
+    assert found.counts == {"redirect": 1, "not an article": 1}
+    assert reading(path, on_error="fail").documents == found.documents
+
+
+def test_a_dump_cut_off_keeps_its_whole_articles_and_counts_once(tmp_path, refusal):
+    path = written(tmp_path / "dump.xml", DUMP[: DUMP.index("Fluss</title>")])
+    found = reading(path)
+    assert ([document.notes["id"] for document in found.documents], found.counts["not XML"]) == (["12"], 1)
+    assert "dump.xml is not valid XML" in refusal(path)
+
+
+def test_other_xml_is_counted(tmp_path, refusal):
+    path = written(tmp_path / "a.xml", "<project><page/></project>")
+    assert reading(path).counts == {"not a Wikipedia dump": 1}
+    assert "is XML of another kind (`project`)" in refusal(path)
+
+
+def test_pages_do_not_pile_up_in_memory(tmp_path):
+    path = written(tmp_path / "dump.xml", HEAD + page(1, "River", "flows " * 2000) * 1000 + "</mediawiki>")
+    tracemalloc.start()
+    assert sum(element.tag == "page" for element in _elements(whole(path))) == 1000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 2

@@ -1,0 +1,48 @@
+"""Files read as a build reads them."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_pipeline.document import Document, Dropped
+from data_pipeline.sources import Source, Span, deal, find_files, read
+
+
+@dataclass
+class Reading:
+    """All of a source."""
+
+    documents: list[Document] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
+
+    @property
+    def texts(self) -> list[str]:
+        return [document.text for document in self.documents]
+
+    @property
+    def sources(self) -> list[str]:
+        return [document.source for document in self.documents]
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self.dropped.counts
+
+
+def reading(path: object, *, on_error="skip", part=1 << 40, **options) -> Reading:
+    """Found, dealt out in parts of so many bytes, and read."""
+    result = Reading()
+    for spans in deal(find_files([Source(str(path), **options)]), part):
+        for span in spans:
+            result.documents.extend(read(span, result.dropped, on_error))
+    return result
+
+
+def written(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def whole(path: Path, **options) -> Span:
+    [file] = find_files([Source(str(path), **options)])
+    return Span(file)

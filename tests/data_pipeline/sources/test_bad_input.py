@@ -1,0 +1,185 @@
+"""What cannot be read is counted under a reason and the rest is read; or it ends the build with one sentence."""
+
+import bz2
+import gzip
+import lzma
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.document import Dropped
+from data_pipeline.sources import InputFile, Span, content, read
+from data_pipeline.sources.content import open_bytes
+from tests.data_pipeline.sources.reading import reading, whole, written
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    zstd = pytest.importorskip("backports.zstd")
+
+COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd.compress}
+ROWS = b"".join(b'{"text": "document %d: %s"}\n' % (number, os.urandom(40).hex().encode()) for number in range(3000))
+
+
+def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_byte(text, refusal):
+    found = reading(text / "latin.txt")
+    assert found.documents == []
+    assert found.dropped.examples == {"not UTF-8": [("latin.txt", "")]}
+    assert "latin.txt is not UTF-8: byte 0xe9 at offset 3" in refusal(text / "latin.txt")
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1000])
+def test_the_offset_is_right_wherever_chunks_end(chunk, tmp_path, refusal, chunk_bytes):
+    chunk_bytes(chunk)
+    for broken, at in ((b"abc\xc3\xa9\xe9x", 5), (b"abc\xf0\x9f\x98", 3), (b"\xff", 0)):
+        path = written(tmp_path / "a.txt", broken)
+        assert f"offset {at}:" in refusal(path)
+        assert reading(path).counts == {"not UTF-8": 1}
+
+
+def test_lines_and_paragraphs_that_are_not_utf8_are_counted_one_by_one(tmp_path, refusal):
+    path = written(tmp_path / "a.txt", b"one\ncaf\xe9\n\ntwo\n\n\xff\n")
+    by_line = reading(path, documents="line")
+    assert (by_line.texts, by_line.counts) == (["one", "two"], {"not UTF-8": 2})
+    assert by_line.dropped.examples["not UTF-8"] == [("a.txt@4", "caf�"), ("a.txt@15", "�")]
+    by_paragraph = reading(path, documents="blank-line")
+    assert (by_paragraph.texts, by_paragraph.counts) == (["two"], {"not UTF-8": 2})
+    assert "a.txt line 2 is not UTF-8: byte 0xe9 at offset 3" in refusal(path, documents="line")
+    assert "a.txt line 1 is not UTF-8" in refusal(path, documents="blank-line")
+
+
+def test_a_long_text_that_breaks_off_keeps_the_pieces_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.pieces.LONGEST", 100)
+    path = written(tmp_path / "a.txt", b"x" * 250 + b"\xff" + b"y" * 100)
+    found = reading(path)
+    assert (found.texts, found.counts) == ([], {"not UTF-8": 1})
+    monkeypatch.setattr("data_pipeline.sources.content.CHUNK_BYTES", 50)
+    again = reading(path)
+    assert (again.texts, again.counts) == (["x" * 100] * 2, {"not UTF-8": 1})
+
+
+@pytest.mark.parametrize("documents", ["file", "line", "blank-line"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml", "a.txt.gz", "a.jsonl.zst"]
+)
+def test_a_file_without_a_byte_is_counted(documents, name, tmp_path, refusal):
+    path = written(tmp_path / name, b"")
+    assert reading(path, documents=documents).counts == {"empty file": 1}
+    assert f"{name} is empty: remove it" in refusal(path, documents=documents)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_nothing_is_an_empty_file(suffix, tmp_path):
+    assert reading(written(tmp_path / f"a.txt.{suffix}", COMPRESS[suffix](b""))).counts == {"empty file": 1}
+
+
+@pytest.mark.parametrize("inner", ["txt", "jsonl", "csv", "warc", "xml"])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_suffix_that_the_first_bytes_deny_is_wrong_compression(inner, suffix, tmp_path, refusal):
+    path = written(tmp_path / f"a.{inner}.{suffix}", b"plain text, whatever its name")
+    assert reading(path).counts == {"wrong compression": 1}
+    assert "as its suffix says: take the suffix off" in refusal(path)
+    other = next(name for name in COMPRESS if name != suffix)
+    written(path, COMPRESS[other](b"text"))
+    assert reading(path).counts == {"wrong compression": 1}
+    assert f"as its suffix says: let its name end in .{other}" in refusal(path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("documents", ["file", "line"])
+def test_compressed_data_without_its_suffix_are_wrong_compression_once(suffix, documents, tmp_path, refusal):
+    path = written(tmp_path / "a.txt", COMPRESS[suffix](ROWS))
+    assert reading(path, documents=documents).counts == {"wrong compression": 1}
+    assert reading(path, documents=documents, part=500).counts["wrong compression"] == 1
+    assert f"which its suffix does not say: let its name end in .{suffix}" in refusal(path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_truncated_file_keeps_the_lines_before_and_counts_once(suffix, tmp_path, refusal, chunk_bytes):
+    packed = COMPRESS[suffix](ROWS)
+    path = written(tmp_path / f"a.jsonl.{suffix}", packed[: len(packed) * 2 // 3])
+    found = reading(path)
+    assert found.counts == {"truncated": 1}
+    assert found.sources == reading(written(tmp_path / "whole" / path.name, packed)).sources[: len(found.sources)]
+    assert found.documents or suffix in ("bz2", "zst")  # their blocks are larger than this file
+    assert "ends in the middle of its" in refusal(path)
+    chunk_bytes(1000)
+    assert reading(path).documents == found.documents  # not a matter of how it is read
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_truncated_text_is_left_out_whole(suffix, tmp_path):
+    packed = COMPRESS[suffix](ROWS)
+    found = reading(written(tmp_path / f"a.txt.{suffix}", packed[:-10]))
+    assert (found.texts, found.counts) == ([], {"truncated": 1})
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_damaged_compressed_data_are_counted(suffix, tmp_path, refusal):
+    squeeze = partial(zstd.compress, options={zstd.CompressionParameter.checksum_flag: 1})
+    packed = bytearray((squeeze if suffix == "zst" else COMPRESS[suffix])(ROWS))
+    packed[len(packed) // 2 : len(packed) // 2 + 100] = bytes(100)
+    path = written(tmp_path / f"a.txt.{suffix}", bytes(packed))
+    assert sum(reading(path).counts.values()) == 1
+    assert reading(path).counts.keys() <= {"damaged", "truncated"}
+    assert "fetch it again" in refusal(path)
+
+
+def test_garbage_behind_compressed_data_is_damage(tmp_path):
+    path = written(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "one"}\n') + b"garbage")
+    found = reading(path)
+    assert (found.texts, found.counts) == (["one"], {"damaged": 1})
+    padded = written(tmp_path / "b.jsonl.gz", gzip.compress(b'{"text": "one"}\n') + bytes(512))
+    assert (reading(padded).texts, reading(padded).counts) == (["one"], {})
+
+
+def read_file(path: Path, on_error="skip") -> Dropped:
+    dropped = Dropped()
+    assert list(read(Span(InputFile(str(path), path.name, 0)), dropped, on_error)) == []
+    return dropped
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml"])
+def test_a_file_that_vanished_or_may_not_be_read_is_counted(name, tmp_path, monkeypatch, refusal):
+    assert read_file(tmp_path / name).counts == {"unreadable": 1}
+    path = written(tmp_path / name, "x")
+
+    def locked(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(content, "open_bytes", locked)
+    assert read_file(path).counts == {"unreadable": 1}
+    assert f"{name} cannot be read (Permission denied): make it readable" in refusal(path)
+
+
+def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypatch):
+    """Counting would make the corpus depend on the disk's mood."""
+    path = written(tmp_path / "a.jsonl", ROWS)
+
+    class Failing:
+        def __init__(self, path):
+            self.file = open_bytes(path)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def seek(self, offset):
+            self.file.seek(offset)
+
+        def read(self, size):
+            if self.file.tell() > 100_000:
+                raise OSError(5, "Input/output error")
+            return self.file.read(size)
+
+    monkeypatch.setattr(content, "open_bytes", Failing)
+    monkeypatch.setattr(content, "CHUNK_BYTES", 10_000)
+    dropped = Dropped()
+    with pytest.raises(OSError, match="Input/output error"):
+        list(read(whole(path), dropped))
+    assert not dropped.counts

@@ -1,0 +1,141 @@
+"""Object stores and other URLs, read through fsspec: a real server on this machine."""
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+
+import fsspec
+import pytest
+
+from data_pipeline.document import Dropped
+from data_pipeline.sources import Source, deal, find_files, read
+from megaptm.errors import UserError
+from tests.data_pipeline.sources.reading import reading, written
+
+ROWS = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(500))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Address of an S3 server, to which the environment points."""
+    pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
+    command = [sys.executable, "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    keys = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**keys, "AWS_DEFAULT_REGION": "us-east-1"}.items():
+            patch.setenv(name, value)
+        wait_for(f"{address}/moto-api/", process)
+        yield address
+    process.kill()
+    process.wait()
+
+
+def wait_for(url, process):
+    for _ in range(300):
+        assert process.poll() is None, "the server ended"
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the server does not answer")
+
+
+@pytest.fixture(scope="module")
+def bucket(server):
+    system = fsspec.filesystem("s3", skip_instance_cache=True)
+    system.call_s3("create_bucket", Bucket="corpora")
+    for name, content in {
+        "pile/a.jsonl": ROWS.encode(),
+        "pile/below/b.txt.gz": gzip.compress(b"zipped"),
+        "pile/.hidden/c.txt": b"hidden",
+        "pile/picture.png": b"\x89PNG",
+        "other/[1].txt": b"brackets",
+    }.items():
+        system.pipe_file(f"corpora/{name}", content)
+    return "s3://corpora"
+
+
+def test_a_folder_a_file_and_a_glob_of_a_store(bucket):
+    for source, names in {
+        "pile": ["pile/a.jsonl", "pile/below/b.txt.gz"],
+        "pile/": ["pile/a.jsonl", "pile/below/b.txt.gz"],
+        "pile/a.jsonl": ["a.jsonl"],
+        "pile/**/*.gz": ["pile/below/b.txt.gz"],
+        "*/a.*": ["corpora/pile/a.jsonl"],
+        "other/[1].txt": ["[1].txt"],
+    }.items():
+        files = find_files([f"{bucket}/{source}"])
+        assert [file.name for file in files] == names
+        assert all(file.path.startswith(f"{bucket}/") and file.size and file.version for file in files)
+
+
+def test_documents_of_a_store_are_those_of_a_folder(bucket, tmp_path):
+    written(tmp_path / "pile" / "a.jsonl", ROWS)
+    written(tmp_path / "pile" / "below" / "b.txt.gz", gzip.compress(b"zipped"))
+    there = reading(f"{bucket}/pile", part=1000)
+    assert there.documents == reading(tmp_path / "pile").documents
+    assert len(there.documents) == 501
+
+
+def test_what_is_not_there_is_one_sentence(bucket):
+    for missing in (f"{bucket}/nowhere", f"{bucket}/pile/*.epub", "s3://nobucket/a.txt"):
+        with pytest.raises(UserError, match=r"does not exist|no text found"):
+            find_files([missing])
+    with pytest.raises(UserError, match=r"source gopher://a/b cannot be listed \(Protocol not known: gopher"):
+        find_files(["gopher://a/b"])
+
+
+def test_an_object_that_vanished_is_counted(bucket):
+    fsspec.filesystem("s3").pipe_file("corpora/gone/a.txt", b"here")
+    [[span]] = deal(find_files([f"{bucket}/gone/a.txt"]), 1 << 20)
+    fsspec.filesystem("s3").rm_file("corpora/gone/a.txt")
+    dropped = Dropped()
+    assert list(read(span, dropped)) == []
+    assert dropped.counts == {"unreadable": 1}
+
+
+def test_an_object_named_by_two_sources_is_refused(bucket):
+    with pytest.raises(UserError, match=r"both have s3://corpora/pile/a\.jsonl"):
+        find_files([f"{bucket}/pile", f"{bucket}/pile/*.jsonl"])
+
+
+def test_parquet_of_a_store_is_read_by_row_groups(bucket, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": [f"row {row}" for row in range(100)]}), path, row_group_size=10)
+    fsspec.filesystem("s3").put_file(str(path), "corpora/tables/a.parquet")
+    assert reading(f"{bucket}/tables/a.parquet", part=200).texts == [f"row {row}" for row in range(100)]
+
+
+def test_files_inside_of_an_archive(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pile.zip", "w") as archive:
+        archive.writestr("below/a.txt", "one")
+        archive.writestr("b.txt", "two")
+    found = reading(f"zip://**/*.txt::{tmp_path}/pile.zip")
+    assert found.texts == ["two", "one"]
+    assert reading(f"zip://*.txt::{tmp_path}/pile.zip").texts == ["two"]
+    assert reading(f"zip://below::{tmp_path}/pile.zip").sources == ["below/a.txt"]
+
+
+def test_other_file_systems(tmp_path):
+    fsspec.filesystem("memory").pipe({"/pile/a.txt": b"one", "/pile/b.md": b"two"})
+    assert reading("memory://pile").sources == ["pile/a.txt", "pile/b.md"]
+    here = written(tmp_path / "a.txt", "three")
+    [file] = find_files([Source(f"file://{here}")])
+    assert file.path == os.fspath(here)

@@ -1,0 +1,101 @@
+"""However files are cut, the spans together have exactly the documents of the whole."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from data_pipeline.sources import InputFile, Source, Span, deal
+from tests.data_pipeline.sources.reading import reading, written
+
+FIRST = "\ufeff"
+lines = st.lists(
+    st.sampled_from(["", " ", "one", "zwei Wörter", "\t", "三", " four ", "x" * 40, "\r", FIRST]), max_size=25
+)
+ends = st.sampled_from(["\n", "\r\n"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("spans")
+
+
+@settings(max_examples=150, deadline=None)
+@given(written_lines=lines, end=ends, last=st.booleans(), part=st.integers(1, 60))
+@example(written_lines=[FIRST, "one", "", "two"], end="\n", last=False, part=1)
+@pytest.mark.parametrize("documents", ["line", "blank-line"])
+def test_plain_text(documents, written_lines, end, last, part, folder):
+    path = written(folder / "a.txt", end.join(written_lines) + (end if last else ""))
+    whole = reading(path, documents=documents)
+    cut = reading(path, documents=documents, part=part)
+    assert cut.documents == whole.documents
+    assert cut.counts == whole.counts
+    if not path.stat().st_size:
+        assert whole.counts == {"empty file": 1}
+    elif documents == "line":
+        plain = path.read_bytes().decode("utf-8-sig").split("\n")
+        assert whole.texts == [line.removesuffix("\r") for line in plain if line.strip()]
+
+
+@settings(max_examples=80, deadline=None)
+@given(texts=st.lists(st.one_of(st.text(max_size=20), st.none()), max_size=20), part=st.integers(1, 60))
+def test_json_lines(texts, part, folder):
+    rows = ["not json" if text is None else json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    path = written(folder / "a.jsonl", "".join(f"{row}\n" for row in rows).encode("utf-8", "replace"))
+    cut = reading(path, part=part)
+    assert cut.documents == reading(path).documents
+    assert len(cut.documents) + cut.counts["not JSON"] == len(texts)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(0, 40), group=st.integers(1, 20), part=st.integers(20, 4000))
+def test_parquet(rows, group, part, folder):
+    path = folder / "a.parquet"
+    parquet.write_table(pa.table({"text": [f"text {row}" for row in range(rows)]}), path, row_group_size=group)
+    cut = reading(path, part=part)
+    assert cut.documents == reading(path).documents
+    assert cut.texts == [f"text {row}" for row in range(rows)]
+
+
+def test_a_file_in_utf16_is_read_by_its_first_span_alone(tmp_path):
+    path = written(tmp_path / "a.txt", "one\ntwo\nthree\n".encode("utf-16"))
+    cut = reading(path, documents="line", encoding="auto", part=5)
+    assert cut.texts == ["one", "two", "three"]
+
+
+def test_paragraphs_that_reach_over_many_spans_belong_to_their_first_byte(tmp_path):
+    path = written(tmp_path / "a.txt", "\n\none\n" + "long\n" * 50 + " \n\t\nlast\n\n\n")
+    cut = reading(path, documents="blank-line", part=7)
+    assert cut.texts == ["one\n" + "long\n" * 49 + "long", "last"]
+    assert cut.sources == ["a.txt@2", "a.txt@260"]
+
+
+def sized(number: int, size: int, *, cut: bool) -> InputFile:
+    source = Source("pile", documents="line" if cut else "file")
+    return InputFile(f"{number}.txt", f"{number}.txt", size, source=source)
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=30), size=st.integers(1, 50))
+def test_parts_have_every_byte_once_in_order_and_only_a_file_that_cannot_be_cut_exceeds_one(sizes, size):
+    files = [sized(number, bytes_, cut=cut) for number, (bytes_, cut) in enumerate(sizes)]
+    parts = deal(files, size)
+    assert parts == deal(files, size)
+    spans = [span for part in parts for span in part]
+    for file in files:
+        its = [span for span in spans if span.file == file]
+        assert [span.start for span in its[1:]] == [span.stop for span in its[:-1]]
+        assert (its[0].start, its[-1].stop) == (0, None)
+    assert [span.file for span in spans] == sorted((span.file for span in spans), key=files.index)
+    for part in parts:
+        bytes_ = sum((span.file.size if span.stop is None else span.stop) - span.start for span in part)
+        assert bytes_ <= size or (len(part) == 1 and part[0] == Span(part[0].file))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.csv", "a.warc", "a.xml"])
+def test_what_cannot_be_read_from_its_middle_stays_whole(name):
+    file = InputFile(name, name, 1000, source=Source(name, documents="line"))
+    assert deal([file], 10) == [(Span(file),)]
