@@ -9,7 +9,7 @@ import numpy as np
 
 from data_pipeline.clean.repeats import Runs
 from data_pipeline.clean.step import BatchFilter, require_shares
-from data_pipeline.clean.words import per_text, words_of
+from data_pipeline.clean.words import Words, per_text, words_of
 from data_pipeline.document import Document
 
 TOP, DUPLICATE = (2, 3, 4), (5, 6, 7, 8, 9, 10)
@@ -53,7 +53,7 @@ class GopherRepetition(BatchFilter):
 
     def _of_lines(self, text: str) -> str | None:
         """The first rule about lines and paragraphs that is broken."""
-        lines = [line for line in text.split("\n") if line]
+        lines = list(filter(None, text.split("\n")))
         shares = _duplicate_shares(lines)
         if shares == (0, 0):  # no line twice: no paragraph
             return None
@@ -73,21 +73,26 @@ class GopherRepetition(BatchFilter):
         for size, most in self._rules("top_{}_gram", TOP):
             over = Runs.of(words, firsts, size).of_most_frequent() > most * total
             broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"top_{size}_gram") | broken
-        rest = [at for at in range(len(texts)) if at not in broken]
-        return broken | {rest[at]: rule for at, rule in self._of_duplicates([texts[at] for at in rest]).items()}
+        rules = self._rules("duplicate_{}_grams", DUPLICATE)
+        return self._of_duplicates(texts, words, firsts, rules) | broken
 
-    def _of_duplicates(self, texts: Sequence[str]) -> dict[int, str]:
+    def _of_duplicates(
+        self, texts: Sequence[str], words: Words, firsts: np.ndarray, rules: Sequence[tuple[int, float]]
+    ) -> dict[int, str]:
         """What lies in runs of six words that stood before lies in such runs of five: with few of the shorter ones a
         text keeps all the rules that follow, and is not looked at again."""
-        broken: dict[int, str] = {}
-        left, rules = list(range(len(texts))), self._rules("duplicate_{}_grams", DUPLICATE)
-        for place, (size, most) in enumerate(rules):
-            words, firsts = words_of([texts[at] for at in left], fold=False, split="spaces")
-            total = per_text(np.add, words.lengths, firsts)
-            again = Runs.of(words, firsts, size).of_later()
-            broken |= {left[at]: f"duplicate_{size}_grams" for at in np.flatnonzero(again > most * total)}
-            least = min(share for _, share in rules[place:])
-            left = [left[at] for at in np.flatnonzero((again <= most * total) & (again > least * total))]
+        if not rules:
+            return {}
+        (size, most), *later = rules
+        total = per_text(np.add, words.lengths, firsts)
+        again = Runs.of(words, firsts, size).of_later()
+        over = again > most * total
+        broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"duplicate_{size}_grams")
+        left = np.flatnonzero(~over & (again > min(share for _, share in rules) * total)).tolist()
+        if left:
+            some = [texts[at] for at in left]
+            found = self._of_duplicates(some, *words_of(some, fold=False, split="spaces"), later)
+            broken |= {left[at]: rule for at, rule in found.items()}
         return broken
 
     def _rules(self, name: str, sizes: Sequence[int]) -> list[tuple[int, float]]:

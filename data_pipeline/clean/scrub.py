@@ -16,7 +16,8 @@ Found = tuple[int, int, str]
 # Every digit as 0, small letters: what numbers look like is then found by plain search, which is fast.
 SHAPES = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789", b"abcdefghijklmnopqrstuvwxyz000000000")
 
-EMAIL_NAME = re.compile(r"(?<![\w!#$%&'*+=?^`{|}~-])[\w!#$%&'*+=?^`{|}~-]+(?:\.[\w!#$%&'*+=?^`{|}~-]+)*\Z")
+# RFC 5322 allows more signs, but in texts those around a name are quotation marks, backticks and stars.
+EMAIL_NAME = re.compile(r"(?<![\w%&+=-])[\w%&+=-]+(?:\.[\w%&+=-]+)*\Z")
 EMAIL_DOMAIN = re.compile(r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+([A-Za-z]{2,24})(?![\w-])")
 LONGEST_NAME = 64
 # `logo@2x.png` and `getty@tty1.service` are names of files.

@@ -73,6 +73,11 @@ def test_each_rule_on_both_sides_of_its_bound(kept, left_out, why):
     assert reason(STEP, left_out) == why
 
 
+@pytest.mark.parametrize("end", ["the of", "(The) \u201cOF\u201d"])
+def test_stop_words_are_found_in_the_last_words_in_any_case_beside_punctuation(end):
+    assert reason(STEP, "word " * 1000 + end) is None
+
+
 def test_null_turns_rules_off():
     off = {name: None for name in asdict(STEP) if name != "stop_words"}
     assert reason(GopherQuality(**off), "# ...\n- ...") is None

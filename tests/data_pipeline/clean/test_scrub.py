@@ -33,7 +33,7 @@ def test_what_points_to_a_person_goes(text, scrubbed):
 @pytest.mark.parametrize(
     "text",
     [
-        "@property and user@localhost, a @ b, foo@bar",
+        "@property and user@localhost, a @ b, foo@bar, `@pytest.mark.parametrize`, https://***:***@proxy.com",
         "logo@2x.png, getty@tty1.service, lodash@4.17.21, @babel/core@7.1.0",
         "version 203.0.114.7, v2.17.110.3, pkg-1.2.3.104.tar.gz, 1.2.3.104rc1, =1.10.3.4",
         "section 3.11.4.2 and 10.0.19045.3803 and 120.0.6099.109, 1.2.3.4.5",
