@@ -65,9 +65,10 @@ class Mirror:
         self.cache.discard(self.folder / info.name, self.folder / info.index_name)
 
     def fetch_many(self, infos: Iterable[ShardInfo], *, wait: bool, only_index: bool = False) -> None:
-        """Fetch several at once; without `wait` in the background, where what fails is left to who needs it."""
+        """Fetch several at once; without `wait` in the background, where what fails is left to who will need it."""
         todo, errors = deque(infos), list[BaseException]()
-        patience = self.cache.patience if wait else replace(self.cache.patience, tell=_say_nothing)
+        # Ahead of time one attempt is enough: a thread that went on trying would keep the file locked, and say nothing.
+        patience = self.cache.patience if wait else replace(self.cache.patience, seconds=0.0)
         mirror = replace(self, cache=replace(self.cache, patience=patience))
 
         def work() -> None:
@@ -93,6 +94,3 @@ class Mirror:
         """Only the index of a shard."""
         name = info.index_name
         self.cache.fetch(storage.join(self.url, name), self.folder / name, sha256=info.index_sha256)
-
-
-def _say_nothing(line: str) -> None: ...

@@ -6,9 +6,10 @@ import fcntl
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megaptm.errors import UserError
@@ -40,12 +41,16 @@ class Cache:
         """See that `path`, in the cache's folder, is a copy of the file at `url`; whether it had to be fetched."""
         if self._touch(path):
             return False
+        begun = time.monotonic()
         with self._locked(path):
             if self._touch(path):  # another process was first
                 return False
-            size = size_of(url, self.patience) if size is None else size
+            # It tried in vain, and our patience was running meanwhile.
+            left = max(0.0, self.patience.seconds - (time.monotonic() - begun))
+            patience = replace(self.patience, seconds=left)
+            size = size_of(url, patience) if size is None else size
             self._make_room(url, size)
-            self._download(url, path, sha256, size)
+            self._download(url, path, sha256, size, patience)
         return True
 
     def discard(self, *paths: Path) -> None:
@@ -53,11 +58,11 @@ class Cache:
         for path in paths:
             path.unlink(missing_ok=True)
 
-    def _download(self, url: str, path: Path, sha256: str, size: int) -> None:
+    def _download(self, url: str, path: Path, sha256: str, size: int, patience: Patience) -> None:
         arrived = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.arrived")
         try:
             for _ in range(TRIES):
-                if download(url, arrived, size=size, patience=self.patience) == sha256:
+                if download(url, arrived, size=size, patience=patience) == sha256:
                     arrived.replace(path)
                     return
             bad = self.folder / QUARANTINE / f"{path.parent.name}-{path.name}"

@@ -53,7 +53,7 @@ def patiently(call: Callable[[], T], *, what: str, patience: Patience, deadline:
     Raises a `UserError` at once where waiting is of no use (nothing there, access denied), and after
     `patience.seconds` where the server went on failing.
     """
-    begun, tell_at = time.monotonic(), patience.tell_after
+    begun, tell_at, told = time.monotonic(), patience.tell_after, False
     for pause in _pauses(patience):
         try:
             answer = _within(patience.deadline if deadline is None else deadline, call)
@@ -61,19 +61,20 @@ def patiently(call: Callable[[], T], *, what: str, patience: Patience, deadline:
             refuse_permanent(error, what)
             problem = _problem(error)
         else:
-            if tell_at > patience.tell_after:
+            if told:
                 patience.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
             return answer
         waited = time.monotonic() - begun
-        if waited + pause > patience.seconds:
+        if waited >= patience.seconds:
             raise UserError(
                 f"{what} could not be reached for {waited:.0f} s ({problem}): see that its server answers, and "
                 "start again."
             )
-        if waited >= tell_at:
-            patience.tell(f"{what} does not answer ({problem}); trying for another {patience.seconds - waited:.0f} s.")
-            tell_at = waited + 6 * patience.tell_after
-        time.sleep(pause)
+        left = patience.seconds - waited
+        if waited + pause >= tell_at:
+            patience.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")
+            tell_at, told = waited + 6 * patience.tell_after, True
+        time.sleep(min(pause, left))
     raise AssertionError("pauses do not end")
 
 

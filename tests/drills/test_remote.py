@@ -1,0 +1,107 @@
+"""Training from an object store: the run that it is on a folder, through faults; saved when it cannot go on."""
+
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from megaptm.resilience.events import read_events
+from megaptm.storage import Patience
+from tests.data.corpora import publish
+from tests.drills.program import arguments, checkpoints, finish, last_step, losses, resumed_at, start, wait_for
+
+pytestmark = pytest.mark.drill
+
+STEPS = 400
+URL = "s3://corpora/real"
+KINDS = ("reset", "error", "stall", "truncate", "corrupt")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, s3):
+    """A folder of shards so small that the run reads a new one every other step; there is a copy at `URL`."""
+    from data_pipeline import commands
+
+    folder = tmp_path_factory.mktemp("remote") / "corpus"
+    source = Path(sysconfig.get_path("stdlib")) / "encodings" / "*.py"
+    tokenizer = ("tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512")
+    build = [str(source), f"out={folder}", "workers=0", "validation=0.1", "shard_bytes=4096", *tokenizer]
+    commands.build(build, console=Console(quiet=True))
+    publish(folder, URL, Patience(seconds=20, deadline=5))
+    return folder
+
+
+def words(place, folder, *more):
+    """The run's folder, and the words that train it."""
+    run, cache = folder / "run", f"data.cache={folder / 'cache'}"
+    return run, ["train", *arguments("gpt2", run, place, f"train.steps={STEPS}", cache, "data.workers=1", *more)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus, tmp_path_factory):
+    """The losses of the run on the folder."""
+    run, local = words(corpus, tmp_path_factory.mktemp("local"))
+    done = finish(*local)
+    assert done.returncode == 0, done.stderr
+    return losses(run)
+
+
+def test_every_kind_of_fault_leaves_the_run_what_it_is(unbroken, tmp_path, faults):
+    for kind in KINDS:
+        faults.inject(kind, match=r"GET .*\.(tar|npy)$", times=2, seconds=10.0)
+    run, remote = words(URL, tmp_path, "data.patience=120")
+    done = finish(*remote)
+    assert done.returncode == 0, done.stderr
+    assert losses(run) == unbroken
+    assert set(faults.done) == set(KINDS)
+
+
+@pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
+def test_a_run_waits_for_its_server(unbroken, tmp_path, faults, layout):
+    run, remote = words(URL, tmp_path, "data.patience=300", layout)
+    job = start(*remote)
+    wait_for(lambda: last_step(run) >= 3, job)
+    faults.down()
+    stood = 0
+    while (step := last_step(run)) != stood:  # until what was read ahead is used up
+        stood = step
+        time.sleep(2.0)
+    time.sleep(8.0)
+    assert last_step(run) == stood < STEPS
+    faults.up()
+    said = job.communicate(timeout=240)
+    assert job.returncode == 0, said
+    assert {step: each[-1] for step, each in losses(run).items()} == pytest.approx(
+        {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
+    )
+    told = "".join(said) + "".join(path.read_text() for path in (run / "logs").glob("*.log"))
+    assert f"{URL}/train-" in told
+    assert "does not answer" in told
+    assert "answers again after" in told
+
+
+@pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
+def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path, faults, layout):
+    run, remote = words(URL, tmp_path, "data.patience=3", layout)
+    job = start(*remote)
+    wait_for(lambda: last_step(run) >= 3, job)
+    faults.down()
+    out, err = job.communicate(timeout=240)
+    assert job.returncode == 2, (out, err)
+    [sentence] = [line for line in err.splitlines() if line.startswith("error: ")]
+    step = last_step(run)
+    assert 3 <= step < STEPS
+    assert sentence.startswith(f"error: {URL}/train-")
+    assert sentence.endswith(f"see that its server answers, and start again; the run is saved at step {step}.")
+    assert "Traceback" not in err
+    assert checkpoints(run) == [step]
+    faults.up()
+    done = finish(*remote)
+    assert done.returncode == 0, done.stderr
+    assert resumed_at(run) == [step]
+    assert {step: each[-1] for step, each in losses(run).items()} == pytest.approx(
+        {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
+    )
+    assert [event["code"] for event in read_events(run) if event["kind"] == "exit"][-1] == 0
