@@ -5,7 +5,6 @@ Each appears under its name when it is complete, and the documents last: a part 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from data_pipeline.deduplicate.lines import from_line, to_line
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.document import Document
 
@@ -40,7 +40,7 @@ def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -
         sketcher, offset = Sketcher(stem, options), 0
         for document in documents:
             sketcher.add(document, offset)
-            offset += file.write(_line(document))
+            offset += file.write(to_line(document))
         documents_written = sketcher.close()
     return documents_written
 
@@ -49,16 +49,11 @@ def read_part(stem: str, rows: np.ndarray | None = None) -> Iterator[Document]:
     """The documents of a part in these rows, or all."""
     with open(f"{stem}.jsonl", "rb") as file:
         if rows is None:
-            yield from (Document(**json.loads(line)) for line in file)
+            yield from map(from_line, file)
             return
         for offset in load(f"{stem}.columns.npy")["offset"][rows].tolist():
             file.seek(offset)
-            yield Document(**json.loads(file.readline()))
-
-
-def _line(document: Document) -> bytes:
-    fields = {"text": document.text, "source": document.source, "form": document.form, "notes": document.notes}
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+            yield from_line(file.readline())
 
 
 @contextmanager

@@ -1,0 +1,32 @@
+"""Documents survive being written and read, with orjson and without."""
+
+import pytest
+
+from data_pipeline.deduplicate import lines
+from data_pipeline.document import Document
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document("plain", "file.txt"),
+        Document('line\nbreaks, "quotes", \u2028 and \x00', "ünïcode.txt:3", "code"),
+        Document("half a pair \ud800", "odd"),
+        Document("with notes", "a", notes={"turns": [[0, "user"]], "id": (1 << 70) + 1, "url": None}),
+    ],
+)
+def test_a_document_is_one_line_and_comes_back(monkeypatch, document, installed):
+    if not installed:
+        monkeypatch.setattr(lines, "orjson", None)
+    line = lines.to_line(document)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert lines.from_line(line) == document
+
+
+def test_what_one_wrote_the_other_reads(monkeypatch):
+    document = Document("tëxt", "a", notes={"language": "de"})
+    written = lines.to_line(document)
+    monkeypatch.setattr(lines, "orjson", None)
+    assert lines.from_line(written) == document
