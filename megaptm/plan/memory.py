@@ -1,0 +1,69 @@
+"""Memory of one rank, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from megaptm.plan import activations
+from megaptm.plan.stages import Chunk, parameters, stages
+from megaptm.plan.work import Work
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank of a stage at the fullest moment of a step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    workspace: float
+    buffers: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def parts(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def memory(work: Work) -> list[Memory]:
+    """Stage -> what each of its ranks holds."""
+    return [_rank(work, stage, held) for stage, held in enumerate(stages(work))]
+
+
+def fullest(stages: list[Memory]) -> int:
+    """The stage that decides whether a run fits."""
+    return max(range(len(stages)), key=lambda stage: stages[stage].total)
+
+
+def _rank(work: Work, stage: int, held: list[Chunk]) -> Memory:
+    counted = parameters(work, held)
+    weights, gradients, optimizer = states(work, counted.trained, counted.frozen)
+    last = any(chunk.last for chunk in held)
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations.held(work, stage, held),
+        logits=activations.logits(work) if last else 0.0,
+        workspace=activations.workspace(work, counted.largest),
+        buffers=activations.buffers(work),
+    )
+
+
+def states(work: Work, trained: int, frozen: int = 0) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and optimizer of `trained` parameters of a rank.
+
+    As megatron-core holds them (parallel/engine.py, parallel/optimizer.py): gradients of all micro-batches are summed
+    in float32; the optimizer has two float32 moments, and a float32 copy of weights that are not; the distributed
+    optimizer divides these over data ranks, and nothing else.
+    """
+    copies = 8 if work.precision == "fp32" else 12
+    weights, gradients = float(work.element * (trained + frozen)), float(work.software.gradient_bytes * trained)
+    optimizer = float(copies * trained)
+    if work.software.sharding == "full":
+        return weights / work.layout.data, gradients / work.layout.data, optimizer / work.layout.data
+    return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1)

@@ -1,0 +1,172 @@
+"""Published runs beside what the planner says of them: the table of docs/planner.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from megaptm.config.schema import Count, Layout, Section
+from megaptm.families import GPT3
+from megaptm.plan import costs
+from megaptm.plan.machine import Machine, load_machine
+from megaptm.plan.memory import memory
+from megaptm.plan.software import Software
+from megaptm.plan.step import step
+from megaptm.plan.work import Work
+from megaptm.spec import ModelSpec, Size
+
+FILE = Path(__file__).with_suffix(".yaml")
+MISSES = {("MPT on A100 40 GB: the same page", "70B on 64")}
+"""Rows that the planner misses by more than a fifth: one micro-batch a step in a memory that it barely fits."""
+RESULTS = ("seconds", "layer_milliseconds", "hardware_tflops", "tokens_per_second", "mfu")
+
+
+class Row(Section):
+    """One run: a GPT-3-like decoder, its layout, and one printed result."""
+
+    name: str
+    layers: Count
+    width: Count
+    heads: Count
+    sequence: Count
+    vocabulary: Count
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
+    precision: Literal["fp16", "bf16"]
+    devices: Count
+    batch: Count
+    tensor: Count
+    pipeline: Count
+    virtual: Count = 1
+    microbatch: Count
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+    seconds: float | None = None
+    layer_milliseconds: float | None = None
+    hardware_tflops: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+
+
+class Source(Section):
+    """A table in a paper: its machine, its software, what its rows have in common."""
+
+    source: str
+    machine: str
+    between: dict[str, float] = Field(default_factory=dict)
+    """How the network between nodes differs from the machine's."""
+    note: str = ""
+    common: dict[str, Any] = Field(default_factory=dict)
+    open: dict[str, list[int]] = Field(default_factory=dict)
+    """What is not printed: the values that the planner chooses from."""
+    software: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row with the planner's answer, in the unit that was printed."""
+
+    source: str
+    name: str
+    unit: str
+    published: float
+    planned: float
+    error: float
+    """Planned time over published time, less one."""
+
+
+def sources(path: Path = FILE) -> list[Source]:
+    """The tables in `published.yaml`."""
+    return [Source.model_validate(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+def compare_all() -> list[Compared]:
+    """Every row of every table."""
+    return [one for source in sources() for one in compare(source)]
+
+
+def compare(source: Source) -> Iterator[Compared]:
+    """The rows of one table."""
+    machine, software = load_machine(source.machine), Software(**source.software)
+    machine = machine.model_copy(update={"between": machine.between.model_copy(update=source.between)})
+    for printed in source.rows:
+        candidates = [
+            row
+            for row in _choices({**source.common, **printed}, source.open)
+            if not source.open or _is_possible(machine, row, software)
+        ]
+        assert candidates, f"no layout of {printed['name']} is possible"
+        yield min((_compared(source, machine, row, software) for row in candidates), key=lambda one: one.error)
+
+
+def work_of_row(row: Row, software: Software) -> Work:
+    """The step of a published row."""
+    return Work(
+        spec=ModelSpec(
+            family=GPT3,
+            size=Size(layers=row.layers, width=row.width, heads=row.heads, ffn=4 * row.width),
+            vocabulary=row.vocabulary,
+            context=row.sequence,
+            dropout=row.dropout,
+        ),
+        lengths={"decoder": row.sequence},
+        layout=Layout(
+            tensor=row.tensor,
+            pipeline=row.pipeline,
+            virtual=row.virtual,
+            data=row.devices // (row.tensor * row.pipeline),
+            microbatch=row.microbatch,
+            sequence_parallel=row.sequence_parallel,
+            distributed_optimizer=row.distributed_optimizer,
+        ),
+        batch=row.batch,
+        precision=row.precision,
+        recompute=row.recompute,
+        software=software,
+    )
+
+
+def _choices(values: Mapping[str, Any], free: Mapping[str, list[int]]) -> Iterator[Row]:
+    names = [name for name in free if name not in values]
+    for chosen in product(*(free[name] for name in names)):
+        yield Row.model_validate({**values, **dict(zip(names, chosen, strict=True))})
+
+
+def _is_possible(machine: Machine, row: Row, software: Software) -> bool:
+    work = work_of_row(row, software)
+    layout = work.layout
+    if layout.processes != row.devices or row.batch % (layout.data * layout.microbatch):
+        return False
+    interleaves = row.layers % (row.pipeline * row.virtual) == 0 and work.microbatches % row.pipeline == 0
+    if row.virtual > 1 and (row.pipeline == 1 or not interleaves):
+        return False
+    return max(one.total for one in memory(work)) <= machine.usable_bytes
+
+
+def _compared(source: Source, machine: Machine, row: Row, software: Software) -> Compared:
+    work = work_of_row(row, software)
+    unit = next(name for name in RESULTS if getattr(row, name) is not None)
+    published = getattr(row, unit)
+    planned = _answer(machine, work, unit)
+    is_time = unit in ("seconds", "layer_milliseconds")
+    error = planned / published - 1 if is_time else published / planned - 1
+    return Compared(source.source, row.name, unit, published, planned, error)
+
+
+def _answer(machine: Machine, work: Work, unit: str) -> float:
+    if unit == "layer_milliseconds":
+        return costs.layer(machine, work, "decoder").total * 1e3
+    timed = step(machine, work)
+    return {
+        "seconds": timed.seconds,
+        "hardware_tflops": timed.hardware_flops / timed.seconds / timed.devices / 1e12,
+        "tokens_per_second": work.tokens / timed.seconds / timed.devices,
+        "mfu": timed.mfu,
+    }[unit]

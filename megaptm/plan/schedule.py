@@ -1,0 +1,80 @@
+"""The pipeline's schedule in time: which stage runs which micro-batch when, 1F1B or interleaved.
+
+The order on a stage is megatron-core's: some forward passes to fill the pipeline, then one forward and one backward in
+turn, then the backward passes that are left (arXiv:2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of one micro-batch through one chunk."""
+
+    stage: int
+    chunk: int
+    microbatch: int
+    backward: bool
+    start: float
+    stop: float
+
+
+def timeline(
+    *, stages: int, chunks: int, microbatches: int, forward: Sequence[float], backward: Sequence[float]
+) -> list[Pass]:
+    """Every pass of a step; `forward` and `backward` are seconds of one chunk on each stage."""
+    orders = [order(stage, stages=stages, chunks=chunks, microbatches=microbatches) for stage in range(stages)]
+    done: dict[tuple[int, int, bool], float] = {}  # (part of the chain, micro-batch, backward) -> when it ended
+    free, place, passes = [0.0] * stages, [0] * stages, []
+    last = stages * chunks - 1
+    waiting = sum(map(len, orders))
+    while waiting:
+        before = waiting
+        for stage in range(stages):
+            while place[stage] < len(orders[stage]):
+                chunk, microbatch, is_backward = orders[stage][place[stage]]
+                part = chunk * stages + stage
+                needs = _needs(part, microbatch, is_backward, last)
+                if any(need not in done for need in needs):
+                    break
+                start = max([free[stage], *(done[need] for need in needs)])
+                stop = start + (backward if is_backward else forward)[stage]
+                done[part, microbatch, is_backward] = free[stage] = stop
+                passes.append(Pass(stage, chunk, microbatch, is_backward, start, stop))
+                place[stage] += 1
+                waiting -= 1
+        assert waiting < before, "a schedule that waits for itself"
+    return passes
+
+
+def order(stage: int, *, stages: int, chunks: int, microbatches: int) -> list[tuple[int, int, bool]]:
+    """(chunk, micro-batch, backward) in the order that a stage runs them."""
+    forwards = [_place(step, stages, chunks, microbatches) for step in range(microbatches * chunks)]
+    backwards = [(chunks - 1 - chunk, microbatch) for chunk, microbatch in forwards]
+    ahead = (stages - stage - 1) if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    ahead = min(ahead, len(forwards))
+    turns = [(*forwards[step], False) for step in range(ahead)]
+    for step in range(len(forwards) - ahead):
+        turns += [(*forwards[ahead + step], False), (*backwards[step], True)]
+    return turns + [(*backwards[step], True) for step in range(len(forwards) - ahead, len(forwards))]
+
+
+def _place(step: int, stages: int, chunks: int, microbatches: int) -> tuple[int, int]:
+    """Chunk and micro-batch of the n-th forward pass: groups of `stages` micro-batches go through one chunk after the
+    other."""
+    if chunks == 1:
+        return 0, step
+    group, within = divmod(step, stages * chunks)
+    chunk, offset = divmod(within, stages)
+    return chunk, group * stages + offset
+
+
+def _needs(part: int, microbatch: int, is_backward: bool, last: int) -> list[tuple[int, int, bool]]:
+    """What must have ended before: the part before, or behind, and for a backward pass its own forward pass."""
+    if not is_backward:
+        return [(part - 1, microbatch, False)] if part else []
+    own = (part, microbatch, False)
+    return [own] if part == last else [own, (part + 1, microbatch, True)]

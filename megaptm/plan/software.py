@@ -1,0 +1,39 @@
+"""What the code that runs a plan does: ours, or that of a published run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Facts about an engine that its speed and memory follow from."""
+
+    attention: Literal["fused", "first-fused", "materialized"] = "fused"
+    """Whether scores [S, S] are ever written to memory; `first-fused` kernels are those before FlashAttention-2."""
+    fused_residual: bool = False
+    """Whether bias, dropout and residual sum are one pass over memory."""
+    fused_gradient_sum: bool = False
+    """Whether the product that gives a weight's gradient adds it to the float32 sum itself."""
+    tensor_overlap: Literal["none", "backward", "pieces"] = "backward"
+    """When tensor-parallel communication runs beside matrix products: beside the weights' gradients, or always, cut
+    into pieces that follow each other."""
+    gradient_bytes: int = 4
+    """Bytes of one gradient as data ranks sum it."""
+    gradient_overlap: bool = True
+    """Whether gradients of one bucket are summed over data ranks while the next is computed."""
+    parameter_overlap: bool = False
+    """Whether updated weights are gathered while the next step begins."""
+    sliced_boundaries: bool = False
+    """Whether tensor ranks send each a slice of what passes between stages, also without sequence parallelism."""
+    boundary_overlap: bool = False
+    """Whether messages between stages run beside products."""
+    sharding: Literal["layout", "full"] = "layout"
+    """`full`: weights, gradients and moments are divided over data ranks and gathered layer by layer (ZeRO-3)."""
+    chunked_logits: bool = True
+    """Whether logits exist for a chunk of rows at a time, on one tensor rank."""
+
+
+# parallel/engine.py, parallel/stage.py, parallel/optimizer.py, losses/token.py
+MEGAPTM = Software()

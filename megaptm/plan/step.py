@@ -1,0 +1,170 @@
+"""Seconds of a training step, by part: pipeline, communication, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaptm.plan import costs
+from megaptm.plan.costs import Passes, Seconds
+from megaptm.plan.links import collective, message
+from megaptm.plan.machine import Machine
+from megaptm.plan.stages import Chunk, layer_weights, parameters, stages, table_size
+from megaptm.plan.work import Work
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step on the slowest stage, which the others wait for."""
+
+    products: float
+    attention: float
+    memory: float
+    tensor: float
+    """Tensor-parallel communication that nothing hides."""
+    recompute: float
+    bubble: float
+    """The pipeline fills and drains, and waits for its slowest stage."""
+    pipeline: float
+    """Messages between stages."""
+    data: float
+    """Gradients summed and weights gathered over data ranks, as far as nothing hides it."""
+    optimizer: float
+    flops: int
+    """Of the model, on all devices."""
+    hardware_flops: float
+    """With what is computed again."""
+    devices: int
+    peak: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """What the seconds are made of."""
+        names = ("products", "attention", "memory", "tensor", "recompute", "bubble", "pipeline", "data", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilization: the model's operations over what the devices could do (arXiv:2204.02311)."""
+        return self.flops / (self.seconds * self.devices * self.peak)
+
+    @property
+    def hfu(self) -> float:
+        """The same with recomputation counted."""
+        return self.hardware_flops / (self.seconds * self.devices * self.peak)
+
+
+def step(machine: Machine, work: Work) -> Step:
+    """The time of a step of `work` on enough of these machines."""
+    layout = work.layout
+    held = stages(work)
+    passes = [_stage(machine, work, chunks) for chunks in held]
+    totals = [one.total for one in passes]
+    slowest = max(range(len(totals)), key=lambda stage: totals[stage])
+    mine = passes[slowest] * work.microbatches
+    compute = mine.forward + mine.backward
+    # The slowest stage waits for the first micro-batch to reach it, and the others end after its last one.
+    bubble = (sum(totals) - totals[slowest]) / layout.virtual
+    return Step(
+        products=compute.products,
+        attention=compute.attention,
+        memory=compute.memory,
+        tensor=compute.tensor,
+        recompute=mine.again.total,
+        bubble=bubble,
+        pipeline=_messages(machine, work),
+        data=max(_data(machine, work, chunks, one) for chunks, one in zip(held, passes, strict=True)),
+        optimizer=max(_optimizer(machine, work, chunks) for chunks in held),
+        flops=work.flops,
+        hardware_flops=work.flops + recomputed_flops(work),
+        devices=layout.processes,
+        peak=machine.peak(work.precision),
+    )
+
+
+def recomputed_flops(work: Work) -> float:
+    """Operations of a step that are done a second time: the layers' forward pass, or attention's two products."""
+    if work.recompute == "none":
+        return 0.0
+    size, total = work.spec.size, 0.0
+    for name, length in work.lengths.items():
+        total += 4 * length * length * size.heads * size.key_width * size.layers
+        if work.recompute == "full":
+            total += 2 * length * layer_weights(getattr(work.spec.family, name), work.spec) * size.layers
+    return work.batch * total
+
+
+def _stage(machine: Machine, work: Work, held: list[Chunk]) -> Passes:
+    """One micro-batch through all chunks of a stage."""
+    total = Passes(Seconds(), Seconds())
+    layers = {name: costs.layer(machine, work, name) for name in work.lengths}
+    for chunk in held:
+        for name, number in chunk.layers.items():
+            total += layers[name] * number
+        if chunk.first:
+            total += costs.embedding(machine, work)
+        if chunk.last:
+            total += costs.head(machine, work)
+    return total
+
+
+def _messages(machine: Machine, work: Work) -> float:
+    """A micro-batch is received and sent on, forward and backward, once a chunk."""
+    layout = work.layout
+    if layout.pipeline == 1:
+        return 0.0
+    sliced = layout.tensor if work.software.sliced_boundaries else work.slice
+    size = layout.microbatch * work.stream * work.spec.size.width * work.element / sliced
+    one = message(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
+    exposed = machine.efficiency.beside if work.software.boundary_overlap else 1.0
+    return 2 * layout.virtual * work.microbatches * one * exposed
+
+
+def _data(machine: Machine, work: Work, held: list[Chunk], passes: Passes) -> float:
+    """Gradients over data ranks, and the tied table's over the stages that hold it."""
+    layout, software = work.layout, work.software
+    counted = parameters(work, held)
+
+    def over_data_ranks(size: float) -> float:
+        return collective(machine, size, ranks=layout.data, stride=layout.tensor)
+
+    weights, gradients = counted.trained * work.element, counted.trained * software.gradient_bytes
+    beside = machine.efficiency.beside
+    if software.sharding == "full":
+        # Gathered for the forward pass and again for the backward pass, scattered after it, beside the products.
+        moved = over_data_ranks(2 * weights + gradients) * work.microbatches
+        return _uncovered(moved, passes.total * work.microbatches, beside)
+    before, after = over_data_ranks(gradients), 0.0
+    if layout.distributed_optimizer:
+        after = over_data_ranks(weights)
+    else:
+        before *= 2
+    # Interleaved chunks are done one after the other, `pipeline` micro-batches apart.
+    rounds = 1 + layout.pipeline * (layout.virtual - 1) / layout.virtual
+    if software.gradient_overlap:
+        before = _uncovered(before, rounds * (passes.backward.total + passes.again.total), beside)
+    if software.parameter_overlap:
+        after = _uncovered(after, rounds * passes.forward.total, beside)
+    tied = 0.0
+    if layout.pipeline > 1 and work.spec.family.tied and any(chunk.first or chunk.last for chunk in held):
+        size = table_size(work.spec) / layout.tensor * software.gradient_bytes
+        tied = 2 * collective(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
+    return before + after + tied
+
+
+def _uncovered(communication: float, products: float, beside: float) -> float:
+    """Seconds that communication adds to products that run beside it."""
+    hidden = min(communication, products)
+    return communication - hidden + beside * hidden
+
+
+def _optimizer(machine: Machine, work: Work, held: list[Chunk]) -> float:
+    """Norm, clipping and Adam: bytes read and written."""
+    trained = parameters(work, held).trained
+    divided = work.layout.distributed_optimizer or work.software.sharding == "full"
+    mine = trained / (work.layout.data if divided else 1)
+    # The norm reads a gradient, clipping reads and writes it, Adam reads four numbers and writes three, the copy to the
+    # model's format reads and writes one. All gradients are set to zero.
+    return (mine * (4 + 8 + 28 + 6) + trained * 4) / machine.bandwidth

@@ -1,0 +1,97 @@
+"""What a step has to do: a model, rows of tokens, a layout, and the software that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from megaptm.config import Config, Layout, resolve_model
+from megaptm.objectives import OBJECTIVES
+from megaptm.plan.count import step_flops
+from megaptm.plan.software import MEGAPTM, Software
+from megaptm.spec import ModelSpec
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Of a weight or activation in the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Everything that the formulas of memory and time look at."""
+
+    spec: ModelSpec
+    lengths: Mapping[str, int]
+    """Stack -> tokens of one row of it."""
+    layout: Layout
+    batch: int
+    """Rows of a step, over all data ranks."""
+    precision: str = "bf16"
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again: nothing, the attention between queries and values, or whole layers."""
+    masked: bool = False
+    """Whether attention takes a mask (documents, padding) rather than none or the direction of time."""
+    asked: int | None = None
+    """Positions of a row that a masked-token head reads; absent: all."""
+    trained_heads: tuple[str, ...] | None = None
+    """Heads that have a loss, and so gradients; absent: all."""
+    software: Software = MEGAPTM
+
+    @property
+    def element(self) -> int:
+        """Bytes of a weight or an activation."""
+        return BYTES[self.precision]
+
+    @property
+    def microbatches(self) -> int:
+        """Passes of one process in a step."""
+        return self.batch // (self.layout.data * self.layout.microbatch)
+
+    @property
+    def stream(self) -> int:
+        """Tokens of a row over all stacks: the length of what travels between stages."""
+        return sum(self.lengths.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a step learns from, in all stacks."""
+        return self.batch * self.stream
+
+    @property
+    def slice(self) -> int:
+        """Ranks that divide the residual stream."""
+        return self.layout.tensor if self.layout.sequence_parallel else 1
+
+    @property
+    def flops(self) -> int:
+        """Operations of a step on all devices, recomputation left out."""
+        first, *others = self.lengths.values()
+        return step_flops(
+            self.spec,
+            rows=self.batch,
+            sequence=first,
+            target_sequence=others[0] if others else 0,
+            asked=self.asked,
+        )
+
+
+def work_of(config: Config) -> Work:
+    """The step of a training config, as this engine runs it."""
+    spec = resolve_model(config)
+    objective = OBJECTIVES[config.objective]
+    shapes = objective.shapes(config.data.sequence)
+    lengths = {spec.family.stacks[0]: config.data.sequence}
+    if len(spec.family.stacks) > 1:
+        lengths[spec.family.stacks[1]] = shapes["decoder_tokens"][0]
+    return Work(
+        spec=spec,
+        lengths=lengths,
+        layout=config.layout,
+        batch=config.train.batch,
+        precision=config.train.precision,
+        recompute=config.layout.recompute,
+        # As train/feed.py: rows known to be one document without padding go without document numbers.
+        masked=config.data.document_mask or config.objective != "causal-lm",
+        asked=shapes["labels"][0] if "asked" in shapes else None,
+        trained_heads=tuple(objective.losses),
+    )

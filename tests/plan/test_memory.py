@@ -1,0 +1,188 @@
+"""Memory by formula: equal to what the engine holds, and to what papers print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megaptm.config import Layout
+from megaptm.families import BERT, GPT3
+from megaptm.models import Model, fill
+from megaptm.plan import activations
+from megaptm.plan.memory import memory, states
+from megaptm.plan.software import Software
+from megaptm.plan.work import Work
+from megaptm.spec import Family, ModelSpec, Size, change
+from tests.layouts.cases import ADAM, LENGTH, LOSSES, ROWS, batch, micro_batches, tiny
+from tests.layouts.pool import Pool
+from tests.models.tiny import VOCABULARY, mean_losses, tiny_batch
+
+CASES = {
+    "gpt2 in bf16": ("gpt2", "bf16", Layout(microbatch=2)),
+    "bert in fp32": ("bert", "fp32", Layout(microbatch=2)),
+    "t5 on two tensor ranks": ("t5", "bf16", Layout(microbatch=2, tensor=2)),
+    "t5 on two stages": ("t5", "fp32", Layout(microbatch=2, pipeline=2)),
+    "gpt2 interleaved": ("gpt2", "bf16", Layout(microbatch=2, pipeline=2, virtual=2)),
+    "bert, moments divided": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True)),
+    "gpt2, moments divided, fp32": ("gpt2", "fp32", Layout(microbatch=2, data=2, distributed_optimizer=True)),
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    workers = Pool(2)
+    yield workers
+    workers.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_holds_the_bytes_that_the_plan_says(pair, case):
+    family, precision, layout = CASES[case]
+    found = pair.run(layout.processes, held_by_a_rank, family, precision, layout)
+    lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
+    planned = memory(Work(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision))
+    for rank in found:
+        stage = planned[rank["stage"]]
+        assert rank["weights"] == stage.weights
+        assert rank["gradients"] == stage.gradients
+    # Data ranks share the moments of a stage, to the byte only in sum: one cut falls where the buffer's middle is.
+    assert sum(rank["optimizer"] for rank in found) == sum(planned[rank["stage"]].optimizer for rank in found)
+
+
+def held_by_a_rank(family: str, precision: str, layout: Layout) -> dict[str, Any]:
+    """Bytes that the engine holds after a step; runs in a worker."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(family), layout, ADAM, losses=LOSSES[family], seed=7, precision=precision)
+    batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+    engine.step(batches, step=0, lr=1e-3)
+    parameters = [parameter for stage in engine.stages for parameter in stage.parameters()]
+    whole = {parameter.data_ptr() for parameter in parameters}
+    optimizers = getattr(engine.optimizer, "chained_optimizers", [engine.optimizer])
+    states = [(kept, state) for one in optimizers for kept, state in one.optimizer.state.items()]
+    moments = [value for _, state in states for name, value in state.items() if name != "step"]
+    # Float32 copies of weights; where the model is float32 itself, its weights or views of them.
+    copies = [kept for kept, _ in states] if precision == "bf16" else []
+    assert not whole & {copy.data_ptr() for copy in copies}
+    return {
+        "stage": engine.ranks.pipeline,
+        "weights": sum(size(parameter) for parameter in parameters),
+        "gradients": sum(size(parameter.main_grad) for parameter in parameters),
+        "optimizer": sum(size(tensor) for tensor in (*moments, *copies)),
+    }
+
+
+def size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+# What each layer of the paper's GPT keeps, in bytes a token and width: arXiv:2205.05198, table 2. D = 64 heads x 96.
+PAPER = Software(attention="materialized")
+SCORES = 5 * 64 * 2048 / 6144
+TABLE_2 = {
+    "no parallelism": (Layout(), "none", 34 + SCORES),
+    "tensor": (Layout(tensor=8), "none", 10 + 24 / 8 + SCORES / 8),
+    "tensor and sequence": (Layout(tensor=8, sequence_parallel=True), "none", 34 / 8 + SCORES / 8),
+    "tensor, attention again": (Layout(tensor=8), "selective", 10 + 24 / 8),
+    "tensor and sequence, attention again": (Layout(tensor=8, sequence_parallel=True), "selective", 34 / 8),
+    "all again": (Layout(tensor=8), "full", 2),
+}
+
+
+def paper_22b(layout: Layout, recompute: str = "none", software: Software = PAPER) -> Work:
+    layers = Size(layers=48, width=6144, heads=64, ffn=4 * 6144)
+    spec = ModelSpec(family=GPT3, size=layers, vocabulary=51200, context=2048, dropout=0.1)
+    return Work(
+        spec=spec,
+        lengths={"decoder": 2048},
+        layout=layout,
+        batch=layout.data,
+        precision="fp16",
+        recompute=recompute,
+        software=software,
+    )
+
+
+@pytest.mark.parametrize("row", TABLE_2)
+def test_activations_of_a_layer_are_those_of_the_paper(row):
+    layout, recompute, expected = TABLE_2[row]
+    kept = activations.layer(paper_22b(layout, recompute), "decoder")
+    assert kept / (2048 * 6144) == pytest.approx(expected, rel=1e-6)
+
+
+def test_fused_attention_keeps_no_scores_but_one_number_a_query():
+    fused = activations.layer(paper_22b(Layout(), software=Software()), "decoder")
+    assert fused / (2048 * 6144) == pytest.approx(34 + 4 * 64 / 6144)
+
+
+@pytest.mark.parametrize(("virtual", "factor"), [(1, 1.0), (3, 1 + 7 / (8 * 3))])
+def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor):
+    """arXiv:2205.05198, section 4.2.3: L layers in all, and (1 + (p - 1) / (p v)) times as many when interleaved."""
+    layers = Size(layers=48, width=512, heads=8, ffn=2048)
+    family = change(GPT3, dropout=0.0)
+    spec = ModelSpec(family=family, size=layers, vocabulary=512, context=64, dropout=0.0)
+    layout = Layout(pipeline=8, virtual=virtual)
+    work = Work(spec=spec, lengths={"decoder": 64}, layout=layout, batch=64)
+    assert memory(work)[0].activations == pytest.approx(48 * factor * activations.layer(work, "decoder"))
+
+
+# arXiv:1910.02054, figure 1: 7.5 billion parameters on 64 data ranks, float16 gradients, in 10^9 bytes.
+@pytest.mark.parametrize(
+    ("divided", "sharding", "gigabytes"), [(False, "layout", 120), (True, "layout", 31.4), (False, "full", 1.9)]
+)
+def test_states_are_those_of_the_zero_paper(divided, sharding, gigabytes):
+    layout = Layout(data=64, distributed_optimizer=divided)
+    work = paper_22b(layout, software=Software(gradient_bytes=2, sharding=sharding))
+    assert sum(states(work, 7_500_000_000)) / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+BRICKS = {
+    "gpt2": GPT3,
+    "bert": BERT,
+    "swiglu": change(GPT3, decoder=change(GPT3.decoder, ffn="swiglu")),
+    "relu, post-norm": change(GPT3, decoder=change(GPT3.decoder, ffn="relu", norm="post")),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bricks", BRICKS)
+def test_a_layer_keeps_what_autograd_saves(bricks, masked):
+    """To 2%: norms keep two numbers a token besides. Without dropout, which on a CPU no fused attention has."""
+    family = change(BRICKS[bricks], dropout=0.0)
+    two, three = (saved_bytes(family, layers, masked=masked) for layers in (2, 3))
+    work = Work(
+        spec=small(family, layers=2),
+        lengths={family.stacks[0]: 64},
+        layout=Layout(microbatch=2),
+        batch=2,
+        precision="fp32",
+        masked=masked,
+    )
+    assert three - two == pytest.approx(activations.layer(work, family.stacks[0]), rel=0.02)
+
+
+def small(family: Family, *, layers: int) -> ModelSpec:
+    size = Size(layers=layers, width=32, heads=4, ffn=64)
+    return ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=64, dropout=family.dropout)
+
+
+def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
+    """Bytes of all tensors that a forward pass keeps for the backward pass, weights left out, each memory once."""
+    model = Model(small(family, layers=layers))
+    fill(model, seed=7)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    fields = tiny_batch("bert" if family.encoder else "gpt2", rows=2, sequence=64)
+    if not masked:
+        del fields["documents"]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        mean_losses(model.train()(fields))
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(nbytes for place, nbytes in storages.items() if place not in weights)
