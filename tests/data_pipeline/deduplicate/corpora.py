@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from data_pipeline.build.work import key_of
 from data_pipeline.deduplicate import Deduplicate, Duplicates, find_duplicates, write_part
 from data_pipeline.document import Document
 
@@ -76,8 +78,10 @@ def in_process(name, function, jobs):
 
 
 def backwards(name, function, jobs):
-    """The last job first, as workers may."""
-    return [function(job) for job in reversed(jobs)][::-1]
+    """The last job first and as another process gets it; each job has a name to be remembered by."""
+    assert len({key_of(function, job) for job in jobs}) == len(jobs)
+    sent = [pickle.dumps((function, job)) for job in jobs]
+    return [function(job) for function, job in map(pickle.loads, reversed(sent))][::-1]
 
 
 def write_parts(folder: Path, texts: Sequence[str], options: Deduplicate, size: int = 100) -> list[Written]:
