@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import lru_cache
 from typing import Any, BinaryIO
+
+from megaptm.storage import exists, open_remote
 
 
 def is_remote(path: str) -> bool:
@@ -11,9 +15,14 @@ def is_remote(path: str) -> bool:
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """A file to read and seek in. Address and keys of a store come from the environment, as s3fs takes them."""
+    """A file to read and seek in; a server that fails is asked again with patience, but not about a file within an
+    archive. Address and keys of a store come from the environment, as s3fs takes them."""
     if not is_remote(path):
         return open(path, "rb")
+    if "::" not in path:
+        if not exists(path):  # it was there when files were listed
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return open_remote(path)
     system, inner = file_system(path)
     return system.open(inner, "rb")
 

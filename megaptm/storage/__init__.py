@@ -15,6 +15,7 @@ from megaptm.storage.files import (
     upload,
 )
 from megaptm.storage.patience import Patience
+from megaptm.storage.stream import open_remote
 
 __all__ = [
     "Cache",
@@ -27,6 +28,7 @@ __all__ = [
     "join",
     "listed",
     "local_path",
+    "open_remote",
     "read",
     "remove",
     "size_of",

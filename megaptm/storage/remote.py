@@ -33,7 +33,11 @@ class Remote:
     def chunks(self, size: int) -> Iterator[bytes]:
         """The first `size` bytes; a connection that breaks costs one chunk."""
         for start in range(0, size, CHUNK):
-            yield self._call(lambda start=start: self._range(start, min(size, start + CHUNK)))  # type: ignore[misc]
+            yield self.range(start, min(size, start + CHUNK))
+
+    def range(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop)."""
+        return self._call(lambda: self._range(start, stop))
 
     def write(self, path: Path) -> None:
         """Put a local file here; it appears when all of it has arrived."""

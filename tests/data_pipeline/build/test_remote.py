@@ -9,9 +9,8 @@ from data_pipeline.build.corpus import build_corpus
 from megaptm.errors import UserError
 from megaptm.storage import download, exists, join, listed, read, upload
 from tests.data_pipeline.build.test_build import files_of
-from tests.storage.server import BUCKET, s3
+from tests.storage.server import BUCKET
 
-__all__ = ["s3"]
 pytestmark = pytest.mark.real
 
 

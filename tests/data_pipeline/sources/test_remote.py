@@ -3,11 +3,6 @@
 import gzip
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 import zipfile
 
 import fsspec
@@ -22,42 +17,9 @@ ROWS = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in r
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """Address of an S3 server, to which the environment points."""
-    pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    command = [sys.executable, "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    keys = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**keys, "AWS_DEFAULT_REGION": "us-east-1"}.items():
-            patch.setenv(name, value)
-        wait_for(f"{address}/moto-api/", process)
-        yield address
-    process.kill()
-    process.wait()
-
-
-def wait_for(url, process):
-    for _ in range(300):
-        assert process.poll() is None, "the server ended"
-        try:
-            urllib.request.urlopen(url, timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError("the server does not answer")
-
-
-@pytest.fixture(scope="module")
-def bucket(server):
+def bucket(s3):
     system = fsspec.filesystem("s3", skip_instance_cache=True)
-    system.call_s3("create_bucket", Bucket="corpora")
+    system.call_s3("create_bucket", Bucket="piles")
     for name, content in {
         "pile/a.jsonl": ROWS.encode(),
         "pile/below/b.txt.gz": gzip.compress(b"zipped"),
@@ -65,8 +27,8 @@ def bucket(server):
         "pile/picture.png": b"\x89PNG",
         "other/[1].txt": b"brackets",
     }.items():
-        system.pipe_file(f"corpora/{name}", content)
-    return "s3://corpora"
+        system.pipe_file(f"piles/{name}", content)
+    return "s3://piles"
 
 
 def test_a_folder_a_file_and_a_glob_of_a_store(bucket):
@@ -75,7 +37,7 @@ def test_a_folder_a_file_and_a_glob_of_a_store(bucket):
         "pile/": ["pile/a.jsonl", "pile/below/b.txt.gz"],
         "pile/a.jsonl": ["a.jsonl"],
         "pile/**/*.gz": ["pile/below/b.txt.gz"],
-        "*/a.*": ["corpora/pile/a.jsonl"],
+        "*/a.*": ["piles/pile/a.jsonl"],
         "other/[1].txt": ["[1].txt"],
     }.items():
         files = find_files([f"{bucket}/{source}"])
@@ -100,16 +62,16 @@ def test_what_is_not_there_is_one_sentence(bucket):
 
 
 def test_an_object_that_vanished_is_counted(bucket):
-    fsspec.filesystem("s3").pipe_file("corpora/gone/a.txt", b"here")
+    fsspec.filesystem("s3").pipe_file("piles/gone/a.txt", b"here")
     [[span]] = deal(find_files([f"{bucket}/gone/a.txt"]), 1 << 20)
-    fsspec.filesystem("s3").rm_file("corpora/gone/a.txt")
+    fsspec.filesystem("s3").rm_file("piles/gone/a.txt")
     dropped = Dropped()
     assert list(read(span, dropped)) == []
     assert dropped.counts == {"unreadable": 1}
 
 
 def test_an_object_named_by_two_sources_is_refused(bucket):
-    with pytest.raises(UserError, match=r"both have s3://corpora/pile/a\.jsonl"):
+    with pytest.raises(UserError, match=r"both have s3://piles/pile/a\.jsonl"):
         find_files([f"{bucket}/pile", f"{bucket}/pile/*.jsonl"])
 
 
@@ -119,7 +81,7 @@ def test_parquet_of_a_store_is_read_by_row_groups(bucket, tmp_path):
 
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": [f"row {row}" for row in range(100)]}), path, row_group_size=10)
-    fsspec.filesystem("s3").put_file(str(path), "corpora/tables/a.parquet")
+    fsspec.filesystem("s3").put_file(str(path), "piles/tables/a.parquet")
     assert reading(f"{bucket}/tables/a.parquet", part=200).texts == [f"row {row}" for row in range(100)]
 
 
