@@ -1,38 +1,53 @@
-"""What the loader delivers beside what a training step consumes: packed GPT rows of 512 tokens.
+"""Packed GPT rows delivered: beside what a training step consumes, and beside other loaders on the same documents.
 
-    python benchmarks/loader.py [--seconds 3]
+    python benchmarks/loader.py [--seconds 3] [--peers FOLDER] [--only step|peers|s3]
 
 A corpus of random documents (about 450 tokens each, as files of source text have) is written, then read through
-`Loader` with a thread and with a worker process, packed with per-document attention, and compared with the tokens that
-the training step of `benchmarks/step.py` takes in on the same machine in the same run.
+`Loader` with a thread and with a worker process, packed with per-document attention into rows of 512 tokens. The
+training step is that of `benchmarks/step.py`. Peers read the same tar files, or the same documents in their own
+format, in one process and with one worker, and deliver tokens and labels alone, without positions and documents. At
+last the same corpus comes from an S3 server on this machine, when the cache holds it.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import step as step_benchmark
 import torch
+from common.environments import CACHE, python_of, run_peer
+from common.s3 import serve
 
 from megaptm.data import Loader, ShardWriter, open_mix, write_manifest
 from megaptm.objectives import SpecialTokens
 
 LENGTH, BATCH = 512, 8
 VOCABULARY = 50257
+SHARDS, DOCUMENTS = 8, 2500
+MODES = {0: "thread", 1: "worker process"}
+
+# Peer -> name of its environment (None: our own), goal of the ratio.
+PEERS: dict[str, tuple[str | None, float]] = {
+    "webdataset": (None, 2),
+    "energon": ("energon", 2),
+    "megatron": (None, 1),
+    "streaming": ("streaming", 2),
+}
 
 
 def write_corpus(folder: Path) -> SpecialTokens:
     rng = np.random.default_rng(0)
     shards = []
-    for number in range(8):
+    for number in range(SHARDS):
         with ShardWriter(folder / f"train-{number:06d}.tar", dtype="uint16") as writer:
-            for document in range(500):
+            for document in range(DOCUMENTS):
                 tokens = rng.integers(1, VOCABULARY, rng.integers(50, 850))
-                writer.add(number * 500 + document, tokens, text_bytes=4 * len(tokens))
+                writer.add(number * DOCUMENTS + document, tokens, text_bytes=4 * len(tokens))
         shards.append(writer.close())
     tokenizer = {"kind": "byte-bpe", "vocabulary": VOCABULARY, "fingerprint": "random"}
     write_manifest(
@@ -51,40 +66,92 @@ def write_corpus(folder: Path) -> SpecialTokens:
     )
 
 
-def tokens_per_second(folder: Path, special: SpecialTokens, *, workers: int, seconds: float) -> float:
-    mix = open_mix({str(folder): 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
+def rows_per_second(corpus: str, special: SpecialTokens, *, workers: int, seconds: float) -> float:
+    mix = open_mix({corpus: 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
     with Loader(mix, batch=BATCH, microbatch=BATCH, workers=workers) as loader:
         next(loader)  # opens shards, starts the worker
         begun, rows = time.perf_counter(), 0
         while time.perf_counter() - begun < seconds:
             next(loader)
             rows += BATCH
-        return rows * LENGTH / (time.perf_counter() - begun)
+        return rows / (time.perf_counter() - begun)
+
+
+def ours(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
+    return [rows_per_second(corpus, special, workers=workers, seconds=seconds) for workers in MODES]
+
+
+def table_row(name: str, rates: list[float]) -> None:
+    print(
+        f"{name:<32}" + "".join(f"{rate:>10,.0f} rows/s ({MODES[mode]})" for mode, rate in enumerate(rates)), flush=True
+    )
+
+
+def beside_step(delivered: list[float]) -> list[str]:
+    import step as step_benchmark
+
+    from megaptm.parallel.groups import join
+
+    torch.set_num_threads(2)
+    join(rank=0, world=1, local_rank=0, init_method="tcp://127.0.0.1:29535")
+    metrics = []
+    for precision in ("fp32", "bf16"):
+        seconds = step_benchmark.median_seconds({precision: step_benchmark.ours(precision)}, rounds=3)[precision]
+        consumed = step_benchmark.ROWS * step_benchmark.LENGTH / seconds
+        print(f"{'a training step, ' + precision:<32}{consumed:>10,.0f} tokens/s")
+        ratio = min(delivered) * LENGTH / consumed
+        metrics.append(f"METRIC loader_over_step_{precision} {ratio:.0f} ratio goal >=20")
+    return metrics
+
+
+def beside_peers(folder: Path, measure: Callable[[], list[float]], seconds: float, environments: Path) -> list[str]:
+    metrics = []
+    for name, (environment, goal) in PEERS.items():
+        python = sys.executable if environment is None else python_of(environment, environments)
+        if python is None:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            shards = [str(shard) for shard in sorted(folder.glob("*.tar"))]
+            given = {"shards": shards, "length": LENGTH, "batch": BATCH, "seconds": seconds, "vocabulary": VOCABULARY}
+            theirs = run_peer(python, f"loader_{name}", folder=scratch, **given)
+        table_row(name, theirs)
+        mine = measure()  # again beside each: machines are noisy
+        ratio = min(our / their for our, their in zip(mine, theirs, strict=True))
+        metrics.append(f"METRIC loader_over_{name} {ratio:.2f} ratio goal >={goal}")
+    return metrics
+
+
+def beside_s3(folder: Path, special: SpecialTokens, local: list[float], seconds: float) -> list[str]:
+    with tempfile.TemporaryDirectory() as cache, serve(folder, cache) as url:
+        for name in ("from S3, into the cache", "from S3, cached"):
+            rates = ours(url, special, seconds)
+            table_row(name, rates)
+    ratio = min(remote / here for remote, here in zip(rates, local, strict=True))
+    return [f"METRIC loader_s3_cached_over_local {ratio:.2f} ratio goal >=0.5"]
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seconds", type=float, default=3.0)
+    arguments.add_argument("--peers", type=Path, default=CACHE / "peers")
+    arguments.add_argument("--only", choices=("step", "peers", "s3"))
     options = arguments.parse_args()
-    torch.set_num_threads(2)
 
-    from megaptm.parallel.groups import join
-
-    join(rank=0, world=1, local_rank=0, init_method="tcp://127.0.0.1:29535")
-    consumed = {}
-    for precision in ("fp32", "bf16"):
-        seconds = step_benchmark.median_seconds({precision: step_benchmark.ours(precision)}, rounds=3)[precision]
-        consumed[precision] = step_benchmark.ROWS * step_benchmark.LENGTH / seconds
-        print(f"{'a training step, ' + precision:<32}{consumed[precision]:>14,.0f} tokens/s")
-    with tempfile.TemporaryDirectory() as folder:
-        special = write_corpus(Path(folder))
-        delivered = {}
-        for workers, name in ((0, "loader, thread"), (1, "loader, one worker process")):
-            delivered[name] = tokens_per_second(Path(folder), special, workers=workers, seconds=options.seconds)
-            print(f"{name:<32}{delivered[name]:>14,.0f} tokens/s")
-    for precision, tokens in consumed.items():
-        ratio = min(delivered.values()) / tokens
-        print(f"METRIC loader_over_step_{precision} {ratio:.0f} ratio goal >=20")
+    metrics = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        special = write_corpus(folder)
+        delivered = ours(place, special, options.seconds)
+        table_row("megaptm", delivered)
+        if options.only in (None, "peers"):
+            metrics += beside_peers(
+                folder, lambda: ours(place, special, options.seconds), options.seconds, options.peers
+            )
+        if options.only in (None, "s3"):
+            metrics += beside_s3(folder, special, delivered, options.seconds)
+        if options.only in (None, "step"):
+            metrics += beside_step(delivered)
+    print("\n".join(metrics))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What several benchmarks need: real text, a table, environments of peers."""

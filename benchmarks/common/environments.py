@@ -1,0 +1,68 @@
+"""Peers in environments of their own, made once from PyPI: what they pin must not bend what megaptm runs with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "megaptm-benchmarks"
+SCRIPTS = Path(__file__).parents[1] / "peers"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a peer needs, and the imports that show that it works."""
+
+    packages: tuple[str, ...]
+    imports: str
+    find_links: bool = True
+    """Whether wheels of PIP_FIND_LINKS may be used, as for a torch without CUDA."""
+
+
+ENVIRONMENTS = {
+    "datatrove": Environment(("datatrove[processing]==0.10.1", "spacy", "orjson"), "datatrove, spacy, tokenizers"),
+    "energon": Environment(("torch==2.13.0", "megatron-energon==7.4.1"), "megatron.energon"),
+    # Its torchvision must be the one that was made for this torch: both as PyPI has them.
+    "streaming": Environment(("torch==2.13.0", "mosaicml-streaming==0.13.0"), "streaming", find_links=False),
+}
+
+
+def python_of(name: str, folder: Path) -> str | None:
+    """The interpreter of a peer's environment, made when it is not there; None, and a line, where that fails."""
+    python = folder / name / "bin" / "python"
+    environment = ENVIRONMENTS[name]
+    try:
+        if not (folder / name / "ready").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _uv("venv", "--clear", "--python", sys.executable, str(folder / name))
+            found = [] if not environment.find_links else ["--find-links", os.environ.get("PIP_FIND_LINKS", "")]
+            _uv("pip", "install", "--python", str(python), *(found if found[1:] != [""] else []), *environment.packages)
+            _run([str(python), "-c", f"import {environment.imports}"])
+            (folder / name / "ready").touch()
+    except subprocess.CalledProcessError as error:
+        print(f"{name} is left out, it does not install here: {error.stderr.strip().splitlines()[-1:]}")
+        return None
+    return str(python)
+
+
+def run_peer(python: str, script: str, **arguments: Any) -> dict[str, Any]:
+    """Run a script of `peers/` with a JSON object as its argument; its last line says what it measured."""
+    output = _run([python, str(SCRIPTS / f"{script}.py"), json.dumps(arguments)])
+    return json.loads(output.splitlines()[-1])
+
+
+def _uv(*arguments: str) -> None:
+    _run([sys.executable, "-m", "uv", *arguments])
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr or "no word")
+    return done.stdout

@@ -1,0 +1,158 @@
+"""Real text of this machine, recombined: as much of it as a benchmark asks for, which does not deduplicate away.
+
+Paragraphs of documentation, manual pages, docstrings and code are collected, each once, and dealt into documents of
+about 3 kB in an order drawn from a seed: most of whole sentences, as a quality filter keeps them, some of lists and
+change logs, some of code. A few documents are planted again, whole or with a paragraph changed, so that a deduplicator
+has something to find.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import re
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+FILE_BYTES = 50 << 20
+DOCUMENT_CHARACTERS = 3000
+SHARES = {"sentences": 0.65, "notes": 0.15, "code": 0.2}
+COPIES, NEAR_COPIES = 0.05, 0.05
+PARAGRAPH = range(80, 4000)
+"""Characters of a paragraph: shorter ones are headings, longer ones tables."""
+POOL_CHARACTERS = 100 << 20
+"""Of each kind at most; a paragraph that is dealt again is in other company."""
+
+DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
+BLANK_LINES = re.compile(r"\n\s*\n")
+SENTENCES = re.compile(r"[A-Z][^{}\\]*[.!?]")
+
+
+def make_text(folder: Path, megabytes: int, seed: int = 0) -> list[Path]:
+    """JSON lines files with a field `text`, two at least, made at the first call and found there later."""
+    place = folder / f"text-{megabytes}-{seed}"
+    if not place.is_dir():
+        part = place.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _write(part, _documents(random.Random(seed)), megabytes * 1_000_000)
+        part.rename(place)
+    return sorted(place.glob("*.jsonl"))
+
+
+def read_texts(files: list[Path]) -> Iterator[str]:
+    for file in files:
+        with file.open("rb") as lines:
+            for line in lines:
+                yield json.loads(line)["text"]
+
+
+def _write(folder: Path, documents: Iterator[str], total: int) -> None:
+    files = max(2, -(-total // FILE_BYTES))
+    for number in range(files):
+        written = 0
+        with (folder / f"{number:03d}.jsonl").open("wb") as file:
+            while written < total // files:
+                line = {"text": next(documents), "id": f"{number}-{written}"}
+                written += file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+
+def _documents(rng: random.Random) -> Iterator[str]:
+    """Without end; the order of paragraphs is drawn again each time they are used up."""
+    pool = _pool()
+    streams = {kind: _shuffled(pool[kind], rng) for kind in SHARES}
+    recent: list[list[str]] = []
+    while True:
+        draw = rng.random()
+        if recent and draw < COPIES:
+            yield "\n\n".join(rng.choice(recent))
+        elif recent and draw < COPIES + NEAR_COPIES:
+            near = list(rng.choice(recent))
+            near[rng.randrange(len(near))] = next(streams["notes"])[:200]
+            yield "\n\n".join(near)
+        else:
+            [kind] = rng.choices(list(SHARES), list(SHARES.values()))
+            document = _document(streams[kind], rng)
+            recent = [*recent[-999:], document]
+            yield "\n\n".join(document)
+
+
+def _document(stream: Iterator[str], rng: random.Random) -> list[str]:
+    length = rng.lognormvariate(0, 0.8) * DOCUMENT_CHARACTERS
+    document = [next(stream)]
+    while sum(map(len, document)) < length:
+        document.append(next(stream))
+    return document
+
+
+def _shuffled(paragraphs: list[str], rng: random.Random) -> Iterator[str]:
+    while True:
+        for at in rng.sample(range(len(paragraphs)), len(paragraphs)):
+            yield paragraphs[at]
+
+
+def _pool() -> dict[str, list[str]]:
+    """Kind -> paragraphs, each once."""
+    seen: set[bytes] = set()
+    pool: dict[str, list[str]] = {kind: [] for kind in SHARES}
+    sizes = dict.fromkeys(SHARES, 0)
+    for file, prose in _files():
+        for kind, paragraph in _paragraphs(file, prose):
+            if len(paragraph) not in PARAGRAPH or sizes[kind] > POOL_CHARACTERS:
+                continue
+            digest = hashlib.blake2b(paragraph.encode(), digest_size=8).digest()
+            if digest not in seen:
+                seen.add(digest)
+                pool[kind].append(paragraph)
+                sizes[kind] += len(paragraph)
+    return pool
+
+
+def _paragraphs(file: Path, prose: Callable[[str], Iterator[str]]) -> Iterator[tuple[str, str]]:
+    text = _read(file)
+    for paragraph in prose(text):
+        yield "sentences" if SENTENCES.fullmatch(paragraph) else "notes", paragraph
+    if file.suffix == ".py":
+        for paragraph in BLANK_LINES.split(text):
+            yield "code", paragraph.strip("\n")
+
+
+def _files() -> Iterator[tuple[Path, Callable[[str], Iterator[str]]]]:
+    """Files of this machine, and how to find their prose."""
+    for section in sorted(Path("/usr/share/man").glob("man*")):
+        yield from ((file, _manual) for file in sorted(section.iterdir()))
+    yield from ((file, _prose) for file in sorted(Path("/usr/share/doc").rglob("*")) if file.is_file())
+    for name in ("stdlib", "purelib"):
+        library = Path(sysconfig.get_path(name))
+        yield from ((file, _prose) for ending in ("md", "rst", "txt") for file in sorted(library.rglob(f"*.{ending}")))
+        yield from ((file, _docstrings) for file in sorted(library.rglob("*.py")))
+
+
+def _read(file: Path) -> str:
+    """Its text, or nothing: a broken link, another encoding, not text at all."""
+    try:
+        content = file.read_bytes()
+        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError):
+        return ""
+    return "" if "\0" in text else text
+
+
+def _prose(text: str) -> Iterator[str]:
+    """Paragraphs on one line each, as text from the web has them."""
+    yield from (" ".join(paragraph.split()) for paragraph in BLANK_LINES.split(text))
+
+
+def _manual(text: str) -> Iterator[str]:
+    """A manual page without the commands of roff."""
+    lines = ("" if line.startswith((".", "'")) else line for line in text.split("\n"))
+    yield from _prose(re.sub(r"\\f.|\\&", "", "\n".join(lines)).replace("\\-", "-"))
+
+
+def _docstrings(text: str) -> Iterator[str]:
+    for docstring in DOCSTRING.findall(text):
+        yield from _prose(docstring)

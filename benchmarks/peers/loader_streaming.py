@@ -1,0 +1,48 @@
+"""MosaicML streaming over the same documents in its own shards. {"folder", "shards", "length", "batch", "seconds"}"""
+
+import io
+import json
+import sys
+import tarfile
+
+import numpy as np
+from packing import batches, per_second, rows
+from streaming import MDSWriter, StreamingDataset
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Rows(IterableDataset):
+    def __init__(self, documents: StreamingDataset, given: dict):
+        self.documents = documents
+        self.given = given
+
+    def __iter__(self):
+        return batches(rows(self._endless(), self.given["length"]), self.given["batch"])
+
+    def _endless(self):
+        while True:
+            yield from (sample["tokens"] for sample in self.documents)
+
+
+def write(given: dict, out: str) -> None:
+    with MDSWriter(out=out, columns={"tokens": "ndarray:uint16"}) as writer:
+        for shard in given["shards"]:
+            with tarfile.open(shard) as tar:
+                for member in tar:
+                    writer.write({"tokens": np.load(io.BytesIO(tar.extractfile(member).read()))})
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    out = f"{given['folder']}/streaming"
+    write(given, out)
+    done = []
+    for workers in (0, 1):
+        documents = StreamingDataset(local=out, shuffle=True, batch_size=given["batch"])
+        loader = DataLoader(Rows(documents, given), batch_size=None, num_workers=workers)
+        done.append(per_second(loader, given["length"], given["seconds"]))
+    print(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()
