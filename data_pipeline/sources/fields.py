@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from data_pipeline.annotate.turns import text_and_turns
 from data_pipeline.sources.bad import BadRecord
 from data_pipeline.sources.source import Source
 
@@ -15,6 +16,19 @@ def text_of(record: Any, field: str) -> str:
     if not isinstance(text, str):
         raise BadRecord("no text field", f"has no string in its field `{field}`", "add it, or name another with `text`")
     return text
+
+
+def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
+    """The text of the messages in a field, and who speaks from where on as a note; raises `BadRecord`."""
+    messages = record.get(field) if isinstance(record, Mapping) else None
+    try:
+        text, turns = text_and_turns(messages or ())
+    except (AttributeError, KeyError, TypeError):
+        turns = []
+    if not turns:
+        what = f"has no list of messages (`role`, `content`) in its field `{field}`"
+        raise BadRecord("no messages", what, "add it, or name another with `messages`")
+    return text, {"turns": turns}
 
 
 def notes_of(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -27,6 +27,8 @@ class Source:
     """Absent: by each file's suffix. Given: a folder's files with a suffix of it, or all that a glob matches."""
     text: str = "text"
     """JSON lines, CSV, Parquet, image-text: the field that holds the text."""
+    messages: str | None = None
+    """JSON lines: the field that holds a conversation, a list of {role, content}, in the place of a text."""
     keep: tuple[str, ...] = ()
     """JSON lines, CSV, Parquet, image-text: fields kept as the document's notes, such as `url` or `language`."""
     documents: Documents = "file"

@@ -9,7 +9,7 @@ from typing import Any
 from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, needed
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
-from data_pipeline.sources.fields import notes_of, text_of
+from data_pipeline.sources.fields import conversation_of, notes_of, text_of
 from data_pipeline.sources.lines import lines_of, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import Source, Span
@@ -26,7 +26,11 @@ def read_json_lines(span: Span, bad: Bad) -> Iterator[Document]:
             continue
         try:
             record, notes = parse(line)
-            text = text_of(record, source.text)
+            if source.messages is None:
+                text = text_of(record, source.text)
+            else:
+                text, turns = conversation_of(record, source.messages)
+                notes = {**notes, **turns}
         except BadRecord as error:
             bad.line(offset, error, line or b"")
             continue

@@ -139,3 +139,20 @@ def test_languages_are_counted(tmp_path):
     text = records(tmp_path / "a.jsonl", *SENTENCES, german)
     report = built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", "steps=[tag-language]")
     assert report.languages == {"en": 3, "de": 1}
+
+
+def test_a_conversation_is_one_text_that_knows_who_speaks_from_where_on(tmp_path):
+    said = [{"role": "user", "content": "Where is the fox?"}, {"role": "assistant", "content": "In the garden."}]
+    lines = [{"messages": said}, {"messages": []}, {"messages": "none"}]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = tmp_path / "corpus.yaml"
+    recipe.write_text(f"sources: [{{path: {tmp_path}/talks.jsonl, messages: messages}}]\nannotate: {{turns: true}}\n")
+    report = built(tmp_path / "corpus", str(recipe), "tokenizer.vocabulary=300")
+    assert report.dropped == {"no messages": 2}
+    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    roles = corpus.manifest.made_from["tables"]["turns"]
+    [(shard, number)] = documents(tmp_path / "corpus")
+    starts = shard.annotation("turns", number)
+    pieces = np.split(shard.tokens(number), starts[1:, 0])
+    spoken = [(roles[role], tokenizer.decode(piece).strip()) for piece, (_, role) in zip(pieces, starts, strict=True)]
+    assert spoken == [(message["role"], message["content"]) for message in said]
