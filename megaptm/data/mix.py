@@ -165,7 +165,8 @@ def open_mix(
             orders.append(PairOrder(corpus, split, length=length, seed=seed, verify=verify, window=window))
         else:
             cut = task.cut(sequence, document_mask)
-            orders.append(StreamOrder(corpus, split, cut=cut, seed=seed, verify=verify, window=window))
+            words = "words" in task.annotations
+            orders.append(StreamOrder(corpus, split, cut=cut, words=words, seed=seed, verify=verify, window=window))
     return Mix(
         list(corpora),
         orders,

@@ -180,8 +180,15 @@ class StreamOrder(Order):
     """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
     dropped."""
 
-    def __init__(self, corpus: Corpus, split: str, *, cut: Cut, **options: Any):
+    def __init__(self, corpus: Corpus, split: str, *, cut: Cut, words: bool = False, **options: Any):
+        """With `words`, each part says where the words begin that begin in it."""
         self.cut = cut
+        self.words = words
+        if words and "words" not in corpus.manifest.fields:
+            raise UserError(
+                f"{corpus.name} was built without the places of words, which objective masked-lm-whole-word needs: "
+                "build it with annotations.words=true, or use objective masked-lm."
+            )
         super().__init__(corpus, split, **options)
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
         if not self.per_epoch:
@@ -210,8 +217,10 @@ class StreamOrder(Order):
             length, end = after - first - self.cut.slots, min(stop, after)
             begin, finish = min(start - first, length), min(end - first, length)
             shard = self.shards.get(int(window.shard[number]))
-            tokens = shard.tokens(int(window.document[number]), begin, finish)
-            yield Part(tokens, slots=end - start - (finish - begin))
+            document = int(window.document[number])
+            tokens = shard.tokens(document, begin, finish)
+            words = words_between(shard, document, begin, finish) if self.words else None
+            yield Part(tokens, slots=end - start - (finish - begin), words=words)
             start, number = end, number + 1
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
@@ -222,6 +231,13 @@ class StreamOrder(Order):
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
+
+
+def words_between(shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
+    """int32 [words]: the words of a document that begin in [start, stop), counted from `start`."""
+    words = shard.annotation("words", document)
+    first, last = np.searchsorted(words, (start, stop))
+    return words[first:last] - start
 
 
 class PairOrder(Order):

@@ -13,7 +13,7 @@ BERT = Family(
     embedding_norm=True,
     encoder=Block(attention="full", norm="post", ffn="gelu", norm_eps=1e-12),
     heads=("mlm", "next-sentence"),
-    objectives=("masked-lm-next-sentence", "masked-lm"),
+    objectives=("masked-lm-next-sentence", "masked-lm", "masked-lm-whole-word"),
     sizes={
         "base": Size(layers=12, width=768, heads=12, ffn=3072),
         "large": Size(layers=24, width=1024, heads=16, ffn=4096),

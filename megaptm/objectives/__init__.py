@@ -5,9 +5,11 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMNextSentence
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.whole_words import MaskedLMWholeWord
 
 OBJECTIVES: dict[str, Objective] = {
-    objective.name: objective for objective in (CausalLM(), MaskedLM(), MaskedLMNextSentence(), SpanCorruption())
+    objective.name: objective
+    for objective in (CausalLM(), MaskedLM(), MaskedLMWholeWord(), MaskedLMNextSentence(), SpanCorruption())
 }
 
 __all__ = ["OBJECTIVES", "Objective", "SpecialTokens"]

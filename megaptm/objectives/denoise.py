@@ -1,7 +1,7 @@
 """Hide, show, ask: the three functions a denoising task is made of, and the bricks for them.
 
 The tasks to come are lines of the same kind: BART's infilling is `poisson_spans`, one mask a span and `ask` everything;
-whole-word and n-gram masking differ from BERT in `hide` alone; ELECTRA's generator in `show` alone.
+n-gram masking differs from BERT in `hide` alone, as `whole_words` does; ELECTRA's generator in `show` alone.
 """
 
 from __future__ import annotations
@@ -49,6 +49,32 @@ def iid(*, rate: float, most: int) -> Hide:
         hidden = np.zeros(len(tokens), dtype=bool)
         hidden[rng.choice(candidates, count, replace=False, shuffle=False)] = True
         return hidden
+
+    return hide
+
+
+def whole_words(*, rate: float, most: int, begins: np.ndarray) -> Hide:
+    """As many tokens as `iid` hides, or a few less: whole words in random order, those too long for what is left passed
+    over; a word that holds a special token is never hidden.
+
+    `begins` is 1 at the first token of each word, one entry a token. The rule of `do_whole_word_mask` in the
+    `create_pretraining_data.py` of BERT.
+    """
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        word = np.cumsum(begins) - 1
+        lengths = np.bincount(word)
+        lengths[word[special.is_special[tokens]]] = len(tokens) + 1
+        left = min(most, max(1, round(rate * len(tokens))))
+        chosen = np.zeros(len(lengths), dtype=bool)
+        order = rng.permutation(len(lengths))
+        for number, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+            if length <= left:
+                chosen[number] = True
+                left -= length
+                if not left:
+                    break
+        return chosen[word]
 
     return hide
 

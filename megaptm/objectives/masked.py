@@ -8,7 +8,18 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.objectives.denoise import Denoise, hidden_in_place, iid, masked
-from megaptm.objectives.objective import IGNORED, Chunk, Cut, Objective, Piece, Sample, documents_of, padded, shaped
+from megaptm.objectives.objective import (
+    IGNORED,
+    Chunk,
+    Cut,
+    Objective,
+    Part,
+    Piece,
+    Sample,
+    documents_of,
+    padded,
+    shaped,
+)
 from megaptm.objectives.pairs import Pair, next_sentence_pair
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -69,12 +80,25 @@ class MaskedLM(Objective):
     ) -> Sample:
         assert isinstance(piece, list)
         cls, sep = np.array([special.cls]), np.array([special.sep])
-        if document_mask:
-            texts = [np.concatenate((cls, part.tokens, sep)) for part in piece if len(part.tokens)]
-        else:
-            slots = [array for part in piece for array in (part.tokens, np.repeat(sep, part.slots))]
-            texts = [np.concatenate((cls, *slots, sep[: not piece[-1].slots]))]
-        return mask_row(Row(texts, [0] * len(texts), [len(text) for text in texts]), special, rng, sequence)
+        texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
+        row = Row(texts, [0] * len(texts), [len(text) for text in texts])
+        return mask_row(row, self.masking(piece, sequence, document_mask), special, rng, sequence)
+
+    def masking(self, piece: list[Part], sequence: int, document_mask: bool) -> Denoise:
+        """How this row is spoiled."""
+        return bert_masking(sequence)
+
+
+def laid_out(
+    pieces: list[np.ndarray], parts: list[Part], cls: np.ndarray, sep: np.ndarray, document_mask: bool
+) -> list[np.ndarray]:
+    """What each document of a row holds: a `cls`, the piece of its part, a `sep`; without document mask all as one."""
+    if document_mask:
+        return [np.concatenate((cls, piece, sep)) for piece in pieces if len(piece)]
+    between = [
+        array for piece, part in zip(pieces, parts, strict=True) for array in (piece, np.repeat(sep, part.slots))
+    ]
+    return [np.concatenate((cls, *between, sep[: not parts[-1].slots]))]
 
 
 class MaskedLMNextSentence(Objective):
@@ -104,14 +128,15 @@ class MaskedLMNextSentence(Objective):
         cls, sep = np.array([special.cls]), np.array([special.sep])
         text = [np.concatenate((cls, pair.first, sep)), np.concatenate((pair.second, sep))]
         row = Row(text, [0, 1], [sum(map(len, text))])
-        return mask_row(row, special, rng, sequence) | {"next_sentence": np.array(pair.random, dtype=np.int64)}
+        sample = mask_row(row, bert_masking(sequence), special, rng, sequence)
+        return sample | {"next_sentence": np.array(pair.random, dtype=np.int64)}
 
 
-def mask_row(row: Row, special: SpecialTokens, rng: np.random.Generator, sequence: int) -> Sample:
+def mask_row(row: Row, masking: Denoise, special: SpecialTokens, rng: np.random.Generator, sequence: int) -> Sample:
     """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds."""
     assert special.pad is not None
     text = padded(row.text, sum(row.documents), 0)
-    hidden, shown, answers = bert_masking(sequence)(text, special, rng)
+    hidden, shown, answers = masking(text, special, rng)
     documents, positions = documents_of(row.documents, sequence)
     segments = [np.full(len(piece), segment) for piece, segment in zip(row.text, row.segments, strict=True)]
     most = most_asked(sequence)

@@ -42,6 +42,8 @@ class Part:
 
     tokens: np.ndarray
     slots: int
+    words: np.ndarray | None = None
+    """int [words]: the first token of each word that begins here, for objectives that ask for words."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Objective(ABC):
     """What a sample is made of: a list of `Part` cut from the stream, or one `Chunk`."""
     needs: tuple[str, ...] = ()
     """Fields of `SpecialTokens` that must not be absent."""
+    annotations: ClassVar[tuple[str, ...]] = ()
+    """What parts come with: `words`. The corpus must have it."""
 
     @abstractmethod
     def raw_length(self, sequence: int) -> int:

@@ -39,6 +39,7 @@ def tiny_corpus(
     vocabulary: int = 1000,
     lengths: tuple[int, int] = (5, 120),
     sentences: bool = True,
+    words: bool = True,
     shards: int = 4,
     validation: int = 6,
     seed: int = 0,
@@ -47,7 +48,7 @@ def tiny_corpus(
     """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    fields = ("tokens", "sentences") if sentences else ("tokens",)
+    fields = ("tokens", *(("sentences",) if sentences else ()), *(("words",) if words else ()))
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
     key = 0
     for split, count, parts in (("train", documents, shards), ("validation", validation, 1)):
@@ -58,6 +59,8 @@ def tiny_corpus(
                     # A sentence every ten tokens or so; the first always starts at 0.
                     starts = np.flatnonzero(rng.random(len(tokens)) < 0.1)
                     known = {"sentences": np.union1d([0], starts)} if sentences else {}
+                    if words:
+                        known["words"] = word_starts(tokens)
                     writer.add(key, tokens, known, meta={"source": split}, text_bytes=4 * len(tokens))
                     key += 1
             splits[split].append(writer.close())
@@ -69,6 +72,11 @@ def tiny_corpus(
         tokenizer={"kind": "byte-bpe", "vocabulary": vocabulary, "fingerprint": fingerprint},
         made_from={"seed": seed},
     )
+
+
+def word_starts(tokens: np.ndarray) -> np.ndarray:
+    """Two of three ids begin a word; the first token always does."""
+    return np.union1d([0], np.flatnonzero(tokens % 3))
 
 
 def publish(folder: Path, url: str, patience: Patience) -> None:

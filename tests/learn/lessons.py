@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import IGNORED, Chunk, Cut, Objective, Part, Piece, Sample
+from megaptm.objectives.objective import IGNORED, Chunk, Cut, Objective, Piece, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 
 CONFIGS = Path(__file__).parents[2] / "configs/tiny"
@@ -71,7 +71,7 @@ class Shuffled(Objective):
 def _permuted(piece: Piece, rng: np.random.Generator) -> Piece:
     if isinstance(piece, Chunk):
         return Chunk(_resplit(piece.sentences, rng), other=lambda rng: _resplit(piece.other(rng), rng))
-    return [Part(_shuffle(part.tokens, rng), part.slots) for part in piece]
+    return [replace(part, tokens=_shuffle(part.tokens, rng)) for part in piece]
 
 
 def _resplit(sentences: Iterable[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
