@@ -32,10 +32,10 @@ class Annotations:
     def __post_init__(self) -> None:
         if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese):
             raise UserError(
-                f"annotations.chinese ({self.chinese}) must be `{CHARACTERS}`, `{WORDS}` or `package.module:function`."
+                f"annotate.chinese ({self.chinese}) must be `{CHARACTERS}`, `{WORDS}` or `package.module:function`."
             )
         if self.chinese != CHARACTERS and not self.words:
-            raise UserError("annotations.chinese says how words are found: ask for annotations.words too.")
+            raise UserError("annotate.chinese says how words are found: ask for annotate.words too.")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Annotations:
     def inputs(self) -> tuple[str, ...]:
         """Files whose content the result depends on."""
         named = [name for name in (self.chinese, self.tags) if name not in (None, CHARACTERS, WORDS)]
-        files = [file_of(name, "annotations") if is_function(name) else name for name in named if name is not None]
+        files = [file_of(name, "annotate") if is_function(name) else name for name in named if name is not None]
         return tuple(file for file in files if file is not None)
 
     def check(self) -> None:

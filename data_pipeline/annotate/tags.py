@@ -24,7 +24,7 @@ from data_pipeline.functions import function_named, is_function
 from megaptm.errors import UserError
 
 Tag = tuple[int, int, str]
-SETTING = "annotations.tags"
+SETTING = "annotate.tags"
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str
         words = list(segment(run[0]))
         if "".join(words) != run[0]:
             raise UserError(
-                f"annotations.chinese: the words found in {run[0][:20]!r} are not its characters: correct the function."
+                f"annotate.chinese: the words found in {run[0][:20]!r} are not its characters: correct the function."
             )
         within[run.start() : run.end()] = True
         within[run.start() + np.cumsum([0, *map(len, words)])] = False
@@ -100,7 +100,7 @@ def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str
 
 def segmenter_named(name: str) -> Callable[[str], Iterable[str]]:
     """text -> words that put end to end are the text."""
-    return _jieba() if name == "words" else function_named(name, "annotations.chinese")
+    return _jieba() if name == "words" else function_named(name, "annotate.chinese")
 
 
 @lru_cache(maxsize=1)
@@ -108,6 +108,6 @@ def _jieba() -> Callable[[str], Iterable[str]]:
     try:
         import jieba
     except ImportError:
-        raise UserError("annotations.chinese: `words` needs jieba: `pip install megaptm[corpus]`.") from None
+        raise UserError("annotate.chinese: `words` needs jieba: `pip install megaptm[corpus]`.") from None
     jieba.setLogLevel("WARNING")
     return jieba.cut

@@ -187,7 +187,7 @@ class StreamOrder(Order):
         if words and "words" not in corpus.manifest.fields:
             raise UserError(
                 f"{corpus.name} was built without the places of words, which objective masked-lm-whole-word needs: "
-                "build it with annotations.words=true, or use objective masked-lm."
+                "build it with annotate.words=true, or use objective masked-lm."
             )
         super().__init__(corpus, split, **options)
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride

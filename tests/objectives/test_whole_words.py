@@ -95,5 +95,5 @@ def test_a_row_hides_words_of_the_corpus_wherever_it_cuts_its_documents(tmp_path
 
 def test_a_corpus_without_words_is_refused(tmp_path):
     tiny_corpus(tmp_path / "c", words=False)
-    with pytest.raises(UserError, match=r"without the places of words.*annotations\.words=true"):
+    with pytest.raises(UserError, match=r"without the places of words.*annotate\.words=true"):
         open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-whole-word", sequence=40, seed=0, special=SPECIAL)

@@ -150,8 +150,8 @@ def test_files_that_annotations_depend_on_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"words": True, "chinese": "jieba"}, r"annotations\.chinese \(jieba\) must be `characters`, `words`"),
-        ({"chinese": "words"}, r"ask for annotations\.words"),
+        ({"words": True, "chinese": "jieba"}, r"annotate\.chinese \(jieba\) must be `characters`, `words`"),
+        ({"chinese": "words"}, r"ask for annotate\.words"),
     ],
 )
 def test_settings_that_contradict_are_named(settings, sentence):

@@ -59,7 +59,7 @@ def test_a_function_tags_and_its_labels_are_numbered_in_order_of_their_names():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("no_such_module_here:tag", "annotations.tags: module `no_such_module_here` cannot be imported"),
+        ("no_such_module_here:tag", "annotate.tags: module `no_such_module_here` cannot be imported"),
         (f"{__name__}:nobody", "has no function `nobody`"),
         (f"{__name__}:unlabelled", "has no list of its labels"),
         ("nowhere.tsv", r"nowhere\.tsv cannot be read"),

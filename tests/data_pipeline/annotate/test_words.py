@@ -71,5 +71,5 @@ def test_jieba_groups_chinese_characters_into_words():
 
 
 def test_a_segmenter_that_changes_the_text_is_named():
-    with pytest.raises(UserError, match=r"annotations\.chinese.*are not its characters"):
+    with pytest.raises(UserError, match=r"annotate\.chinese.*are not its characters"):
         words("北京大学", f"{__name__}:upside_down")
