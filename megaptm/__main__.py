@@ -12,6 +12,7 @@ from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.commands.generate import generate
 from megaptm.commands.imports import imports
+from megaptm.commands.plan import plan
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
@@ -44,10 +45,15 @@ def main() -> None:
       megaptm evaluate runs/tiny-gpt2
       megaptm generate runs/tiny-gpt2 --prompt 'It was a'
       megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+
+    Before a large run is queued:
+
+    \b
+      megaptm plan configs/gpt3/175b.yaml --nodes 128 --search
     """
 
 
-for command in (corpus, tokenizer, train, report, evaluate, generate, export, imports):
+for command in (corpus, tokenizer, plan, train, report, evaluate, generate, export, imports):
     main.add_command(command)
 
 if __name__ == "__main__":

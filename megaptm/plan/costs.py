@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from megaptm.plan.links import collective
 from megaptm.plan.machine import Machine
-from megaptm.plan.stages import layer_weights
+from megaptm.plan.stages import Chunk, layer_weights
 from megaptm.plan.work import Work
 from megaptm.spec import Block
 
@@ -65,6 +65,20 @@ def product(machine: Machine, work: Work, rows: float, inputs: float, outputs: f
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
     moved = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + moved + machine.efficiency.kernel_microseconds * 1e-6
+
+
+def stage(machine: Machine, work: Work, held: list[Chunk]) -> Passes:
+    """One micro-batch through all chunks of a stage."""
+    total = Passes(Seconds(), Seconds())
+    layers = {name: layer(machine, work, name) for name in work.lengths}
+    for chunk in held:
+        for name, number in chunk.layers.items():
+            total += layers[name] * number
+        if chunk.first:
+            total += embedding(machine, work)
+        if chunk.last:
+            total += head(machine, work)
+    return total
 
 
 def layer(machine: Machine, work: Work, stack: str) -> Passes:

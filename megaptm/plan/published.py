@@ -92,6 +92,32 @@ def compare_all() -> list[Compared]:
     return [one for source in sources() for one in compare(source)]
 
 
+UNITS = {
+    "seconds": "s a step",
+    "layer_milliseconds": "ms a layer",
+    "hardware_tflops": "TFLOP/s, all counted",
+    "tokens_per_second": "tokens/s a device",
+    "mfu": "MFU",
+}
+
+
+def markdown(rows: list[Compared]) -> str:
+    """The comparison as a table."""
+    lines = ["| run | printed | planned | | time |", "|---|---:|---:|---|---:|"]
+    source = ""
+    for row in rows:
+        if row.source != source:
+            source = row.source
+            lines.append(f"| **{source}** | | | | |")
+        values = (_rounded(row.published), _rounded(row.planned))
+        lines.append(f"| {row.name} | {values[0]} | {values[1]} | {UNITS[row.unit]} | {row.error:+.1%} |")
+    return "\n".join(lines)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def compare(source: Source) -> Iterator[Compared]:
     """The rows of one table."""
     machine, software = load_machine(source.machine), Software(**source.software)

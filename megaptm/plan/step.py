@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaptm.plan import costs
-from megaptm.plan.costs import Passes, Seconds
+from megaptm.plan.costs import Passes
 from megaptm.plan.links import collective, message
 from megaptm.plan.machine import Machine
 from megaptm.plan.stages import Chunk, layer_weights, parameters, stages, table_size
@@ -60,7 +60,7 @@ def step(machine: Machine, work: Work) -> Step:
     """The time of a step of `work` on enough of these machines."""
     layout = work.layout
     held = stages(work)
-    passes = [_stage(machine, work, chunks) for chunks in held]
+    passes = [costs.stage(machine, work, chunks) for chunks in held]
     totals = [one.total for one in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     mine = passes[slowest] * work.microbatches
@@ -94,20 +94,6 @@ def recomputed_flops(work: Work) -> float:
         if work.recompute == "full":
             total += 2 * length * layer_weights(getattr(work.spec.family, name), work.spec) * size.layers
     return work.batch * total
-
-
-def _stage(machine: Machine, work: Work, held: list[Chunk]) -> Passes:
-    """One micro-batch through all chunks of a stage."""
-    total = Passes(Seconds(), Seconds())
-    layers = {name: costs.layer(machine, work, name) for name in work.lengths}
-    for chunk in held:
-        for name, number in chunk.layers.items():
-            total += layers[name] * number
-        if chunk.first:
-            total += costs.embedding(machine, work)
-        if chunk.last:
-            total += costs.head(machine, work)
-    return total
 
 
 def _messages(machine: Machine, work: Work) -> float:

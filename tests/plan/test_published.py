@@ -1,5 +1,6 @@
 """The planner beside published runs: the rows, how near it comes, and that nothing is tuned for one of them."""
 
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from megaptm.families import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
 from megaptm.plan.plan import CHECKPOINT_BYTES
-from megaptm.plan.published import MISSES, Row, compare_all, sources
+from megaptm.plan.published import MISSES, Row, compare_all, markdown, sources
 from megaptm.plan.work import Work
 
 ROWS = compare_all()
@@ -71,3 +72,8 @@ def test_operations_are_those_of_the_2021_paper():
     work = Work(spec=spec, lengths={"decoder": 2048}, layout=Layout(), batch=rows, recompute="full")
     paper = 96 * rows * 2048 * layers * width**2 * (1 + 2048 / (6 * width) + vocabulary / (16 * layers * width))
     assert work.flops + recomputed_flops(work) == pytest.approx(paper, rel=1e-9)
+
+
+def test_the_page_shows_this_table():
+    page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    assert markdown(ROWS) in page, "run benchmarks/planner.py and put its table into docs/planner.md"

@@ -1,0 +1,113 @@
+"""`megaptm plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from megaptm.config import Config
+    from megaptm.plan.machine import Machine
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--machine", default="a100-80g", show_default=True, help="A name in configs/machines, or a YAML file.")
+@click.option(
+    "--nodes", type=int, help="Nodes to use; the number of data ranks follows. By default what the layout asks."
+)
+@click.option("--search", is_flag=True, help="Try every legal layout on these nodes, and plan the fastest that fits.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw memory and pipeline: a page (.html) or picture (.png)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables.")
+def plan(
+    config: Path,
+    overrides: tuple[str, ...],
+    machine: str,
+    nodes: int | None,
+    search: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what a run will need before it is queued: memory, time, money, failures.
+
+    No GPU is needed, and nothing is started. CONFIG is a training config; any key can be set on the command line.
+
+    \b
+    Does it fit, and how long does it take?
+      megaptm plan configs/gpt3/175b.yaml
+      megaptm plan configs/gpt3/13b.yaml --machine h100-80g --nodes 8
+      megaptm plan configs/gpt3/13b.yaml layout.recompute=none layout.microbatch=2
+
+    \b
+    Which layout is best on 16 nodes?
+      megaptm plan configs/gpt3/175b.yaml --machine h100-80g --nodes 16 --search
+
+    \b
+    A page with the memory of every stage and the pipeline in time; numbers for a script:
+      megaptm plan configs/gpt3/175b.yaml --plot plan.html
+      megaptm plan configs/t5/11b.yaml --json | jq .step.seconds
+
+    How the numbers are made, and how near they come to published runs: docs/planner.md. For a machine of your own, copy
+    a file of configs/machines.
+    """
+    from megaptm.plan.machine import load_machine
+    from megaptm.plan.plan import plan as make_plan
+
+    described = load_machine(machine)
+    wanted = _config(config, overrides, described, nodes, keeps_layout=not search)
+    if search:
+        wanted = _searched(wanted, described, nodes, silent=as_json)
+    made = make_plan(wanted, described)
+    if plot is not None:
+        from megaptm.plan.picture import draw
+
+        draw(made, plot)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(made.numbers(), indent=2))
+        return
+    from rich.console import Console
+
+    from megaptm.plan.show import show
+
+    show(made, Console())
+    if plot is not None:
+        click.echo(f"\nDrawn: {click.format_filename(plot)}")
+
+
+def _config(
+    path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, keeps_layout: bool
+) -> Config:
+    from megaptm.config import load
+    from megaptm.plan.plan import on_nodes
+
+    if nodes is not None and nodes < 1:
+        raise UserError(f"--nodes {nodes}: a job needs at least one node.")
+    config = load(path, overrides)
+    if nodes is None or not keeps_layout:
+        return config
+    changes = on_nodes(config, machine, nodes)
+    return load(path, [*overrides, *(f"layout.{name}={value}" for name, value in changes.items())])
+
+
+def _searched(config: Config, machine: Machine, nodes: int | None, *, silent: bool) -> Config:
+    from megaptm.plan.search import best, search
+
+    devices = nodes * machine.devices if nodes is not None else config.layout.processes
+    found = search(config, machine, devices)
+    chosen = best(found, config, machine, devices)
+    if not silent:
+        from rich.console import Console
+
+        from megaptm.plan.show import show_search
+
+        show_search(found, Console(), usable=machine.usable_bytes)
+    return config.model_copy(update={"layout": chosen.layout})

@@ -1,0 +1,128 @@
+"""Every legal layout of a config on some devices, the fastest that fits first, and why the others do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from megaptm.config import Config, Layout
+from megaptm.config.check import check
+from megaptm.errors import UserError
+from megaptm.plan.machine import Machine
+from megaptm.plan.memory import fullest, memory
+from megaptm.plan.step import Step, step
+from megaptm.plan.work import Work, work_of
+
+FULL = 0.95
+"""Share of a device's memory that a search fills: formulas of activations are right to some percent."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A legal layout with its time, and the memory of its fullest rank."""
+
+    layout: Layout
+    step: Step
+    bytes: float
+    stage: int
+    """The stage that holds most."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found."""
+
+    fitting: list[Candidate]
+    """Fastest first."""
+    too_large: list[Candidate]
+    """Legal, but a rank does not hold it; the one that needs least first."""
+    refused: Counter[str]
+    """Why a combination is no layout of this config -> how many were refused for it."""
+
+
+def search(config: Config, machine: Machine, devices: int) -> Search:
+    """All layouts of `config` on exactly `devices` devices."""
+    fitting: list[Candidate] = []
+    too_large: list[Candidate] = []
+    refused = Counter[str]()
+    base = work_of(config)
+    for layout in _layouts(config, machine, devices):
+        try:
+            check(config.model_copy(update={"layout": layout}))
+        except UserError as error:
+            refused[_kind(str(error))] += 1
+            continue
+        one = _candidate(machine, replace(base, layout=layout, recompute=layout.recompute))
+        (fitting if one.bytes <= FULL * machine.usable_bytes else too_large).append(one)
+    fitting.sort(key=lambda one: one.step.seconds)
+    too_large.sort(key=lambda one: one.bytes)
+    return Search(fitting, too_large, refused)
+
+
+def best(found: Search, config: Config, machine: Machine, devices: int) -> Candidate:
+    """The fastest layout that fits, or an error that says what is nearest."""
+    if found.fitting:
+        return found.fitting[0]
+    where = f"{config.model.family}/{config.model.size} on {devices:,} x {machine.name}"
+    if not found.too_large:
+        reasons = "; ".join(f"{reason} ({number})" for reason, number in found.refused.most_common(2))
+        raise UserError(f"{where}: no layout is possible: {reasons}; change --nodes or train.batch.")
+    least, room = found.too_large[0].bytes / 2**30, FULL * machine.usable_bytes / 2**30
+    raise UserError(
+        f"{where}: no layout fits: the smallest needs {least:.1f} GiB of a device's {room:.1f}; "
+        "use more nodes (--nodes) or larger devices (--machine)."
+    )
+
+
+def _candidate(machine: Machine, work: Work) -> Candidate:
+    held = memory(work)
+    stage = fullest(held)
+    return Candidate(work.layout, step(machine, work), held[stage].total, stage)
+
+
+def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
+    """Combinations worth looking at: tensor ranks within a node, moments divided wherever there are copies."""
+    work = work_of(config)
+    layers = work.spec.size.layers * len(work.spec.family.stacks)
+    for tensor in _divisors(min(machine.devices, devices)):
+        for pipeline in _divisors(layers):
+            if devices % (tensor * pipeline):
+                continue
+            data = devices // (tensor * pipeline)
+            rows = config.train.batch // data
+            for virtual in _divisors(layers // pipeline) if pipeline > 1 else [1]:
+                for microbatch in [one for one in _divisors(rows) if one <= 64] or [1]:
+                    for recompute in ("none", "full"):
+                        yield Layout(
+                            data=data,
+                            tensor=tensor,
+                            pipeline=pipeline,
+                            virtual=virtual,
+                            microbatch=microbatch,
+                            recompute=recompute,  # type: ignore[arg-type]
+                            sequence_parallel=_can_slice(work, tensor),
+                            distributed_optimizer=data > 1,
+                        )
+
+
+def _can_slice(work: Work, tensor: int) -> bool:
+    return tensor > 1 and not any(length % tensor for length in work.lengths.values())
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def _kind(sentence: str) -> str:
+    """The rule without its numbers, so that like refusals are counted together."""
+    for words, kind in (
+        ("attention heads", "tensor ranks do not divide the attention heads"),
+        ("feed-forward", "tensor ranks do not divide the feed-forward units"),
+        ("padded vocabulary", "tensor ranks do not divide the vocabulary"),
+        ("train.batch", "the batch is not a multiple of data ranks x micro-batch"),
+        ("micro-batches of a step", "stages do not divide the micro-batches, as interleaving needs"),
+    ):
+        if words in sentence:
+            return kind
+    return sentence

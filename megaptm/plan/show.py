@@ -1,0 +1,170 @@
+"""A plan, a search and the published rows as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from megaptm.config import Layout
+from megaptm.plan.plan import Plan
+from megaptm.plan.search import Candidate, Search
+
+GIB = 2**30
+COLORS = ("cyan", "blue", "magenta", "yellow", "green", "red", "bright_black", "bright_cyan", "bright_magenta")
+WIDTH = 60
+
+
+def show(plan: Plan, console: Console) -> None:
+    """The whole plan."""
+    work, layout = plan.work, plan.work.layout
+    machines = f"{plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
+    console.print(Text(f"{plan.title} on {machines}", style="bold"))
+    console.print(
+        f"{plan.parameters:,} parameters; {work.tokens:,} tokens and {work.flops:.3g} FLOPs a step "
+        f"({work.flops / work.tokens:.3g} a token)"
+    )
+    console.print(f"{layout_words(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
+    _memory(plan, console)
+    _step(plan, console)
+    _run(plan, console)
+
+
+def layout_words(layout: Layout) -> str:
+    """`data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`"""
+    words = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+    words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
+    words += f", micro-batch {layout.microbatch}"
+    words += ", sequence parallel" if layout.sequence_parallel else ""
+    words += ", distributed optimizer" if layout.distributed_optimizer else ""
+    return words + (", layers computed again" if layout.recompute == "full" else "")
+
+
+def _memory(plan: Plan, console: Console) -> None:
+    usable = plan.machine.usable_bytes
+    stages = {0: "first", plan.fullest: "fullest", len(plan.memory) - 1: "last"}
+    if len(plan.memory) == 1:
+        stages = {0: "every rank"}
+    table = Table(title="Memory of a rank, GiB", title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for stage, name in sorted(stages.items()):
+        table.add_column(name if len(plan.memory) == 1 else f"stage {stage} ({name})", justify="right")
+    for part in plan.memory[0].parts():
+        table.add_row(part, *(f"{plan.memory[stage].parts()[part] / GIB:.2f}" for stage in sorted(stages)))
+    table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")
+    console.print(table)
+    fullest = plan.memory[plan.fullest]
+    console.print(bar(fullest.parts(), whole=max(usable, fullest.total)))
+    verdict = "fits" if plan.fits else "DOES NOT FIT"
+    console.print(
+        Text(
+            f"{verdict}: {fullest.total / GIB:.1f} of {usable / GIB:.1f} GiB that {plan.machine.name} has to give "
+            f"({fullest.total / usable:.0%})\n",
+            style="green" if plan.fits else "bold red",
+        )
+    )
+
+
+def _step(plan: Plan, console: Console) -> None:
+    step = plan.step
+    table = Table(title="Time of a step", title_justify="left", box=None, pad_edge=False, show_header=False)
+    table.add_column("")
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for part, seconds in step.parts().items():
+        if seconds:
+            table.add_row(PARTS[part], _seconds(seconds), f"{seconds / step.seconds:.1%}")
+    table.add_row("a step", _seconds(step.seconds), "", style="bold")
+    console.print(table)
+    console.print(bar(step.parts(), whole=step.seconds))
+    console.print(
+        f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak for the model's operations (MFU), "
+        f"{step.hfu:.1%} with those done again (HFU)\n"
+    )
+
+
+PARTS = {
+    "products": "matrix products",
+    "attention": "attention",
+    "memory": "between products",
+    "tensor": "tensor communication",
+    "recompute": "computed again",
+    "bubble": "pipeline bubble",
+    "pipeline": "pipeline messages",
+    "data": "data communication",
+    "optimizer": "optimizer",
+}
+
+
+def _run(plan: Plan, console: Console) -> None:
+    failures = plan.failures
+    rows = {
+        "steps": f"{plan.steps:,}, {plan.work.tokens * plan.steps:,} tokens",
+        "time": f"{_days(plan.days)} of steps, {_days(plan.days_with_failures)} with saving and failures",
+        "device hours": f"{plan.device_hours:,.0f}",
+        "checkpoint": f"{failures.checkpoint_bytes / 1e9:,.1f} GB in {_seconds(failures.checkpoint_seconds)}, "
+        f"every {plan.every:,} steps; least is lost at every {failures.best_interval_steps:,}",
+        "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
+        "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",
+    }
+    table = Table(title="The run", title_justify="left", box=None, pad_edge=False, show_header=False)
+    for name, words in rows.items():
+        table.add_row(name, words)
+    console.print(table)
+
+
+def bar(parts: Mapping[str, float], *, whole: float) -> Text:
+    """A line of colored blocks with a legend, each part as long as its share of the whole."""
+    line, legend = Text(), Text()
+    for (name, value), color in zip(parts.items(), COLORS, strict=False):
+        blocks = round(value / whole * WIDTH)
+        line.append("█" * blocks, style=color)
+        if blocks:
+            legend.append("  █ ", style=color).append(name)
+    rest = WIDTH - len(line.plain)
+    return Text("\n").join([line.append("·" * max(rest, 0), style="bright_black"), legend])
+
+
+def show_search(found: Search, console: Console, *, usable: float, most: int = 10) -> None:
+    """The fastest layouts that fit, the nearest that do not, and what was refused."""
+    tried = len(found.fitting) + len(found.too_large)
+    console.print(f"{tried:,} legal layouts, {len(found.fitting):,} fit; the fastest:", highlight=False)
+    console.print(_candidates(found.fitting[:most]))
+    best = found.fitting[0].step.seconds if found.fitting else float("inf")
+    faster = sorted((one for one in found.too_large if one.step.seconds < best), key=lambda one: one.bytes)[:3]
+    if faster:
+        console.print(f"\nFaster ones that need too much of the {usable / GIB:.1f} GiB there are:", highlight=False)
+        console.print(_candidates(faster))
+    if found.refused:
+        console.print("\nRefused:")
+        for reason, number in found.refused.most_common(6):
+            console.print(f"  {number:,}  {reason}", highlight=False, markup=False)
+    console.print()
+
+
+def _candidates(candidates: Iterable[Candidate]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("data", "tensor", "pipeline", "virtual", "rows", "again", "step", "MFU", "bubble", "GiB"):
+        table.add_column(name, justify="right")
+    for one in candidates:
+        layout = one.layout
+        table.add_row(
+            *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
+            str(layout.microbatch),
+            "layers" if layout.recompute == "full" else "-",
+            _seconds(one.step.seconds),
+            f"{one.step.mfu:.1%}",
+            f"{one.step.bubble / one.step.seconds:.1%}",
+            f"{one.bytes / GIB:.1f}",
+        )
+    return table
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.2g} hours"

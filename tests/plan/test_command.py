@@ -1,0 +1,115 @@
+"""`megaptm plan` as it is typed."""
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from tests.bad_input.mistakes import told
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+
+
+def said(*words: str) -> str:
+    done = CliRunner().invoke(main, ["plan", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_plan_of_the_175b_is_told():
+    text = said(CONFIGS / "gpt3/175b.yaml")
+    for words in ("174,604,259,328 parameters", "128 x 8 A100 80 GB", "fits:", "pipeline bubble", "device hours"):
+        assert words in text
+
+
+def test_json_is_read_back_and_adds_up():
+    numbers = json.loads(said(CONFIGS / "gpt3/175b.yaml", "--json"))
+    parts = {
+        key: value
+        for key, value in numbers["step"].items()
+        if key not in ("seconds", "mfu", "hfu", "tokens_per_second")
+    }
+    assert sum(parts.values()) == pytest.approx(numbers["step"]["seconds"])
+    for stage in numbers["memory"]["stages"]:
+        assert sum(stage.values()) == pytest.approx(2 * stage["total"])
+    assert numbers["devices"] == 1024
+    assert numbers["fits"] is True
+
+
+def test_nodes_set_the_number_of_data_ranks():
+    numbers = json.loads(said(CONFIGS / "gpt3/13b.yaml", "--nodes", "8", "--json"))
+    assert (numbers["devices"], numbers["nodes"]) == (64, 8)
+
+
+def test_a_config_that_is_too_large_is_told_so():
+    text = said(CONFIGS / "gpt3/13b.yaml", "layout={data: 8, microbatch: 1}", "--machine", "rtx4090")
+    assert "DOES NOT FIT" in text
+
+
+def test_a_search_ranks_and_says_why_not():
+    text = said(CONFIGS / "gpt3/6.7b.yaml", "--nodes", "4", "--search")
+    assert "legal layouts" in text
+    assert "Refused:" in text
+    assert "MFU" in text
+
+
+def test_a_page_is_drawn_without_scripts(tmp_path):
+    page = tmp_path / "plan.html"
+    said(CONFIGS / "gpt3/175b.yaml", "--plot", page)
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "http" not in text
+    assert text.count("<svg") == 2
+
+
+def test_a_picture_is_drawn(tmp_path):
+    picture = tmp_path / "plan.png"
+    said(CONFIGS / "tiny/gpt2.yaml", "--plot", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--machine", "h10"], "--machine h10: no such machine"),
+        (["--nodes", "0"], "--nodes 0: a job needs at least one node."),
+        (["--nodes", "3"], "--nodes 3: 24 devices are not a multiple of layout.tensor x layout.pipeline (8 x 16)"),
+        (["--nodes", "3", "--search"], "no layout fits: the smallest needs"),
+        (["--nodes", "32", "layout.microbatch=5"], "train.batch (1536) must be a multiple of"),
+        (["--machine", "v100-32g"], "V100 32 GB has no peak for bf16"),
+        (["--plot", "plan.pdf"], "--plot plan.pdf: the name must end in .html or .png."),
+        (["--plot", "nowhere/plan.html"], "--plot nowhere/plan.html: there is no folder nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, expected):
+    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", *words)
+
+
+def test_more_devices_than_rows_are_refused_with_the_reason():
+    sentence = told("plan", CONFIGS / "gpt2/small.yaml", "--nodes", "1000", "--search")
+    assert "no layout is possible: the batch is not a multiple of data ranks x micro-batch" in sentence
+
+
+def test_neither_torch_nor_matplotlib_is_loaded_for_a_table():
+    loading = (
+        "import sys; from click.testing import CliRunner; from megaptm.__main__ import main; "
+        f"CliRunner().invoke(main, ['plan', {str(CONFIGS / 'gpt3/175b.yaml')!r}], catch_exceptions=False); "
+        "sys.exit(bool({'torch', 'matplotlib', 'megatron'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", loading], check=False, cwd=ROOT).returncode == 0
+
+
+def test_the_drawings_of_a_page_are_well_formed(tmp_path):
+    page = tmp_path / "plan.html"
+    said(CONFIGS / "t5/11b.yaml", "--plot", page)
+    for drawing in page.read_text(encoding="utf-8").split("<svg")[1:]:
+        shapes = drawing.partition(">")[2].partition("</svg>")[0]
+        quoted = re.sub(r"(\w+)=([\w.]+)", r'\1="\2"', shapes)
+        xml.etree.ElementTree.fromstring(f"<svg>{quoted}</svg>")

@@ -1,0 +1,111 @@
+"""The time of a step moves as it should when the layout or the machine does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load
+from megaptm.families import CATALOGUE
+from megaptm.plan import costs
+from megaptm.plan.machine import load_machine
+from megaptm.plan.plan import CHECKPOINT_BYTES, failures, plan
+from megaptm.plan.schedule import timeline
+from megaptm.plan.search import best, search
+from megaptm.plan.stages import chunks, stages
+from megaptm.plan.step import step
+from megaptm.plan.work import Work, work_of
+from megaptm.spec import published
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+A100 = load_machine("a100-80g")
+ALL = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", "demo"))
+
+
+def work(**layout) -> Work:
+    config = load(CONFIGS / "gpt3" / "175b.yaml")
+    return replace(work_of(config), layout=config.layout.model_copy(update=layout))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_config_can_be_planned(path):
+    made = plan(load(path), load_machine("a100-80g"))
+    assert 0 < made.step.mfu < 0.9
+    assert made.step.mfu <= made.step.hfu
+    assert made.fits
+
+
+def test_the_step_is_the_simulated_schedule_when_stages_are_alike():
+    """Without embedding and head, messages and sums: micro-batches and bubble alone."""
+    held = work(virtual=3)
+    passes = [costs.stage(A100, held, stage) for stage in stages(held)]
+    per_chunk = [one.total / held.layout.virtual for one in passes]
+    simulated = timeline(
+        stages=16,
+        chunks=3,
+        microbatches=held.microbatches,
+        forward=[one / 3 for one in per_chunk],
+        backward=[2 * one / 3 for one in per_chunk],
+    )
+    parts = step(A100, held).parts()
+    formula = sum(parts[name] for name in ("products", "attention", "memory", "tensor", "recompute", "bubble"))
+    assert max(one.stop for one in simulated) == pytest.approx(formula, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "part"),
+    [
+        ({"virtual": 1}, {"virtual": 6}, "bubble"),
+        ({"virtual": 6}, {"virtual": 1}, "pipeline"),
+        ({"tensor": 8}, {"tensor": 4, "data": 16}, "tensor"),
+        ({"sequence_parallel": False}, {"sequence_parallel": True}, "memory"),
+    ],
+)
+def test_a_layout_pays_where_the_papers_say(slow, fast, part):
+    assert step(A100, work(**slow)).parts()[part] > step(A100, work(**fast)).parts()[part]
+
+
+def test_recomputation_costs_a_third_of_the_products():
+    held = replace(work(), recompute="full")
+    timed, once = step(A100, held), step(A100, replace(held, recompute="none"))
+    assert 1.2 < timed.seconds / once.seconds < 1.4
+    assert timed.flops == once.flops
+    assert timed.hfu / timed.mfu == pytest.approx(4 / 3, rel=0.02)
+
+
+def test_a_model_that_is_cut_has_all_its_layers():
+    for name in ("gpt3", "t5"):
+        family = CATALOGUE[name]
+        spec = published(family, next(iter(family.sizes)))
+        for number in (1, 2, 3, 5, 6):
+            for stack in family.stacks:
+                assert sum(chunk.layers[stack] for chunk in chunks(spec, number)) == spec.size.layers
+
+
+def test_the_best_layout_is_legal_fits_and_is_faster_than_the_shipped_one():
+    config = load(CONFIGS / "gpt3" / "13b.yaml")
+    found = search(config, A100, config.layout.processes)
+    chosen = best(found, config, A100, config.layout.processes)
+    assert chosen.bytes <= A100.usable_bytes
+    assert chosen.step.seconds <= plan(config, A100).step.seconds
+    assert chosen.layout.processes == config.layout.processes
+    assert [one.step.seconds for one in found.fitting] == sorted(one.step.seconds for one in found.fitting)
+
+
+def test_saving_as_often_as_young_says_loses_least():
+    """The best interval is no worse than its neighbors; more nodes fail more and are saved more often."""
+
+    def at(every: int, nodes: int = 128):
+        return failures(A100, nodes=nodes, parameters=175 * 10**9, step_seconds=30, steps=90_000, every=every)
+
+    interval = at(1000).best_interval_steps
+    assert at(interval).goodput == pytest.approx(at(1000).best_goodput, abs=1e-3)
+    assert at(interval).goodput > max(at(interval // 4).goodput, at(interval * 4).goodput)
+    assert at(1000, nodes=512).best_interval_steps < interval
+    assert at(1000).checkpoint_bytes == 175e9 * CHECKPOINT_BYTES
+
+
+def test_encoder_and_decoder_have_their_own_lengths():
+    made = plan(load(CONFIGS / "t5" / "base.yaml"), A100)
+    assert dict(made.work.lengths) == {"encoder": 512, "decoder": 114}
+    assert made.work.tokens == 128 * (512 + 114)
