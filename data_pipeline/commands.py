@@ -69,13 +69,12 @@ def inspect(
     console: Console | None = None,
 ) -> None:
     """Print what a corpus holds, `count` texts of it, and what an objective would hide in rows of `sequence` tokens."""
-    where = Path(folder).expanduser()
-    inspect_corpus(where, console or Console(), objective=objective, split=split, count=count, sequence=sequence)
+    inspect_corpus(folder, console or Console(), objective=objective, split=split, count=count, sequence=sequence)
 
 
 def verify(folder: str, console: Console | None = None) -> bool:
     """Check every file of a corpus, print a line for each, and say whether all is well."""
-    checks = list(verify_corpus(Path(folder).expanduser()))
+    checks = list(verify_corpus(folder))
     table = Grid("", "file", "found", title=f"corpus {folder}", title_justify="left")
     for check in checks:
         mark = Text("✓", "green") if check.good else Text("✗", "red")

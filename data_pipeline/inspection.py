@@ -23,25 +23,26 @@ ANSWER = "bold black on yellow"
 
 
 def inspect_corpus(
-    folder: Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
+    place: str | Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
 ) -> None:
     """Print sizes, a histogram of lengths, and `count` documents, or `count` samples of an objective."""
     if count < 0:
         raise UserError(f"count ({count}) must be 0 or more.")
-    corpus, tokenizer = Corpus.open(folder), load(folder / "tokenizer")
+    corpus = Corpus.open(place)
+    tokenizer = load(corpus.folder / "tokenizer")
     console.print(_summary(corpus, tokenizer))
     console.print(histogram(_lengths(corpus, split), f"{split} documents by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
         if objective is None
-        else _samples(folder, tokenizer, objective, split, count, sequence)
+        else _samples(place, tokenizer, objective, split, count, sequence)
     )
     for panel in panels:
         console.print(panel)
 
 
 def _summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
-    table = Table(title=f"corpus {corpus.folder}", title_justify="left", box=None, show_header=False)
+    table = Table(title=f"corpus {corpus.name}", title_justify="left", box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
     table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
@@ -83,7 +84,7 @@ def _source(shard: Path, document: int) -> str:
 
 
 def _samples(
-    folder: Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
+    place: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
 ) -> Iterator[Panel]:
     """The first samples a run with seed 0 would train on."""
     from megaptm.data.mix import open_mix
@@ -92,7 +93,7 @@ def _samples(
     if objective not in OBJECTIVES:
         raise UserError(f"objective `{objective}` is not known: use one of {', '.join(OBJECTIVES)}.")
     mix = open_mix(
-        {str(folder): 1.0}, split=split, objective=objective, sequence=sequence, seed=0, special=tokenizer.special
+        {str(place): 1.0}, split=split, objective=objective, sequence=sequence, seed=0, special=tokenizer.special
     )
     for number in range(count):
         sample = mix.sample(number)

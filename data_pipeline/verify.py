@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from megaptm.data.shards import Manifest, Shard, ShardInfo, read_manifest
+from megaptm.data.shards import Corpus, Shard, ShardInfo
 from megaptm.errors import UserError
+from megaptm.storage import Cache, is_remote, listed
 from megaptm.tokenizers import load
 
 
@@ -24,44 +26,52 @@ class Check:
     found: str
 
 
-def verify_corpus(folder: Path) -> Iterator[Check]:
-    """Every check, each as soon as it is done."""
-    try:
-        manifest = read_manifest(folder)
-    except UserError as error:
-        yield Check("manifest.json", False, str(error))
-        return
-    yield Check("manifest.json", True, f"id {manifest.id[:16]}")
-    yield _check_tokenizer(folder, manifest)
-    for split in manifest.splits.values():
-        for info in split.shards:
-            yield _check_shard(folder, info, manifest)
-    named = {info.name for split in manifest.splits.values() for info in split.shards}
-    for stray in sorted({path.name for path in folder.glob("*.tar")} - named):
-        yield Check(stray, False, f"{folder / stray} is not in the manifest: remove it or build the corpus again.")
+def verify_corpus(place: str | Path) -> Iterator[Check]:
+    """Every check, each as soon as it is done, of a corpus in a folder or at a URL."""
+    # Not in the cache of training, whose copies may be better than what is at the URL by now.
+    with tempfile.TemporaryDirectory(prefix="megaptm-verify-") as copies:
+        try:
+            corpus = Corpus.open(place, Cache(Path(copies)) if is_remote(place) else None)
+        except UserError as error:
+            yield Check("manifest.json", False, str(error))
+            return
+        yield Check("manifest.json", True, f"id {corpus.manifest.id[:16]}")
+        yield _check_tokenizer(corpus)
+        named: set[str] = set()
+        for split in corpus.manifest.splits.values():
+            for info in split.shards:
+                yield _check_shard(corpus, info)
+                named.add(info.name)
+        for stray in sorted({name for name in listed(corpus.name) if name.endswith(".tar")} - named):
+            yield Check(stray, False, f"{corpus.name}/{stray} is not in the manifest: remove it or build again.")
 
 
-def _check_tokenizer(folder: Path, manifest: Manifest) -> Check:
+def _check_tokenizer(corpus: Corpus) -> Check:
+    path = corpus.folder / "tokenizer"
     try:
-        tokenizer = load(folder / "tokenizer")
+        tokenizer = load(path)
     except UserError as error:
         return Check("tokenizer", False, str(error))
-    good = tokenizer.fingerprint == manifest.tokenizer["fingerprint"]
+    good = tokenizer.fingerprint == corpus.manifest.tokenizer["fingerprint"]
     found = f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids"
-    wrong = f"{folder / 'tokenizer'} is not the tokenizer this corpus was made with: restore it or build again."
+    wrong = f"{path} is not the tokenizer this corpus was made with: restore it or build again."
     return Check("tokenizer", good, found if good else wrong)
 
 
-def _check_shard(folder: Path, info: ShardInfo, manifest: Manifest) -> Check:
+def _check_shard(corpus: Corpus, info: ShardInfo) -> Check:
+    place = f"{corpus.name}/{info.name}"
     try:
-        shard = Shard.open(folder, info, manifest.dtype, manifest.fields, verify="hash")
-        found = _compare(folder / info.name, shard, info, manifest.tokenizer["vocabulary"])
+        shard = corpus.open_shard(info, verify="hash")
+        found = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
     except UserError as error:
         return Check(info.name, False, str(error))
     except (tarfile.TarError, OSError, ValueError) as error:
-        return Check(info.name, False, f"{folder / info.name} cannot be read as a shard ({error}): build it again.")
+        return Check(info.name, False, f"{place} cannot be read as a shard ({error}): build it again.")
+    finally:
+        if corpus.mirror:
+            corpus.mirror.discard(info)
     good = f"{info.samples:,} documents, {info.tokens:,} tokens"
-    return Check(info.name, not found, f"{folder / info.name}: {found}; build the corpus again." if found else good)
+    return Check(info.name, not found, f"{place}: {found}; build the corpus again." if found else good)
 
 
 def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:

@@ -1,4 +1,5 @@
 import hashlib
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -6,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from data_pipeline.build.corpus import build_corpus
+from data_pipeline.inspection import inspect_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from data_pipeline.verify import Check, verify_corpus
+from megaptm import storage
 from megaptm.data.shards import ShardWriter, read_manifest, write_manifest
+from megaptm.storage import Patience
+from tests.data.corpora import publish
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +128,21 @@ def test_an_index_that_points_elsewhere_is_found_though_its_hash_is_right(corpus
     write_manifest(corpus, dtype="uint16", splits=splits, tokenizer=manifest.tokenizer, made_from=manifest.made_from)
     [check] = bad(corpus)
     assert "train-000000.index.npy does not match" in check.found
+
+
+def test_a_corpus_at_a_url_is_inspected_and_checked_as_one_in_a_folder(corpus, tmp_path, faults, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = "s3://corpora/verified"
+    publish(corpus, url, Patience(seconds=20))
+    assert all(check.good for check in verify_corpus(url))
+    shown = [Console(record=True, width=120, file=io.StringIO()) for _ in range(2)]
+    for place, console in zip((str(corpus), url), shown, strict=True):
+        inspect_corpus(place, console, objective=None, split="train", count=2, sequence=64)
+    (_, *here), (title, *there) = (console.export_text().splitlines() for console in shown)
+    assert title.split() == ["corpus", url]
+    assert there == here
+    # Training has its own copies, which do not hide what is wrong at the URL.
+    storage.upload(corpus / "manifest.json", f"{url}/train-000000.tar")
+    [check] = bad(url)
+    assert check.name == "train-000000.tar"
+    assert "bytes where" in check.found
