@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import require, with_text
+from data_pipeline.clean.step import require, stamp, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -68,7 +68,7 @@ class C4Quality:
             return "a curly bracket"
         if self.drop_lorem_ipsum and "lorem ipsum" in text.lower():
             return "lorem ipsum"
-        if self.bad_words is not None and _has_any(text, _phrases(self.bad_words)):
+        if self.bad_words is not None and _has_any(text, _phrases(self.bad_words, stamp(self.bad_words))):
             return "a word of the bad-words list"
         return None
 
@@ -84,10 +84,14 @@ class C4Quality:
     def _keeps(self, line: str) -> bool:
         if self.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith(("...", "…"))):
             return False
-        words = line.split()
-        if len(words) < self.least_words_per_line:
+        if len(line.split(None, self.least_words_per_line)) < self.least_words_per_line:
             return False
-        return len(line) <= self.longest_word or max(map(len, words)) <= self.longest_word
+        return len(line) <= self.longest_word or not _longer_than(self.longest_word).search(line)
+
+
+@lru_cache(maxsize=4)
+def _longer_than(characters: int) -> re.Pattern[str]:
+    return re.compile(rf"\S{{{characters + 1}}}")
 
 
 def _mentions(line: str, phrases: tuple[str, ...]) -> bool:
@@ -102,7 +106,7 @@ def _has_fewer_sentences(text: str, least: int) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _phrases(path: str) -> dict[int, Known]:
+def _phrases(path: str, _: tuple[int, int]) -> dict[int, Known]:
     """Number of words -> the phrases of a file that have as many."""
     try:
         with open(path, encoding="utf-8") as file:

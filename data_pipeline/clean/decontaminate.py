@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.clean.basic import piece
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import batches, require
+from data_pipeline.clean.step import batches, require, stamp
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -54,7 +54,8 @@ class Decontaminate:
         return tuple(path for pattern in self.against for path in _matching(pattern))
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
-        known = _known(self)
+        paths = self.inputs()
+        known = _known(self, paths, tuple(map(stamp, paths)))
         for batch in batches(documents):
             for document, suspicious in zip(batch, _suspicious(batch, known), strict=True):
                 words = Words(document.text if suspicious else "")
@@ -111,10 +112,10 @@ def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, n
 
 
 @lru_cache(maxsize=4)
-def _known(step: Decontaminate) -> dict[int, Known]:
-    """Size -> runs of that many words of the evaluation texts; read once in a process."""
+def _known(step: Decontaminate, paths: tuple[str, ...], _: tuple[tuple[int, int], ...]) -> dict[int, Known]:
+    """Size -> runs of that many words of the evaluation texts; read once in a process while they do not change."""
     runs: dict[int, list[np.ndarray]] = {}
-    for path in step.inputs():
+    for path in paths:
         for text in _texts(path, step):
             words = Words(text)
             if len(words) >= LEAST_WORDS:

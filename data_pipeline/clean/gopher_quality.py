@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import string
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from data_pipeline.document import Document
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 BULLETS = ("•", "-", "‣", "*", "◦", "●", "▪", "■")
 ELLIPSES = ("...", "…")
-PUNCTUATION = string.punctuation + "\u201c\u201d\u2018\u2019\u2026\u2013\u2014"
 LOOKED_AT = 100
 
 
@@ -113,9 +113,18 @@ def _count_ellipses(text: str) -> int:
 
 
 def _count_different(text: str, words: tuple[str, ...], *, enough: int) -> int:
-    """How many of these words the text has, in whatever case; most texts have enough among their first hundred."""
-    wanted = frozenset(words)
-    first = len(wanted.intersection(map(str.lower, text.split(None, LOOKED_AT)[:LOOKED_AT])))
-    if first >= enough:
-        return first
-    return len(wanted.intersection(word.strip(PUNCTUATION) for word in text.lower().split()))
+    """How many of these words the text has, in whatever case, up to `enough`.
+
+    Most texts have them among their first hundred words; the others are searched.
+    """
+    found = set(words).intersection(map(str.lower, text.split(None, LOOKED_AT)[:LOOKED_AT]))
+    for match in _any_of(words).finditer(text) if len(found) < enough else ():
+        found.add(match[0].lower())
+        if len(found) >= enough:
+            break
+    return len(found)
+
+
+@lru_cache(maxsize=8)
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 PLACES_A_HASH = 16
+MOST_PLACES_BITS = 26
+"""64 MiB."""
 
 
 class Known:
     """Says where in an array known hashes stand.
 
-    A table of bits that fits the processor's cache sends away all but one in sixteen of those that are not known;
-    the rest are looked up.
+    A table looked into by the lowest bits sends away all but one in sixteen of those that are not known; the rest are
+    searched for among the sorted ones.
     """
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = np.unique(hashes)
-        self._mask = np.uint64((1 << (PLACES_A_HASH * len(self._hashes)).bit_length()) - 1)
+        bits = (PLACES_A_HASH * len(self._hashes)).bit_length()
+        self._mask = np.uint64((1 << min(bits, MOST_PLACES_BITS)) - 1)
         self._maybe = np.zeros(int(self._mask) + 1, bool)
         self._maybe[self._hashes & self._mask] = True
 

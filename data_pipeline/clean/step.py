@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -116,10 +118,17 @@ def require_shares(step: object, name: str, *fields: str) -> None:
         require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
 
 
+def stamp(path: str) -> tuple[int, int]:
+    """Changes when the file does; zeros for one that is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
 def library(name: str, step: str) -> Any:
     """Import an optional library."""
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError:

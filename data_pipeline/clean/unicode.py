@@ -75,8 +75,11 @@ class NormalizeUnicode(Change):
             text = _without_invisible(text)
         if self.simplify_chinese and not text.isascii():
             text = _opencc().convert(text)
-        if self.fold_case:
-            text = text.lower()
+        text = self._composed(text)
+        # Letters of mathematics are capitals once they are plain; some small letters are two characters.
+        return self._composed(text.lower()) if self.fold_case else text
+
+    def _composed(self, text: str) -> str:
         return text if self.form == "none" else unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
 
 

@@ -67,6 +67,13 @@ class Words:
             lengths -= np.bincount(word, minlength=len(self)).astype(np.int32)
         return lengths
 
+    @cached_property
+    def characters_before(self) -> np.ndarray:
+        """int64 [words + 1]: characters of the words before each; the last is those of all."""
+        before = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, dtype=np.int64, out=before[1:])
+        return before
+
     def characters(self, places: np.ndarray) -> np.ndarray:
         """int32, as `places`: the characters before these bytes of the text."""
         if self._ascii:
@@ -173,7 +180,7 @@ def per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.nda
     gathered = np.zeros(len(firsts) - 1, np.int64)
     has_words = np.diff(firsts) > 0
     if has_words.any():
-        gathered[has_words] = gather.reduceat(values.astype(np.int64), firsts[:-1][has_words])
+        gathered[has_words] = gather.reduceat(values, firsts[:-1][has_words], dtype=np.int64)
     return gathered
 
 

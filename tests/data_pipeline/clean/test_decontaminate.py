@@ -111,3 +111,11 @@ def test_wrong_lists_are_told(tmp_path, name, content, told):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=told):
         run(Decontaminate(against=(str(tmp_path / name),)), "text")
+
+
+def test_a_changed_list_is_read_again(evaluation):
+    step = Decontaminate(against=(evaluation,))
+    assert reason(step, QUESTION) == WHY
+    with open(evaluation, "w") as file:
+        file.write("another text of as many as eight words\n")
+    assert reason(step, QUESTION) is None

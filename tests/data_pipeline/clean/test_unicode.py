@@ -12,12 +12,8 @@ WRITTEN = ["schön", "naïve café", "“quoted” \u2013 and… it\u2019s", "�
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-@pytest.mark.parametrize("encoding", ["latin-1", "windows-1252"])
-def test_text_read_in_the_wrong_encoding_is_repaired(text, encoding):
-    try:
-        broken = text.encode().decode(encoding)
-    except UnicodeDecodeError:
-        pytest.skip("this encoding cannot have been it")
+def test_text_read_in_the_wrong_encoding_is_repaired(text):
+    broken = text.encode().decode("latin-1")
     assert texts(RepairEncoding(), f"fine line\n{broken}\nfine line\n") == [f"fine line\n{text}\nfine line\n"]
 
 
@@ -63,6 +59,7 @@ def test_characters_that_cannot_be_seen_go_and_those_of_spelling_stay():
 
 def test_case_is_folded_when_asked():
     assert texts(NormalizeUnicode(fold_case=True), "ÉCOLE Straße") == ["école straße"]
+    assert texts(NormalizeUnicode(form="NFKC", fold_case=True), "\U0001d4a9") == ["n"]
 
 
 def test_traditional_chinese_becomes_simplified_when_asked():
