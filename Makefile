@@ -6,7 +6,7 @@ VENV := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format-check lint types tests fmt bench clean
+.PHONY: help demo test format-check lint types tests drills fmt bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -14,7 +14,7 @@ help:  ## this list
 demo: $(READY)  ## real text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
 	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')
 
-test: format-check lint types tests  ## everything CI runs
+test: format-check lint types tests  ## formatter, linter, types and tests; CI runs this and the drills
 
 format-check: $(READY)  ## the formatter has nothing to change
 	@$(VENV)/ruff format --check .
@@ -26,7 +26,10 @@ types: $(READY)  ## the types fit
 	@$(VENV)/mypy megaptm data_pipeline
 
 tests: $(READY)  ## the tests; one of them: make tests ARGS="tests/config -k nearest"
-	@$(VENV)/python -m pytest $(ARGS)
+	@$(VENV)/python -m pytest -m 'not drill' $(ARGS)
+
+drills: $(READY)  ## runs and builds that are killed, cut off, and starved of disk and network
+	@$(VENV)/python -m pytest -m drill $(ARGS)
 
 fmt: $(READY)  ## let the formatter and the linter repair what they can
 	@$(VENV)/ruff format .
