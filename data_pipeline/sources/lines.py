@@ -1,4 +1,4 @@
-"""Lines of a span, and paragraphs, each with the offset of its first byte.
+"""Lines of a span, each with the offset of its first byte.
 
 A span has the lines whose first byte lies in it: so all spans of a file together have each line once, wherever they are
 cut.
@@ -7,11 +7,11 @@ cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, groupby
+from itertools import chain
 
 from data_pipeline.sources.bad import BadRecord
-from data_pipeline.sources.compression import CHUNK_BYTES, compression_of
-from data_pipeline.sources.content import chunks, open_file
+from data_pipeline.sources.compression import compression_of
+from data_pipeline.sources.content import chunks
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.source import InputFile, Span
 
@@ -30,7 +30,7 @@ def too_long() -> BadRecord:
 def lines_of(span: Span, encoding: Encoding) -> Iterator[Line]:
     """The lines that begin in a span; raises `Unreadable`."""
     start, end = span.start, span.end
-    if not _can_be_cut(span.file, encoding):
+    if not can_be_cut(span.file, encoding):
         if start:
             return  # the first span has it all
         end = float("inf")
@@ -38,27 +38,6 @@ def lines_of(span: Span, encoding: Encoding) -> Iterator[Line]:
         if offset >= end:
             return
         yield offset, line
-
-
-def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[Line]]]:
-    """What stands between blank lines and begins in a span: the offset, and the lines; raises `Unreadable`."""
-    start, end = span.start, span.end
-    if not _can_be_cut(span.file, encoding):
-        if start:
-            return
-        end = float("inf")
-    begin = _before_whitespace(span.file, start)
-    for blank, some in groupby(_lines(encoding.plain_lines(chunks(span.file, begin)), begin), _is_blank):
-        if blank:
-            continue
-        group = iter(some)  # what is not taken of it, groupby skips
-        first = next(group)
-        if first[0] >= end:
-            return
-        if first[0] >= start:
-            yield first[0], chain((first,), group)
-        elif any(offset >= end for offset, _ in group):
-            return  # one that began before the span and ends behind it
 
 
 def count_lines(file: InputFile) -> Callable[[int], int]:
@@ -75,7 +54,8 @@ def count_lines(file: InputFile) -> Callable[[int], int]:
     return line_at
 
 
-def _can_be_cut(file: InputFile, encoding: Encoding) -> bool:
+def can_be_cut(file: InputFile, encoding: Encoding) -> bool:
+    """Whether a line can be found from the middle of the file; else its first span has all of it."""
     return compression_of(file.name) is None and encoding.has_plain_lines
 
 
@@ -117,20 +97,3 @@ def _lines(data: Iterator[bytes], offset: int) -> Iterator[Line]:
 
 def _without_mark(line: bytearray, offset: int) -> bytearray:
     return line.removeprefix(BOM) if not offset and line.startswith(BOM) else line
-
-
-def _is_blank(line: Line) -> bool:
-    return line[1] is not None and not line[1].strip()
-
-
-def _before_whitespace(file: InputFile, start: int) -> int:
-    """Offset of the last byte before `start` that is no whitespace: the line that it is on is not blank."""
-    with open_file(file) as stream:
-        while start > len(BOM):
-            begin = max(0, start - CHUNK_BYTES)
-            stream.seek(begin)
-            block = stream.read(start - begin).rstrip()
-            if begin + len(block) > len(BOM):
-                return begin + len(block) - 1
-            start = begin
-    return 0  # where no byte order mark is taken for text

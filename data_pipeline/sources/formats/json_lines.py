@@ -62,7 +62,7 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
     except (ValueError, RecursionError):
         raise BadRecord("not JSON", "is not valid JSON", "correct it") from None
     if isinstance(record, dict):
-        record = {name: record.get(name) for name in (source.text, *source.keep)}
+        record = {name: record.get(name) for name in (source.text, source.messages, *source.keep)}
     try:
         json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:

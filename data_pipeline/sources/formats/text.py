@@ -9,7 +9,8 @@ from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.encodings import encoding_of_records, encoding_of_whole, texts
-from data_pipeline.sources.lines import Line, lines_of, paragraphs_of, too_long
+from data_pipeline.sources.lines import Line, lines_of, too_long
+from data_pipeline.sources.paragraphs import paragraphs_of
 from data_pipeline.sources.pieces import LONGEST, documents_of, documents_of_stream
 from data_pipeline.sources.source import Span
 
@@ -43,8 +44,8 @@ def _read_lines(span: Span, bad: Bad, form: str) -> Iterator[Document]:
 
 def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
     encoding = encoding_of_records(span.file)
-    for offset, lines in paragraphs_of(span, encoding):
-        blocks = _blocks(lines)
+    for offset, pieces in paragraphs_of(span, encoding):
+        blocks = _blocks(pieces)
         try:
             text, notes = encoding.decode(next(blocks))
             rest = (encoding.decode(block)[0] for block in blocks)
@@ -53,18 +54,17 @@ def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
             bad.line(offset, error)
 
 
-def _blocks(lines: Iterator[Line]) -> Iterator[bytes]:
-    """Lines put together, in blocks of about LONGEST bytes."""
-    held: list[bytes | bytearray] = []
-    size = 0
-    for line in lines:
-        held.append(_content(line))
-        size += len(held[-1])
-        if size > LONGEST:
-            yield b"\n".join((*held, b""))
-            held, size = [], 0
-    if held:
-        yield b"\n".join(held)
+def _blocks(pieces: Iterator[bytes | None]) -> Iterator[bytearray]:
+    """A paragraph in blocks of about LONGEST bytes and whole lines, which do not depend on how it was read."""
+    held = bytearray()
+    for piece in pieces:
+        if piece is None:
+            raise too_long()
+        held += piece
+        while stop := held.find(b"\n", LONGEST) + 1:
+            yield held[:stop].replace(b"\r\n", b"\n")
+            held = held[stop:]
+    yield held.rstrip(b"\r\n").replace(b"\r\n", b"\n")
 
 
 def _content(line: Line) -> bytes | bytearray:

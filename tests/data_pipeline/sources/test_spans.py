@@ -1,6 +1,7 @@
 """However files are cut, the spans together have exactly the documents of the whole."""
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +40,30 @@ def test_plain_text(documents, written_lines, end, last, part, folder):
     elif documents == "line":
         plain = path.read_bytes().decode("utf-8-sig").split("\n")
         assert whole.texts == [line.removesuffix("\r") for line in plain if line.strip()]
+
+
+@settings(max_examples=150, deadline=None)
+@given(written_lines=lines, end=ends, part=st.integers(1, 60), chunk=st.integers(1, 10), longest=st.integers(10, 50))
+@pytest.mark.parametrize("documents", ["line", "blank-line"])
+def test_plain_text_in_chunks_of_any_size(documents, written_lines, end, part, chunk, longest, folder):
+    path = written(folder / "b.txt", end.join(["x", *written_lines]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_pipeline.sources.lines.LONGEST_LINE", longest)  # chunks are shorter, as they are in earnest
+        patch.setattr("data_pipeline.sources.content.CHUNK_BYTES", 10)
+        whole = reading(path, documents=documents)
+        patch.setattr("data_pipeline.sources.content.CHUNK_BYTES", chunk)
+        patch.setattr("data_pipeline.sources.paragraphs.CHUNK_BYTES", chunk)
+        cut = reading(path, documents=documents, part=part)
+    assert (cut.documents, cut.counts) == (whole.documents, whole.counts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(written_lines=lines, end=ends)
+def test_paragraphs_are_runs_of_lines_that_are_not_blank(written_lines, end, folder):
+    path = written(folder / "c.txt", end.join(["x", *written_lines]))
+    runs = groupby(path.read_bytes().decode().split("\n"), key=lambda line: bool(line.strip()))
+    expected = ["\n".join(line.removesuffix("\r") for line in run) for full, run in runs if full]
+    assert [text.rstrip("\r") for text in reading(path, documents="blank-line").texts] == expected
 
 
 @settings(max_examples=80, deadline=None)

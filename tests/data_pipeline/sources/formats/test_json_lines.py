@@ -85,3 +85,9 @@ def test_a_broken_line_is_counted_or_ends_the_build_and_its_neighbors_are_read(
 def test_the_number_of_a_broken_line_is_that_of_the_file_wherever_the_span_begins(tmp_path, refusal):
     path = written(tmp_path / "a.jsonl", '{"text": "one"}\n' * 1000 + "{\n" + '{"text": "one"}\n' * 1000)
     assert "a.jsonl line 1,001 is not valid JSON" in refusal(path, part=100)
+
+
+def test_a_conversation_is_read_whatever_stands_beside_it(tmp_path):
+    row = '{"messages": [{"role": "user", "content": "Where?"}, {"role": "bot", "content": "There."}], "score": NaN}\n'
+    [document] = reading(written(tmp_path / "a.jsonl", row), messages="messages").documents
+    assert (document.text, document.notes) == ("Where?\nThere.", {"turns": [[0, "user"], [7, "bot"]]})

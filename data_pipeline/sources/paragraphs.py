@@ -1,0 +1,97 @@
+"""What stands between blank lines of a span: as in lines.py, whatever begins in it, wherever it is cut.
+
+Lines of such files are short, a sentence each: they are looked at many at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+
+from data_pipeline.sources import lines
+from data_pipeline.sources.compression import CHUNK_BYTES
+from data_pipeline.sources.content import chunks, open_file
+from data_pipeline.sources.encodings import Encoding
+from data_pipeline.sources.lines import BOM, can_be_cut
+from data_pipeline.sources.source import InputFile, Span
+
+BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
+LINE_END_AND_BLANK_LINES = re.compile(rb"\n(?:[ \t\r\v\f]*\n)+")
+
+Piece = tuple[int, int, bytes | None]
+"""Offset of the paragraph, offset of this, whole lines of it; None: a line longer than LONGEST_LINE."""
+
+
+def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[bytes | None]]]:
+    """Paragraphs that begin in a span: the offset, and lines of it, some at a time; raises `Unreadable`."""
+    start, end = span.start, span.end
+    if not can_be_cut(span.file, encoding):
+        if start:
+            return
+        end = float("inf")
+    begin = _before_whitespace(span.file, start)
+    found = _pieces(_whole_lines(encoding.plain_lines(chunks(span.file, begin)), begin))
+    for offset, pieces in groupby(found, itemgetter(0)):
+        if offset >= end:
+            return
+        if offset >= start:
+            yield offset, (content for _, _, content in pieces)
+        elif any(at >= end for _, at, _ in pieces):
+            return  # it began before the span and ends behind it
+
+
+def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[Piece]:
+    paragraph: int | None = None
+    for at, block in blocks:
+        if block is None:
+            paragraph = at if paragraph is None else paragraph
+            yield paragraph, at, None
+            continue
+        place = len(BOM) if not at and block.startswith(BOM) else 0
+        if blank := BLANK_LINES.match(block, place):
+            paragraph, place = None, blank.end()
+        while place < len(block):
+            gap = LINE_END_AND_BLANK_LINES.search(block, place)
+            stop = gap.start() + 1 if gap else len(block)
+            paragraph = at + place if paragraph is None else paragraph
+            yield paragraph, at + place, block[place:stop]
+            place = stop
+            if gap:
+                paragraph, place = None, gap.end()
+
+
+def _whole_lines(data: Iterator[bytes], offset: int) -> Iterator[tuple[int, bytes | None]]:
+    """Chunks that end where lines do, and None for a line that is too long."""
+    held, lost = bytearray(), 0
+    for chunk in data:
+        first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
+        held += chunk[:first] if first else chunk
+        if lost or len(held) > lines.LONGEST_LINE + bool(first):
+            lost, held = lost + len(held), bytearray()
+        if not first:
+            continue
+        if lost:
+            yield offset, None
+        block = bytes(held) + chunk[first:last]
+        if block:
+            yield offset + lost, block
+        offset, held, lost = offset + lost + len(block), bytearray(chunk[last:]), 0
+    if held.strip() or lost:
+        yield offset, None if lost else bytes(held)
+
+
+def _before_whitespace(file: InputFile, start: int) -> int:
+    """Offset of the last byte before `start` that is no whitespace: the line that it is on is not blank."""
+    if not start:
+        return 0
+    with open_file(file) as stream:
+        while start:
+            begin = max(0, start - CHUNK_BYTES)
+            stream.seek(begin)
+            block = stream.read(start - begin).rstrip()
+            start = begin + len(block)
+            if block:
+                break
+    return start - 1 if start > len(BOM) else 0  # a byte order mark is no text
