@@ -38,11 +38,12 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
 
     Every word lies within the tokens from one start to the next; words that share a token are one.
     """
-    begins = word_begins(text, chinese)
+    kinds = _kinds_of(text)
+    begins = _begins(text, kinds, chinese)
     starts = starts_of(ends, begins)
-    # A token may end a word and begin another: cut before it, the first of the two would be broken.
-    # What joins the character before it may have no token: BERT drops accents.
-    whole = np.isin(_kinds_of(text), (SPACE, JOINED))
+    # A token may end a word and begin another: cut before it, the first of the two would be broken. What joins the
+    # character before it may have no token: BERT drops accents.
+    whole = (kinds == SPACE) | (kinds == JOINED)
     whole[begins] = True
     firsts = np.concatenate(([0], ends[:-1]))[starts]
     return starts[whole[firsts]]
@@ -50,18 +51,32 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
 
 def word_begins(text: str, chinese: str = "characters") -> np.ndarray:
     """int64 [words]: the first character of each word; `chinese` as in `Annotations`."""
-    kinds = _kinds_of(text)
+    return _begins(text, _kinds_of(text), chinese)
+
+
+def _begins(text: str, kinds: np.ndarray, chinese: str) -> np.ndarray:
+    if text.isascii():
+        return _changes(kinds)
     own = np.flatnonzero(kinds != JOINED)
-    kinds = kinds[own]
-    begins = own[(kinds == ALONE) | (np.diff(kinds, prepend=-1) != 0)]
-    if chinese != "characters" and not text.isascii():
+    begins = own[_changes(kinds[own])]
+    if chinese != "characters":
         begins = _merged(text, begins, segmenter_named(chinese))
     # What joins the character before it has none at the very beginning.
-    return np.union1d([0], begins) if text else begins
+    return begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
+
+
+def _changes(kinds: np.ndarray) -> np.ndarray:
+    """Where a character is alone, or not as the one before it."""
+    new = kinds == ALONE
+    new[1:] |= kinds[1:] != kinds[:-1]
+    new[:1] = True
+    return np.flatnonzero(new)
 
 
 def _kinds_of(text: str) -> np.ndarray:
     """int8 [characters]"""
+    if text.isascii():
+        return _kinds()[np.frombuffer(text.encode(), dtype=np.uint8)]
     return _kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
 
 

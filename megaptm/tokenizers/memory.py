@@ -6,9 +6,11 @@ this exact is that the tokenizer's parts work within words: see `splits_at_space
 
 from __future__ import annotations
 
-import itertools
+import re
+import string
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,9 @@ LONGEST = 40
 # Where bytes.split() cuts. Form feeds and vertical tabs are spaces to some tokenizers and nothing at all to others.
 SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 RARE_SPACES = (b"\v", b"\f")
+# A word that is cut further, where that is allowed, and its parts: far fewer of them are different.
+PLAIN = re.compile(rb"[!-~]+")
+PARTS = re.compile(rb"[0-9A-Za-z]+|[^0-9A-Za-z]")
 WIDE_SPACES = "\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
 
 # Parts that look at one character, or at characters without a space between them.
@@ -42,16 +47,18 @@ NORMALIZERS = (
     "Precompiled",
 )
 PRE_TOKENIZERS = ("BertPreTokenizer", "WhitespaceSplit", "Whitespace", "Punctuation", "Digits", "Metaspace")
+BY_CHARACTER = tuple(kind for kind in NORMALIZERS if kind not in ("Strip", "Precompiled"))
 SINGLE_SPACE = {"type": "Replace", "pattern": {"Regex": " {2,}"}}
 
 
 class WordMemory:
     """Encodes texts whose words stand for themselves; None for a text that the library must encode whole."""
 
-    def __init__(self, library: tokenizers.Tokenizer, *, ends: bool):
+    def __init__(self, content: Mapping[str, Any], library: tokenizers.Tokenizer, *, ends: bool):
         """With `ends`, the place after each token is remembered too: twice the memory."""
         self._library = library
         self._ends = ends
+        self._cut = not ends and splits_at_marks(content, library)
         self._mark = library.token_to_id(MARK)
         self._known: dict[bytes, bytes | None] = {}
         self._apart = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
@@ -96,23 +103,40 @@ class WordMemory:
             return None, []
         return rows, list(map(len, found)) if self._ends else []
 
-    def _learn(self, words: Iterable[bytes]) -> None:
-        words = list(words)
-        texts = [word.decode() for word in words]
-        encode = self._library.encode_batch if self._ends else self._library.encode_batch_fast
-        for word, text, encoding in zip(words, texts, encode(texts, add_special_tokens=False), strict=True):
-            self._known[word] = self._row(encoding).tobytes() if self._stands_alone(text) else None
+    def _learn(self, words: set[bytes]) -> None:
+        cut = {word: PARTS.findall(word) for word in words if PLAIN.fullmatch(word)} if self._cut else {}
+        parts = {part for those in cut.values() for part in those}.difference(self._known)
+        self._ask([*words.difference(cut), *parts])
+        for word, those in cut.items():
+            self._known[word] = b"".join(map(self._known.__getitem__, those))  # type: ignore[arg-type]  # all alone
+        self._forget_long(parts.difference(words))
 
-    def _row(self, encoding: tokenizers.Encoding) -> np.ndarray:
-        if not self._ends:
-            return np.array(encoding.ids, dtype=np.int32)
-        return np.stack(ids_and_ends(encoding, self._mark), axis=1)
+    def _ask(self, words: list[bytes]) -> None:
+        """What the library says of words, and of parts of words that stand for themselves."""
+        texts = [word.decode() for word in words]
+        if not texts:
+            return
+        if self._ends:
+            ids, ends, counts = ids_and_ends(self._library.encode_batch(texts, add_special_tokens=False), self._mark)
+            rows = np.stack([ids, ends], axis=1)
+        else:
+            encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
+            counts = [len(encoding) for encoding in encodings]
+            rows = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)[:, None]
+        raw, at = rows.tobytes(), 0
+        for word, text, count in zip(words, texts, counts, strict=True):
+            size = 4 * rows.shape[1] * count
+            self._known[word] = raw[at : at + size] if self._stands_alone(text) else None
+            at += size
 
     def _forget(self, new: Iterable[bytes]) -> None:
         if len(self._known) > MOST:
             self._known.clear()
-            return
-        for word in new:
+        else:
+            self._forget_long(new)
+
+    def _forget_long(self, words: Iterable[bytes]) -> None:
+        for word in words:
             if len(word) > LONGEST:
                 del self._known[word]
 
@@ -137,20 +161,39 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
     return local and bool(pre_tokenizers) and all(_is_space(library, space) for space in " \t\n\r")
 
 
-def ids_and_ends(encoding: tokenizers.Encoding, mark: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """int32 [tokens] twice: ids, and the character after each token's last; `mark` is SentencePiece's mark of a space.
+def ids_and_ends(
+    encodings: Sequence[tokenizers.Encoding], mark: int | None
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """int32 [tokens] twice, one text after the other: ids, and the character of its text after each token's last; then
+    the number of tokens of each text. `mark` is SentencePiece's mark of a space.
 
     Ends never fall. A mark that is a token of its own ends where the token that it announces does.
     """
-    ids = np.array(encoding.ids, dtype=np.int32)
-    places = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-    ends = places[:, 1].copy()
+    counts = [len(encoding) for encoding in encodings]
+    ids = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)
+    places = [end for encoding in encodings for _, end in encoding.offsets]
+    ends = np.array(places, dtype=np.int64)
+    text = np.repeat(np.arange(len(counts)), counts)
     if mark is not None:
-        lone = np.flatnonzero(ids[:-1] == mark)
-        ends[lone] = places[lone + 1, 1]
-    # A character that a normalizer moved keeps its old place; what comes after it does not end before it.
+        lone = np.flatnonzero((ids[:-1] == mark) & (text[:-1] == text[1:]))
+        ends[lone] = ends[lone + 1]
     # One that was put before the text belongs to its first character.
-    return ids, np.maximum(np.maximum.accumulate(ends), 1)
+    ends = np.maximum(ends, 1)
+    # A character that a normalizer moved keeps its old place; what comes after it does not end before it.
+    far = text * (int(ends.max(initial=0)) + 1)
+    return ids, (np.maximum.accumulate(ends + far) - far).astype(np.int32), counts
+
+
+def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
+    """Whether every punctuation mark of ASCII separates words too, and is one by itself."""
+    if any(part["type"] not in BY_CHARACTER for part in _flat(content.get("normalizer"))):
+        return False
+    marks = (mark for mark in string.punctuation)
+    return all(
+        _pieces(library, f"a{mark}1{mark}{mark}B")
+        == [*_pieces(library, "a"), mark, *_pieces(library, "1"), mark, mark, *_pieces(library, "B")]
+        for mark in marks
+    )
 
 
 def _flat(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -170,7 +213,7 @@ def _replaces_within_words(part: Mapping[str, Any]) -> bool:
 
 def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
     """Whether this character separates words, alone, doubled or among others, and leaves nothing of itself."""
-    for one, two in itertools.pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
+    for one, two in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
         apart = _pieces(library, one) + _pieces(library, two)
         for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
             if _pieces(library, f"{one}{between}{two}") != apart:

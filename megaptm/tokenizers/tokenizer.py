@@ -81,11 +81,15 @@ class Tokenizer:
 
     @cached_property
     def _words(self) -> WordMemory | None:
-        return WordMemory(self.library, ends=False) if splits_at_spaces(self.content, self.library) else None
+        return (
+            WordMemory(self.content, self.library, ends=False) if splits_at_spaces(self.content, self.library) else None
+        )
 
     @cached_property
     def _words_with_ends(self) -> WordMemory | None:
-        return WordMemory(self.library, ends=True) if splits_at_spaces(self.content, self.library) else None
+        return (
+            WordMemory(self.content, self.library, ends=True) if splits_at_spaces(self.content, self.library) else None
+        )
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [tokens]: the ids of one text, nothing added."""
@@ -111,7 +115,7 @@ class Tokenizer:
         left = [number for number, ids in enumerate(encoded) if ids is None]
         encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)
         for number, encoding in zip(left, encodings, strict=True):
-            encoded[number] = ids_and_ends(encoding, self.library.token_to_id(MARK))
+            encoded[number] = ids_and_ends([encoding], self.library.token_to_id(MARK))[:2]
         return encoded
 
     def encode_sentences(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -135,12 +139,13 @@ class Tokenizer:
 
 
 def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """int32 [parts or fewer]: the first token that reaches into each part of a text, for parts that begin there.
+    """int32 [parts or fewer]: the first token that reaches into each part of a text; `begins` are their rising places.
 
     A part without a token of its own (white space, for WordPiece) is one with the part before it.
     """
-    starts = np.unique(np.searchsorted(ends, begins, side="right"))
-    return starts[starts < len(ends)].astype(np.int32)
+    starts = np.searchsorted(ends, begins, side="right").astype(np.int32)
+    starts = starts[starts < len(ends)]
+    return starts[np.diff(starts, prepend=-1) > 0]
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:

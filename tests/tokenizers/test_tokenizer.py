@@ -62,7 +62,7 @@ def test_ids_and_ends_are_those_of_hugging_face_on_any_text(kind, text, trained)
     encoding = tokenizer.library.encode(text, add_special_tokens=False)
     [(ids, ends)] = tokenizer.encode_batch_with_ends([text])
     assert tokenizer.encode(text).tolist() == ids.tolist() == encoding.ids
-    expected_ids, expected_ends = ids_and_ends(encoding, tokenizer.library.token_to_id(MARK))
+    expected_ids, expected_ends, _ = ids_and_ends([encoding], tokenizer.library.token_to_id(MARK))
     assert (ids.tolist(), ends.tolist()) == (expected_ids.tolist(), expected_ends.tolist())
     assert (np.diff(ends) >= 0).all()
     assert len(ends) == 0 or 0 < ends[-1] <= len(text)
