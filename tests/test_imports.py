@@ -31,9 +31,10 @@ MAY_IMPORT = {
     "parallel": ("spec", "config", "layers", "losses", "models", "checkpoint"),
     "hub": (*NO_TORCH, "layers", "losses", "models", "tokenizers", "checkpoint"),
     "train": (
-        *(*NO_TORCH, "layers", "losses", "models", "tokenizers", "data", "track"),
+        *(*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "data", "track"),
         *("checkpoint", "resilience", "parallel", "hub"),
     ),
+    "slurm": ("config", "resilience", "train"),
 }
 ENTRANCES = ("__main__", "commands", "demo")
 """The command line, which may import everything."""
