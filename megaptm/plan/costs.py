@@ -131,7 +131,7 @@ def _attention(machine: Machine, work: Work, block: Block, queries: str, keys: s
     causal = block.attention == "causal" and queries == keys and not work.masked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
-    # The first fused kernels had half the rate of their successors (arXiv:2307.08691, section 4).
+    # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
     seconds = operations / (rate if work.software.attention == "fused" else rate / 2)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     # The backward pass computes the scores again: five products where the forward pass has two.

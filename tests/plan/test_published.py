@@ -54,7 +54,7 @@ def test_every_machine_says_where_its_numbers_come_from(name):
 
 
 def test_a_checkpoint_is_as_large_as_blooms():
-    """arXiv:2211.05100, section 3.2: 2.3 TB with float32 states and bfloat16 weights, 14 bytes a parameter; ours has no
+    """arXiv:2211.05100, section 3.4, and its chronicles: 2.3 TB, 14 bytes a parameter; ours has no
     bfloat16 copy."""
     tebibytes = 176.25e9 * (CHECKPOINT_BYTES + 2) / 2**40
     assert tebibytes == pytest.approx(2.3, rel=0.03)
