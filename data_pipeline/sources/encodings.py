@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -32,12 +33,12 @@ class Encoding:
     notes: Mapping[str, Any] = field(default_factory=dict)
     """`encoding`, where it was found out and is not UTF-8."""
 
-    @property
+    @cached_property
     def has_plain_lines(self) -> bool:
         """Whether lines end with the byte 10 and nothing else has it, so that a file can be read from its middle."""
         return self.codec == "auto" or "\n".encode(self.codec) == b"\n"
 
-    @property
+    @cached_property
     def is_tried_as_utf8(self) -> bool:
         """Whether `decode` takes UTF-8 first."""
         return self.codec in ("utf-8", "auto") or not self.has_plain_lines

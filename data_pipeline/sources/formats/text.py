@@ -9,7 +9,7 @@ from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.encodings import encoding_of_records, encoding_of_whole, texts
-from data_pipeline.sources.lines import Line, lines_of, too_long
+from data_pipeline.sources.lines import lines_of, too_long
 from data_pipeline.sources.paragraphs import paragraphs_of
 from data_pipeline.sources.pieces import LONGEST, documents_of, documents_of_stream
 from data_pipeline.sources.source import Span
@@ -31,15 +31,17 @@ def _read_file(span: Span, bad: Bad, form: str) -> Iterator[Document]:
 
 
 def _read_lines(span: Span, bad: Bad, form: str) -> Iterator[Document]:
-    encoding = encoding_of_records(span.file)
+    encoding, name = encoding_of_records(span.file), span.file.name
     for offset, line in lines_of(span, encoding):
         try:
-            text, notes = encoding.decode(_content((offset, line)))
+            text, notes = encoding.decode(_content(line))
         except BadRecord as error:
             bad.line(offset, error, line or b"")
             continue
-        if text and not text.isspace():
-            yield from documents_of(text, f"{span.file.name}@{offset}", notes, form)
+        if len(text) > LONGEST:
+            yield from documents_of(text, f"{name}@{offset}", notes, form)
+        elif text and not text.isspace():
+            yield Document(text, f"{name}@{offset}", form, notes)
 
 
 def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
@@ -67,8 +69,8 @@ def _blocks(pieces: Iterator[bytes | None]) -> Iterator[bytearray]:
     yield held.rstrip(b"\r\n").replace(b"\r\n", b"\n")
 
 
-def _content(line: Line) -> bytes | bytearray:
+def _content(line: bytes | bytearray | None) -> bytes | bytearray:
     """Without the carriage return that lines of some systems end in; raises `BadRecord`."""
-    if line[1] is None:
+    if line is None:
         raise too_long()
-    return line[1].removesuffix(b"\r")
+    return line.removesuffix(b"\r")
