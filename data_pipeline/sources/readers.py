@@ -8,14 +8,16 @@ from data_pipeline.document import Document, Dropped
 from data_pipeline.sources.bad import Bad, Unreadable
 from data_pipeline.sources.formats import can_be_cut, format_of
 from data_pipeline.sources.lines import count_lines
+from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.source import OnError, Span
+from megaptm.errors import UserError
 
 
 def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[Document]:
     """The documents of a span, in order. Where a file breaks off, those before stay, and the rest counts once.
 
-    Raises `UserError` for a file that cannot be read, with `on_error="fail"`; and an `OSError` of a disk or a server
-    that gives up halfway, which is not counted: another time it may not.
+    Raises `UserError` for a file that cannot be read, with `on_error="fail"`; and always for a disk that gives up
+    halfway, as a server does with an error of its own: that is not counted, because another time it may not.
     """
     if span.start and not can_be_cut(span.file):
         return  # the span at the beginning has it all
@@ -26,3 +28,8 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
         # What is wrong with all of a file its first span tells, once.
         if not span.start or error.reason == "unreadable":
             bad.whole(error)
+    except OSError as error:
+        if is_remote(span.file.path):
+            raise
+        what = f"cannot be read to its end ({error.strerror or error})"
+        raise UserError(f"{span.file.path} {what}: see to its disk, or take it out of the sources.") from error

@@ -13,6 +13,7 @@ import pytest
 from data_pipeline.document import Dropped
 from data_pipeline.sources import InputFile, Span, content, read
 from data_pipeline.sources.content import open_bytes
+from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, whole, written
 
 if sys.version_info >= (3, 14):
@@ -180,6 +181,6 @@ def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypa
     monkeypatch.setattr(content, "open_bytes", Failing)
     monkeypatch.setattr(content, "CHUNK_BYTES", 10_000)
     dropped = Dropped()
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(UserError, match=r"a\.jsonl cannot be read to its end \(Input/output error\): see to its disk"):
         list(read(whole(path), dropped))
     assert not dropped.counts
