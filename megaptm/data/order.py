@@ -302,7 +302,7 @@ class PairOrder(Order):
                 f"{self.corpus.name} has {len(self.shards):,} shards, and objective masked-lm-next-sentence counts in "
                 f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use objective masked-lm."
             )
-        indexes = (self.corpus.index(self.shards.info(number)) for number in range(len(self.shards)))
+        indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
         return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:

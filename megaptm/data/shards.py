@@ -193,11 +193,14 @@ class Corpus:
     def _open(self, info: ShardInfo, verify: Verify) -> Shard:
         return Shard.open(self.folder, info, self.manifest.dtype, self.manifest.fields, verify)
 
-    def index(self, info: ShardInfo) -> np.ndarray:
-        """int64 [documents, 2 * fields]: the index of a shard, without the shard."""
+    def indexes(self, infos: Sequence[ShardInfo]) -> Iterator[np.ndarray]:
+        """int64 [documents, 2 * fields]: the indexes of shards, without the shards."""
         if self.mirror:
-            self.mirror.fetch_index(info)
-        return open_index(self.folder, info)
+            self.mirror.fetch_many(infos, wait=True, only_index=True)
+        for info in infos:
+            if self.mirror:
+                self.mirror.fetch_index(info)  # nothing to do, unless the cache is smaller than all of them
+            yield open_index(self.folder, info)
 
     def bring(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
         """Fetch shards that will be opened, several at once; nothing to do where they are on this machine."""
