@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.clean.steps import DropShort, Normalize
+from data_pipeline.clean.basic import DropShort, Normalize
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.sources import Source
 from megaptm.errors import UserError

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from data_pipeline.build.corpus import build_corpus
-from data_pipeline.clean.steps import STEPS
+from data_pipeline.clean import STEPS
 from data_pipeline.document import Document, Dropped
 from tests.data_pipeline.build.test_build import files_of
 
