@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.errors import UserError
+from megaptm.errors import EXIT_FAILURE, UserError
 
 if TYPE_CHECKING:
     from megaptm.config import Config
+    from megaptm.plan.dry import Dry
     from megaptm.plan.machine import Machine
+    from megaptm.plan.work import Work
 
 
 @click.command()
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw memory and pipeline: a page (.html) or picture (.png)."
 )
+@click.option("--dry-run", is_flag=True, help="Also build and run ranks of the layout without memory, and compare.")
+@click.option("--ranks", help="Ranks of the dry run, for instance 0,8,511; by default the first of every stage.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables.")
 def plan(
     config: Path,
@@ -33,6 +37,8 @@ def plan(
     nodes: int | None,
     search: bool,
     plot: Path | None,
+    dry_run: bool,
+    ranks: str | None,
     as_json: bool,
 ) -> None:
     """Say what a run will need before it is queued: memory, time, money, failures.
@@ -54,6 +60,10 @@ def plan(
       megaptm plan configs/gpt3/175b.yaml --plot plan.html
       megaptm plan configs/t5/11b.yaml --json | jq .step.seconds
 
+    \b
+    Are the formulas right for this layout? Builds any rank of it on this machine (this one loads torch):
+      megaptm plan configs/gpt3/175b.yaml --dry-run --ranks 0,8,511,1023
+
     How the numbers are made, and how near they come to published runs: docs/planner.md. For a machine of your own, copy
     a file of configs/machines.
     """
@@ -69,18 +79,23 @@ def plan(
         from megaptm.plan.picture import draw
 
         draw(made, plot)
+    dry = _dry(wanted, made.work, ranks) if dry_run or ranks else None
     if as_json:
         import json
 
-        click.echo(json.dumps(made.numbers(), indent=2))
-        return
-    from rich.console import Console
+        click.echo(json.dumps({**made.numbers(), **({"dry_run": dry.numbers()} if dry else {})}, indent=2))
+    else:
+        from rich.console import Console
 
-    from megaptm.plan.show import show
+        from megaptm.plan.show import show, show_dry
 
-    show(made, Console())
-    if plot is not None:
-        click.echo(f"\nDrawn: {click.format_filename(plot)}")
+        show(made, Console())
+        if plot is not None:
+            click.echo(f"\nDrawn: {click.format_filename(plot)}")
+        if dry:
+            show_dry(dry, Console())
+    if dry and not dry.agrees:
+        raise SystemExit(EXIT_FAILURE)
 
 
 def _config(
@@ -96,6 +111,18 @@ def _config(
         return config
     changes = on_nodes(config, machine, nodes)
     return load(path, [*overrides, *(f"layout.{name}={value}" for name, value in changes.items())])
+
+
+def _dry(config: Config, work: Work, ranks: str | None) -> Dry:
+    from megaptm.objectives import OBJECTIVES
+    from megaptm.plan.dry import chosen_ranks, compare
+
+    chosen = chosen_ranks(work, ranks)
+    from megaptm.parallel.dry import dry_run
+
+    shapes = OBJECTIVES[config.objective].shapes(config.data.sequence)
+    shapes = {name: shape for name, shape in shapes.items() if work.masked or name != "documents"}
+    return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, shapes=shapes, ranks=chosen)))
 
 
 def _searched(config: Config, machine: Machine, nodes: int | None, *, silent: bool) -> Config:

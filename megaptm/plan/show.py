@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.config import Layout
+from megaptm.plan.dry import Dry
 from megaptm.plan.plan import Plan
 from megaptm.plan.search import Candidate, Search
 
@@ -142,6 +143,23 @@ def show_search(found: Search, console: Console, *, usable: float, most: int = 1
         for reason, number in found.refused.most_common(6):
             console.print(f"  {number:,}  {reason}", highlight=False, markup=False)
     console.print()
+
+
+def show_dry(dry: Dry, console: Console) -> None:
+    """Ranks as they were built, beside the formulas."""
+    table = Table(title="\nBuilt without memory", title_justify="left", box=None, pad_edge=False)
+    for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):
+        table.add_column(name, justify="right")
+    for one, planned in zip(dry.found, dry.planned, strict=True):
+        table.add_row(str(one.rank), str(one.stage), f"{one.parameters:,}", f"{planned:,}", f"{one.flops:,}")
+    console.print(table)
+    if dry.counted_flops is not None:
+        more = dry.counted_flops - dry.flops
+        console.print(
+            f"A step: {dry.counted_flops:,} FLOPs counted, {dry.flops:,} planned "
+            f"({more:+,}: rows that pad the vocabulary)"
+        )
+    console.print(Text("agrees" if dry.agrees else "DIFFERS", style="green" if dry.agrees else "bold red"))
 
 
 def _candidates(candidates: Iterable[Candidate]) -> Table:

@@ -1,0 +1,132 @@
+"""Any rank of any layout, built and run without memory: true shapes, true counts, no numbers.
+
+The process groups are torch's fake ones, of the full size, whose collectives return at once; weights and activations
+are fake tensors (or `meta` ones), which have a shape and nothing else. So rank 511 of 1,024 of a 175B model takes a
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from megaptm.config import Layout
+from megaptm.layers.split import Dropout
+from megaptm.models.model import Model
+from megaptm.parallel.groups import Ranks, close_groups, open_groups
+from megaptm.parallel.split import mark_parameters, split_model
+from megaptm.parallel.stage import Stage, transformer_config
+from megaptm.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class DryRank:
+    """What one rank of a layout holds and does."""
+
+    rank: int
+    stage: int
+    data: int
+    tensor: int
+    parameters: int
+    """Elements of all its weights, rows that pad the vocabulary among them."""
+    flops: int
+    """Of matrix products in one micro-batch, forward and backward, as torch counts them; nothing computed again."""
+
+
+def dry_run(
+    spec: ModelSpec,
+    layout: Layout,
+    *,
+    precision: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    ranks: Iterable[int],
+) -> Iterator[DryRank]:
+    """Build and run the given ranks; `shapes` are those of one row of a batch, by field."""
+    for rank in ranks:
+        with _world(layout, rank) as place:
+            yield _dry_rank(spec, layout, precision, shapes, rank, place)
+
+
+@contextmanager
+def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
+    """A world of the layout's size, in which this process is `rank` and nobody else is there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=layout.processes, store=FakeStore())  # type: ignore[no-untyped-call]
+    try:
+        yield open_groups(layout)
+    finally:
+        close_groups()
+        dist.destroy_process_group()
+
+
+def _dry_rank(
+    spec: ModelSpec, layout: Layout, precision: str, shapes: Mapping[str, tuple[int, ...]], rank: int, place: Ranks
+) -> DryRank:
+    with _without_memory(layout):
+        stages = _stages(spec, layout, precision, place)
+        batch = {name: torch.zeros(layout.microbatch, *shape, dtype=torch.int64) for name, shape in shapes.items()}
+        # The fused kernels of attention are counted otherwise on each device; the plain products are the same on all.
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            for stage in stages:
+                _forward_and_backward(stage, batch, layout)
+    return DryRank(
+        rank=rank,
+        stage=place.pipeline,
+        data=place.data,
+        tensor=place.tensor,
+        parameters=sum(parameter.numel() for stage in stages for parameter in stage.parameters()),
+        flops=counter.get_total_flops(),
+    )
+
+
+def _without_memory(layout: Layout) -> AbstractContextManager[object]:
+    # Fake tensors say that they are on a CPU, where the loss of one tensor rank asks how many labels there are, which
+    # only numbers can tell; meta tensors are on none, which megatron-core's split embedding does not expect.
+    return torch.device("meta") if layout.tensor == 1 else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _stages(spec: ModelSpec, layout: Layout, precision: str, place: Ranks) -> list[Stage]:
+    """This rank's chunks as `parallel.stage.build_stages` cuts them, without values."""
+    config = transformer_config(spec, layout, precision, lambda *_, **__: None)
+    parts, made = Model.parts(spec, layout.pipeline * layout.virtual), []
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(config.params_dtype)
+    try:
+        for chunk in range(layout.virtual):
+            model = Model(spec, parts[chunk * layout.pipeline + place.pipeline])
+            placements = split_model(model, config, ranks=place.tensor_size, rank=place.tensor)
+            mark_parameters(model, config, placements)
+            made.append(Stage(_without_randomness(model), config, placements, chunk))
+    finally:
+        torch.set_default_dtype(standard)
+    return made
+
+
+def _without_randomness(model: Model) -> Model:
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.stream = nullcontext
+    return model.eval()
+
+
+def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout) -> None:
+    given = None
+    if not stage.part.part.first:
+        length = sum(batch[name].shape[1] for name in ("tokens", "decoder_tokens") if name in batch)
+        length //= layout.tensor if layout.sequence_parallel else 1
+        given = torch.zeros(length, layout.microbatch, stage.part.spec.size.width, dtype=stage.config.params_dtype)
+        given.requires_grad_()
+    stage.set_input_tensor([given])
+    output = stage(batch)
+    if isinstance(output, dict):
+        output = torch.stack([loss for loss, _ in output.values()])
+    output.sum().backward()

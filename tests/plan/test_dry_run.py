@@ -1,0 +1,58 @@
+"""Formulas and the engine agree on ranks that no machine here could hold."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.mistakes import told
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+
+# arXiv:2104.04473, table 1: the trillion on 3,072 devices.
+TRILLION = [
+    *("model.size=custom", "model.layers=128", "model.width=25600", "model.heads=160", "model.ffn=102400"),
+    *("layout.pipeline=64", "layout.data=6", "layout.virtual=2", "train.batch=3072"),
+]
+
+
+def dry(config: str, *words: str) -> dict:
+    """Its own process: megatron-core, once loaded, changes torch for all that follow."""
+    command = [sys.executable, "-m", "megaptm", "plan", str(CONFIGS / config), *words, "--dry-run", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["dry_run"]
+
+
+def test_ranks_of_the_175b_on_1024_have_the_planned_parameters():
+    found = dry("gpt3/175b.yaml", "--ranks", "0,8,511,1023")
+    assert [(one["rank"], one["stage"]) for one in found["ranks"]] == [(0, 0), (8, 0), (511, 7), (1023, 15)]
+    assert all(one["parameters"] == one["planned"] for one in found["ranks"])
+
+
+def test_ranks_of_the_trillion_on_3072_have_the_planned_parameters():
+    found = dry("gpt3/175b.yaml", *TRILLION, "--ranks", "0,3071")
+    assert all(one["parameters"] == one["planned"] for one in found["ranks"])
+    assert found["ranks"][1]["stage"] == 63
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("t5/small.yaml", ["layout={data: 1, tensor: 2, pipeline: 2, microbatch: 4}"]),
+        ("gpt3/small.yaml", ["layout={pipeline: 2, virtual: 3, microbatch: 4}", "model.vocabulary=50304"]),
+    ],
+)
+def test_operations_over_all_stages_are_those_of_the_formula(config, words):
+    found = dry(config, *words)
+    assert found["step_flops"] == found["planned_step_flops"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [("0,1024", "rank 1024 is not one of the 1,024"), ("first", "write numbers with commas")]
+)
+def test_a_rank_that_is_not_there_is_refused(ranks, expected):
+    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry-run", "--ranks", ranks)
