@@ -18,7 +18,7 @@ class Document:
 
     text: str
     source: str
-    """Where it came from, `folder/file.txt` or `file.jsonl:12`; kept beside its tokens."""
+    """Where it came from, `folder/file.txt`, or `file.jsonl@1024` with its first byte; kept beside its tokens."""
     form: str = "prose"
     """`prose` or `code`: how it divides into sentences."""
     notes: Mapping[str, Any] = field(default_factory=dict)
