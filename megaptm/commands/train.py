@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,23 +38,14 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and saved: start it again.
     """
     from megaptm.train.environment import check_processes, worker_environment
+    from megaptm.train.prepare import read_config
 
-    wanted = _config(config, overrides)
+    wanted = read_config(config, overrides)
     place = worker_environment()
     if place is not None:
         check_processes(place, wanted.layout)
     with full_disk_told(wanted.run):
         sys.exit(_launch(wanted) if place is None else _be_a_worker(wanted, rank=place.rank))
-
-
-def _config(path: Path, overrides: tuple[str, ...]) -> Config:
-    from megaptm.config import load
-    from megaptm.train.prepare import CONFIG, settle
-
-    if not path.is_dir():
-        return settle(load(path, overrides))
-    # A folder may have been moved since; it is the run wherever it lies.
-    return settle(load(path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]))
 
 
 def _launch(config: Config) -> int:

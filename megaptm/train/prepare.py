@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,14 @@ MAY_CHANGE = (
     "data.verify",
 )
 WAIT_SECONDS = 120.0
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config that a command names: a YAML file, or the folder of a run that was begun."""
+    if not path.is_dir():
+        return settle(load(path, overrides))
+    # A folder may have been moved since; it is the run wherever it lies.
+    return settle(load(path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]))
 
 
 def settle(config: Config) -> Config:

@@ -1,0 +1,48 @@
+"""`python -m megaptm.slurm.account LOGS`: of the processes of a job that failed, the one whose fault it was."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from megaptm.errors import EXIT_CONTINUE
+from megaptm.train.verdict import End, account, culprit
+
+ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
+# srun says how a process was killed in the C library's words.
+SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
+
+
+@click.command()
+@click.argument("logs", type=click.Path(path_type=Path))
+def main(logs: Path) -> None:
+    """Say which rank failed, on which node, and what it said last."""
+    failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
+    if not failed:
+        return
+    guilty = culprit([end for _, end in failed])
+    host = next(host for host, end in failed if end is guilty)
+    click.echo(f"On {host}, {account(guilty)}\nWhat each rank wrote is in {logs}.")
+
+
+def ends(logs: Path) -> Iterator[tuple[str, End]]:
+    """How each process ended that did not end well, with its node, in order of time, from what srun said."""
+    for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
+        for rank in _numbers(ranks):
+            number = int(code) if code else SIGNALS.get(killed.removesuffix(" (core dumped)"), 1)
+            yield host, End(rank=rank, code=number, log=logs / f"rank-{rank}.log", begin=0)
+
+
+def _numbers(ranges: str) -> Iterator[int]:
+    """`0-2,5` -> 0, 1, 2, 5."""
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+# What the scripts of this folder share; each sources it on the first node of its allocation.
+#
+# A site sets, where sbatch is typed (the scripts take these variables along, and no others):
+#   MEGAPTM_HOME   the checkout, on a disk that all nodes share; absent: the folder where sbatch is typed
+#   MEGAPTM_VENV   its Python environment; absent: $MEGAPTM_HOME/.venv
+#   MEGAPTM_IMAGE  a container instead: a file.sif runs under Apptainer, any other name under Pyxis
+
+set -uo pipefail
+cd "${MEGAPTM_HOME:=$SLURM_SUBMIT_DIR}" || exit
+export PYTHONUNBUFFERED=1
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun does not take it from the job
+restart=${SLURM_RESTART_COUNT:-0}
+options=() first=()
+
+case ${MEGAPTM_IMAGE-} in
+    "") python=("${MEGAPTM_VENV:-$MEGAPTM_HOME/.venv}/bin/python") ;;
+    *.sif) python=(apptainer exec --nv --bind "$PWD" "$MEGAPTM_IMAGE" python) ;;
+    *)
+        options=(--container-image="$MEGAPTM_IMAGE" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")
+        python=(python) first=(srun "${options[@]}" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1)
+        ;;
+esac
+if [[ ${MEGAPTM_IMAGE-} ]]; then # Slurm's commands, which name the first node, are not in the container
+    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) && export MASTER_ADDR
+fi
+
+# train CONFIG [key=value ...]: start or continue a run. A later CONFIG takes the place of an earlier one, as a later
+# value does: scripts give theirs first, then what stood on sbatch's command line.
+train() {
+    local config="" values=() word
+    for word; do
+        if [[ $word == *=* ]]; then values+=("$word"); else config=$word; fi
+    done
+    set -- "$config" "${values[@]}"
+    logs=$(once megaptm.slurm.begin --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit
+    [[ $logs ]] || exit 0 # nothing is left to do
+    leave_failed_node
+    scontrol show hostnames "$SLURM_JOB_NODELIST" >"$logs/nodes"
+    on_all_nodes "${python[@]}" -m megaptm train "$@"
+    echo "$code" >"$logs/ended"
+    avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
+    if [[ $code == 75 || ($asked && $code == 138) ]]; then requeue; fi # 75: saved. 138: USR1 met it before the first step
+    if ((code)); then once megaptm.slurm.account "$logs"; fi
+    exit "$code"
+}
+
+# A module of ours, as one process on the first node.
+once() {
+    "${first[@]}" "${python[@]}" -m "$@"
+}
+
+# A process for each task of the job, each with a log of its own; rank 0's is copied to the job's. Sets `code` and `asked`.
+on_all_nodes() {
+    asked="" code=0
+    trap 'woken=yes asked=yes; kill -USR1 "$tasks"' USR1 # the time limit is near: the processes finish their step and save
+    trap 'woken=yes' TERM                                # a node was lost, or the job canceled: stay to note what happened
+    # The first process that ends, for whatever reason, leaves the others a minute to end by themselves.
+    srun "${options[@]}" --export=ALL --wait=60 --kill-on-bad-exit=0 --output="$logs/rank-%t.log" "$@" \
+        2> >(tee "$logs/srun.log" >&2) &
+    tasks=$!
+    tail -F -n +1 -s 0.2 --pid="$tasks" "$logs/rank-0.log" 2>/dev/null &
+    while woken=""; wait "$tasks"; code=$?; [[ $woken ]] && ((code > 128)); do :; done
+    wait $! 2>/dev/null
+}
+
+# Back to the queue, to be continued on the same terms. Not when Slurm is ending the job: it would rise from the dead.
+requeue() {
+    if [[ $(state) == RUNNING ]]; then
+        echo "Saved; job $SLURM_JOB_ID goes back to the queue."
+        scontrol requeue "$SLURM_JOB_ID" && sleep infinity
+    fi
+    exit 75
+}
+
+state() {
+    squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T
+}
+
+# Keep the job off these nodes from its next start on, as long as its partition has enough others.
+avoid() {
+    [[ $1 && $(state) != RUNNING ]] || return 0
+    local others
+    others=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --states=alloc,comp,idle,mix --format=%N |
+        sort -u | grep --count --invert-match --line-regexp --file=<(scontrol show hostnames "$1"))
+    if ((others >= SLURM_JOB_NUM_NODES)); then
+        echo "Node failure on $1: the next start does without."
+        scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$1"
+    fi
+}
+
+# A first node that is lost takes this script with it, unnoted. Where it is back, and ours again, take another.
+leave_failed_node() {
+    local before=${logs%.*}.$((restart - 1))
+    [[ -e $before/nodes && ! -e $before/ended ]] || return 0
+    local lost
+    lost=$(head -n 1 "$before/nodes")
+    scontrol show hostnames "$SLURM_JOB_NODELIST" | grep --quiet --line-regexp "$lost" || return 0
+    trap : TERM
+    scontrol requeue "$SLURM_JOB_ID" && avoid "$lost" && sleep infinity
+}

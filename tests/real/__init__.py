@@ -1,0 +1,1 @@
+"""Against services that are really there: no mocks."""

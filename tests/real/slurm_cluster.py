@@ -1,0 +1,231 @@
+"""A real Slurm of several nodes on this machine: its daemons in the foreground, all it writes in one folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+PATIENCE_SECONDS = 120.0
+CPUS, GPUS = 16, 8
+
+# No accounting, no cgroups, no authentication: one user on one machine. `config_overrides` lets nodes have more
+# processors than there are. A node that comes back is used again at once, as at a site that reboots by itself.
+SETTINGS = """
+ClusterName=test
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+GresTypes=gpu
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+JobRequeue=1
+MinJobAge=600
+KillWait=5
+SlurmctldTimeout=10
+SlurmdTimeout=5
+ReturnToService=2
+"""
+
+
+class SlurmCluster:
+    """`nodes` nodes that run jobs (partition `main`) and 128 that are only described (partition `large`)."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder = folder
+        self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        self._configure()
+        self._start("slurmctld", "-D")
+        for node in self.nodes:
+            self.start_node(node)
+        idle = ["sinfo", "--noheader", "--Node", "--partition=main", "--states=idle", "--format=%N"]
+        self.wait_for(lambda: len(self.say(*idle).split()) == len(self.nodes))
+
+    def stop(self) -> None:
+        """Cancel what runs, end the daemons, and kill whatever is left of any job."""
+        subprocess.run(["scancel", "--user", str(os.getuid())], env=self.environment, timeout=30, check=False)
+        deadline = time.monotonic() + 10
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for daemon in self._daemons.values():
+            daemon.terminate()
+        for process in self.processes():
+            process.kill()
+        for daemon in self._daemons.values():
+            try:
+                daemon.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def say(self, *command: str, check: bool = True) -> str:
+        """What a command of Slurm prints."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        assert not (check and done.returncode), f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def submit(self, *words: str) -> str:
+        """The number of a job that `sbatch WORDS` makes, from this checkout and with this Python's environment."""
+        environment = {**self.environment, "MEGAPTM_VENV": sys.prefix}
+        done = subprocess.run(
+            ["sbatch", "--parsable", *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def job(self, number: int | str) -> dict[str, str]:
+        """What Slurm knows of a job: JobState, NumNodes, Restarts ..."""
+        words = self.say("scontrol", "show", "job", str(number), "--oneliner").split()
+        return dict(word.partition("=")[::2] for word in words if "=" in word)
+
+    def wait_for(self, what: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
+        """The first answer of `what` that is not empty."""
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < deadline, f"nothing in {seconds:.0f} s\n{self.say('squeue', '-l')}{self.logs()}"
+            time.sleep(0.1)
+        return found
+
+    def wait_for_state(self, number: int | str, *states: str) -> str:
+        """The state of a job, as soon as it is one of these."""
+        return self.wait_for(lambda: (state := self.job(number)["JobState"]) in states and state)
+
+    def start_now(self, job: str) -> None:
+        """Start a requeued job without the two minutes that Slurm lets pass."""
+        self.wait_for_state(job, "PENDING")
+        time.sleep(1.1)  # slurmd takes a job that begins in the second in which it was killed for the killed one
+        self.say("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def start_node(self, node: str) -> None:
+        (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
+        self._start(f"slurmd-{node}", "-D", "-N", node)
+
+    def kill_daemon_of(self, node: str) -> None:
+        """The node's daemon dies, its tasks live on."""
+        daemon = self._daemons[f"slurmd-{node}"]
+        daemon.kill()
+        daemon.wait()
+
+    def kill_node(self, node: str) -> None:
+        """As when the power fails: the daemon and every task of the node."""
+        self.kill_daemon_of(node)
+        for process in self.tasks_of(node):
+            process.kill()
+
+    def tasks_of(self, node: str) -> list[psutil.Process]:
+        """Every process that Slurm started on a node."""
+        return [process for process in self.processes() if _environ(process).get("SLURMD_NODENAME") == node]
+
+    def logs(self) -> str:
+        return "".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of every job: all inherit the name of this cluster's configuration from its daemons."""
+        daemons = {daemon.pid for daemon in self._daemons.values()}
+        return [
+            process
+            for process in psutil.process_iter()
+            if (environment := _environ(process)).get("SLURM_CONF") == self.environment["SLURM_CONF"]
+            and process.pid not in daemons
+            and ("SLURM_JOB_ID" in environment or process.name() == "slurmstepd")
+        ]
+
+    def _start(self, name: str, *arguments: str) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        self._daemons[name] = subprocess.Popen(
+            [shutil.which(name.partition("-")[0], path=_path()) or name, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+
+    def _configure(self) -> None:
+        host, ports = socket.gethostname().partition(".")[0], _free_ports(len(self.nodes) + 1)
+        for name in ("state", "spool", "devices"):
+            (self.folder / name).mkdir(parents=True)
+        for number in range(GPUS):
+            os.mknod(self.folder / f"devices/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        kind = f"CPUs={CPUS} RealMemory=64000 Gres=gpu:{GPUS}"
+        lines = [
+            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldPort={ports[0]}",
+            "SlurmUser=root",
+            "SlurmdUser=root",
+            f"SlurmctldPidFile={self.folder}/slurmctld.pid",
+            f"SlurmdPidFile={self.folder}/slurmd-%n.pid",
+            f"SlurmdSpoolDir={self.folder}/spool/%n",
+            f"StateSaveLocation={self.folder}/state",
+            *(
+                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {kind} State=UNKNOWN"
+                for node, port in zip(self.nodes, ports[1:], strict=True)
+            ),
+            "NodeName=large[001-128] CPUs=128 RealMemory=1000000 Gres=gpu:8 State=CLOUD",
+            f"PartitionName=main Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP",
+            "PartitionName=large Nodes=large[001-128] MaxTime=INFINITE State=UP",
+        ]
+        (self.folder / "slurm.conf").write_text(SETTINGS + "\n".join(lines) + "\n")
+        devices = f"Name=gpu File={self.folder}/devices/nvidia[0-{GPUS - 1}]"
+        (self.folder / "gres.conf").write_text("".join(f"NodeName={node} {devices}\n" for node in self.nodes))
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _path() -> str:
+    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+@contextmanager
+def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
+    """A running cluster; the test is skipped where Slurm cannot be had."""
+    missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=_path()) is None]
+    if missing:
+        pytest.skip(f"needs Slurm: apt-get install {' '.join(missing)}")
+    if os.geteuid():
+        pytest.skip("needs root: slurmd and the device files of its nodes do")
+    cluster = SlurmCluster(folder, nodes)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,47 @@
+"""What the shipped scripts ask of Slurm is what their configs need."""
+
+import re
+
+import pytest
+
+from megaptm.config import load
+from tests.drills.program import ROOT
+
+SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
+TRAINING = [path for path in SCRIPTS if path.name != "corpus.sh"]
+
+
+def asked(path):
+    """`--nodes=128` -> {"nodes": "128"}, of the file's #SBATCH lines."""
+    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", path.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
+def test_a_script_asks_for_the_processes_of_its_layout(path):
+    options = asked(path)
+    [words] = re.findall(r'^train (.*?) "\$@"', path.read_text(), re.MULTILINE)
+    config, *overrides = words.split()
+    layout = load(ROOT / config, overrides).layout
+    assert layout.processes == int(options["nodes"]) * int(options["ntasks-per-node"])
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
+def test_a_training_job_can_be_signaled_requeued_and_read(path):
+    options = asked(path)
+    assert options["signal"].startswith("B:USR1@")
+    assert options.keys() >= {"requeue", "time", "output"}
+    assert options["open-mode"] == "append"
+    assert options["export"] == "MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE"
+
+
+@pytest.mark.real
+def test_slurm_takes_the_shipped_175b(slurm):
+    script = str(ROOT / "slurm/gpt_175b.sh")
+    assert "on nodes large[001-128]" in slurm.say("sbatch", "--test-only", "--partition=large", script)
+    job = slurm.submit("--hold", "--partition=large", script)
+    taken = slurm.job(job)
+    slurm.say("scancel", job)
+    wanted = {"NumTasks": "1024", "TresPerNode": "gres:gpu:8", "NtasksPerN:B:S:C": "8:0:*:*", "Requeue": "1"}
+    assert taken["NumNodes"].partition("-")[0] == "128"
+    assert taken | wanted == taken

@@ -1,0 +1,109 @@
+"""`sbatch slurm/gpt_175b.sh`: continued over its time limit, not after a failure, not after scancel."""
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from megaptm.resilience.events import read_events
+from tests.drills.program import checkpoints, finish, last_step, losses, resumed_at
+from tests.real.jobs import ENDS, small, submit
+
+pytestmark = pytest.mark.real
+
+STEPS = 12
+SPREAD = ("layout.data=2", "layout.tensor=2")
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run whose job was told that its time is up, and went on."""
+
+    run: Path
+    mlflow: Path
+    log: str
+    job: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def corpus(real_corpus):
+    return real_corpus("byte-bpe")
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus, tmp_path_factory):
+    """The losses of the run in one process."""
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    done = finish("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
+    assert done.returncode == 0, done.stderr
+    return losses(run)
+
+
+@pytest.fixture(scope="module")
+def story(slurm, corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    run, log, mlflow = folder / "run", folder / "job.log", folder / "mlflow.db"
+    MlflowClient(f"sqlite:///{mlflow}").search_experiments()  # which makes its tables, and takes longer than the run
+    tracked = ("track.enabled=true", f"track.uri=sqlite:///{mlflow}")
+    words = small("gpt2", run, corpus, f"train.steps={STEPS}", *SPREAD, *tracked)
+    job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=2)
+    slurm.wait_for(lambda: last_step(run) > 3)
+    slurm.say("scancel", "--batch", "--signal=USR1", job)  # as Slurm does some time before the limit
+    slurm.start_now(job)
+    slurm.wait_for_state(job, *ENDS)
+    return Story(run, mlflow, log.read_text(), slurm.job(job))
+
+
+def test_near_its_limit_a_job_saves_and_goes_back_to_the_queue(story):
+    [saved] = resumed_at(story.run)
+    assert 3 < saved < STEPS
+    assert "goes back to the queue" in story.log
+    assert (story.job["JobState"], story.job["Restarts"]) == ("COMPLETED", "1")
+
+
+def test_the_run_is_the_one_that_one_process_makes(story, unbroken):
+    assert losses(story.run) == {step: pytest.approx(loss, rel=1e-5) for step, loss in unbroken.items()}
+
+
+def test_both_starts_are_one_run_of_mlflow(story):
+    with sqlite3.connect(story.mlflow) as database:
+        assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
+
+
+def test_each_rank_has_a_log_and_rank_0_is_in_the_jobs(story):
+    logs = story.run / "logs"
+    assert {path.name for path in logs.glob("*/rank-*.log")} == {f"rank-{rank}.log" for rank in range(4)}
+    assert len(list(logs.iterdir())) == 2
+    for step in range(1, STEPS + 1):
+        assert story.log.count(f"step {step}/{STEPS}  loss") == 1
+
+
+def test_a_failure_is_told_and_not_repeated_and_a_cancelled_job_stays_so(slurm, corpus, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = small("gpt2", run, corpus, "train.steps=100000", "layout.data=2")
+    job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=1)
+    slurm.wait_for(lambda: last_step(run) > 1)
+    next(task for task in slurm.tasks_of("node2") if "train" in task.cmdline()).kill()
+    assert slurm.wait_for_state(job, *ENDS) == "FAILED"
+    assert slurm.job(job)["Restarts"] == "0"
+    assert "On node2, rank 1 was killed by signal 9 (SIGKILL)" in log.read_text()
+
+    done = last_step(run)
+    job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=1)
+    slurm.wait_for(lambda: last_step(run) != done)
+    slurm.say("scancel", job)
+    assert slurm.wait_for_state(job, *ENDS) == "CANCELLED"
+    assert slurm.job(job)["Restarts"] == "0"
+    assert checkpoints(run)[-1] == last_step(run)
+    assert [event["signal"] for event in read_events(run) if event["kind"] == "stop-signal"] == ["SIGTERM"]
+    assert not slurm.processes()
+
+
+def test_a_request_that_is_not_the_layouts_ends_before_anything_starts(slurm, corpus, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    job = submit(slurm, "gpt_175b", log, small("gpt2", run, corpus, "layout.data=4"), nodes=1, tasks=1)
+    assert slurm.wait_for_state(job, *ENDS) == "FAILED"
+    assert "1 processes are fewer than the 4 the layout needs" in log.read_text()
+    assert not run.exists()
