@@ -118,12 +118,6 @@ class Tokenizer:
             encoded[number] = ids_and_ends([encoding], self.library.token_to_id(MARK))[:2]
         return encoded
 
-    def encode_sentences(self, texts: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text, in sentences: int32 [tokens] ids of the whole, int32 [sentences] where each starts."""
-        encoded = self.encode_batch_with_ends(["".join(text) for text in texts])
-        begins = [np.cumsum([0, *map(len, text[:-1])]) for text in texts]
-        return [(ids, starts_of(ends, begin)) for (ids, ends), begin in zip(encoded, begins, strict=True)]
-
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; special tokens show as their names."""
         return self.library.decode([int(id_) for id_ in ids], skip_special_tokens=False)
