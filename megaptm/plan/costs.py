@@ -127,7 +127,7 @@ def _attention(machine: Machine, work: Work, block: Block, queries: str, keys: s
     asking, asked = work.lengths[queries], work.lengths[keys]
     pairs = rows * heads * asking * asked
     if work.software.attention == "materialized":
-        return _materialized(machine, work, pairs, rows * heads)
+        return _materialized(machine, work, pairs)
     causal = block.attention == "causal" and queries == keys and not work.masked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
@@ -138,7 +138,7 @@ def _attention(machine: Machine, work: Work, block: Block, queries: str, keys: s
     return Passes(Seconds(attention=seconds + kernel), Seconds(attention=2.5 * seconds + 2 * kernel))
 
 
-def _materialized(machine: Machine, work: Work, pairs: float, batches: float) -> Passes:
+def _materialized(machine: Machine, work: Work, pairs: float) -> Passes:
     element, key = work.element, work.spec.size.key_width
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
@@ -146,9 +146,9 @@ def _materialized(machine: Machine, work: Work, pairs: float, batches: float) ->
     dropped = (2 * element + 1) if work.spec.dropout else 0
     forward = pairs * (element + 2 * element + dropped + element) / machine.bandwidth
     backward = pairs * (element + dropped + 3 * element + 3 * element) / machine.bandwidth
-    kernels = machine.efficiency.kernel_microseconds * 1e-6
+    kernel = machine.efficiency.kernel_microseconds * 1e-6
     return Passes(
-        Seconds(attention=products + forward + 4 * kernels), Seconds(attention=2 * products + backward + 6 * kernels)
+        Seconds(attention=products + forward + 4 * kernel), Seconds(attention=2 * products + backward + 6 * kernel)
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.links import collective, message
 from megaptm.plan.machine import Machine
-from megaptm.plan.stages import Chunk, layer_weights, parameters, stages, table_size
+from megaptm.plan.stages import Chunk, parameters, stages, table_size
 from megaptm.plan.work import Work
+from megaptm.spec import change
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ def recomputed_flops(work: Work) -> float:
     """Operations of a step that are done a second time: the layers' forward pass, or attention's two products."""
     if work.recompute == "none":
         return 0.0
-    size, total = work.spec.size, 0.0
-    for name, length in work.lengths.items():
-        total += 4 * length * length * size.heads * size.key_width * size.layers
-        if work.recompute == "full":
-            total += 2 * length * layer_weights(getattr(work.spec.family, name), work.spec) * size.layers
-    return work.batch * total
+    if work.recompute == "full":
+        layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
+        return layers.flops / 3  # a forward pass is a third of a step
+    size = work.spec.size
+    pairs = sum(length * length for length in work.lengths.values())
+    return 4.0 * work.batch * pairs * size.heads * size.key_width * size.layers
 
 
 def _messages(machine: Machine, work: Work) -> float:
