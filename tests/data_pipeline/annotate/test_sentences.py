@@ -1,10 +1,11 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.annotate.sentences import split_sentences
 
 
+@settings(deadline=None)
 @given(
     text=st.text(alphabet=st.characters() | st.sampled_from(list(".!?\n \t。\"')aA"))),
     form=st.sampled_from(["prose", "code"]),

@@ -4,7 +4,7 @@ import unicodedata
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
@@ -43,6 +43,7 @@ def test_words_of_bert_itself(prose):
         assert words(plain) == expected
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_begins_rise_from_the_first_character_and_stay_in_the_text(text):
     begins = word_begins(text).tolist()
