@@ -65,20 +65,21 @@ on_all_nodes() {
 
 # Back to the queue, to be continued on the same terms. Not when Slurm is ending the job: it would rise from the dead.
 requeue() {
-    if [[ $(state) == RUNNING ]]; then
+    if running; then
         echo "Saved; job $SLURM_JOB_ID goes back to the queue."
         scontrol requeue "$SLURM_JOB_ID" && sleep infinity
     fi
     exit 75
 }
 
-state() {
-    squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T
+# Whether Slurm runs this start of the job: not while it ends it, nor when it lost sight of this node and began again.
+running() {
+    [[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" JobState=RUNNING "*" Restarts=$restart "* ]]
 }
 
 # Keep the job off these nodes from its next start on, as long as its partition has enough others.
 avoid() {
-    [[ $1 && $(state) != RUNNING ]] || return 0
+    if [[ ! $1 ]] || running; then return; fi
     local others
     others=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --states=alloc,comp,idle,mix --format=%N |
         sort -u | grep --count --invert-match --line-regexp --file=<(scontrol show hostnames "$1"))

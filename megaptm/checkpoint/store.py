@@ -9,11 +9,15 @@
         step-00000100.replaced/         only while a step is committed again
 
 A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch the
-files of the one that took over; and it cannot commit, because `commit` asks first whether the run is still its own.
+files of the one that took over. Nor can it commit, not even if it was halted after `commit` asked whether the run is
+its own: who takes over first renames what others are writing (`take_over`), then looks for the newest checkpoint. Of two
+renames of one folder one fails, so the other's checkpoint was there to be found, or never will be. Of the file system
+that asks one thing: that a rename happens once, for all machines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -103,6 +107,11 @@ class Store:
         self._fence = fence
         self._token = token
         self._report = report or (lambda kind, **fields: None)
+
+    def take_over(self) -> None:
+        """Who owns the run, before `newest`: what other jobs have not committed by now they never will."""
+        self._must_own("take over")
+        self._remove_leftovers()
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
         """One rank, before any writes: remove what dead jobs left, see that there is room, make the folder.
@@ -238,9 +247,14 @@ class Store:
         kept = set(self._committed().values())
         for folder in self.folder.glob("step-*"):
             if folder not in kept and ".damaged" not in folder.name:
-                remove_tree(folder)
+                aside = folder.with_name(f"{folder.name}.removed")
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rename(aside)
+                remove_tree(aside)
 
     def _remove_oldest(self, just_committed: int) -> None:
+        if self._fence is None or not self._fence():
+            return  # taken over since: what is too old is for the other job to say
         self._remove_leftovers()
         others = [step for step in self.steps() if step != just_committed]
         for step in others[self.keep - 1 :]:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ KINDS = {
 
 
 class Events:
-    """Appends to the journal. Several processes may: each line is one write at the end of the file."""
+    """Appends to the journal. Several processes may: each line is one write at the end of the file.
 
-    def __init__(self, run: Path) -> None:
+    `fence` is called before each, and raises where the run has become another job's.
+    """
+
+    def __init__(self, run: Path, *, fence: Callable[[], None] | None = None) -> None:
+        self._fence = fence
         path = Path(run) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -41,6 +46,8 @@ class Events:
         """Add one event. Paths become text; infinities and NaN too, since JSON has none."""
         if kind not in KINDS:
             raise AssertionError(f"unknown kind of event {kind!r}: add it to megaptm.resilience.events.KINDS")
+        if self._fence is not None:
+            self._fence()
         line = {"time": round(time.time(), 6), "kind": kind}
         line |= {key: str(value) if _not_finite(value) else value for key, value in fields.items()}
         os.write(self._file, json.dumps(line, default=str).encode() + b"\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.errors import UserError
+from megaptm.resilience.attempt import Attempt
 
 FILE = "lock"
 BEAT_SECONDS = 5.0
@@ -31,28 +32,33 @@ class RunLock:
     Some network file systems do not share them. So the holder also touches the file every few seconds; a job that gets
     the kernel's lock but finds the name of a holder on another host watches for that before it takes over. Clocks are
     not compared. The one taken over from learns it by `still_mine`.
+
+    A scheduler knows more than the kernel: when it starts a job again, or the next of a chain, the one before is over,
+    though its processes may live on, lock and all, on a node that was lost. So a later attempt writes its name over an
+    earlier one's without the lock, and gets the lock when those processes end. Of the file system that asks one thing:
+    who opens a file reads what was written and synced before (close-to-open, as NFS calls it).
     """
 
-    def __init__(self, run: Path, *, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(self, run: Path, *, attempt: Attempt | None = None, beat_seconds: float = BEAT_SECONDS) -> None:
         self.run = Path(run)
         self.path = self.run / FILE
         self.token = secrets.token_hex(8)
         self._beat_seconds = beat_seconds
+        self.attempt = attempt or Attempt.here()
         self._file: int | None = None
         self._stop = threading.Event()
 
     def acquire(self) -> RunLock:
         """Take the lock, or say at once who has it."""
         self.run.mkdir(parents=True, exist_ok=True)
-        self._file = self._open_locked()
+        self._file = self._open()
         _held.add(self._file)
         try:
             self._wait_for_other_host()
         except UserError:
             self._close()
             raise
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": self.token}
-        self._write(json.dumps(holder).encode())
+        self._sign()
         self._stop = threading.Event()
         threading.Thread(target=self._beat, args=(self._stop,), name="run-lock", daemon=True).start()
         return self
@@ -63,12 +69,18 @@ class RunLock:
             return
         self._stop.set()
         if self.still_mine():
-            self._write(b"")  # no holder: the next one, on whatever host, need not watch for a sign of life
+            # No holder: the next one, on whatever host, need not watch for a sign of life.
+            self._write(json.dumps({"attempt": self.attempt.to_json()}).encode() if self.attempt else b"")
         self._close()
 
     def still_mine(self) -> bool:
         """Whether no other job has taken over the run since. Ask before anything that cannot be taken back."""
-        return self._file is not None and holds(self.run, self.token)
+        return self._file is not None and (holds(self.run, self.token) or self._follows(_holder(self.path)))
+
+    def must_be_mine(self) -> None:
+        """Raise a `UserError` when it no longer is."""
+        if not self.still_mine():
+            raise UserError(f"another job took over the run {self.run}: this one must end.")
 
     def __enter__(self) -> RunLock:
         return self.acquire()
@@ -76,13 +88,16 @@ class RunLock:
     def __exit__(self, *exc: object) -> None:
         self.release()
 
-    def _open_locked(self) -> int:
+    def _open(self) -> int:
+        """The lock's file, locked, or at least taken from a holder that is over."""
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = _holder(self.path)
+                if self._may_take_from(holder):
+                    return file
                 os.close(file)
                 raise UserError(self._in_use(holder)) from None
             except OSError as error:
@@ -102,7 +117,7 @@ class RunLock:
     def _wait_for_other_host(self) -> None:
         """Return when the holder named in the file, if on another host, shows no sign of life; raise if it does."""
         holder = _holder(self.path)
-        if holder.get("host") in (None, socket.gethostname()):
+        if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
             return
         last = _last_beat(self.path)
         deadline = time.monotonic() + PATIENCE_BEATS * self._beat_seconds
@@ -110,6 +125,14 @@ class RunLock:
             time.sleep(self._beat_seconds / 4)
             if _last_beat(self.path) != last:
                 raise UserError(self._in_use(holder))
+
+    def _follows(self, holder: dict[str, Any]) -> bool:
+        return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
+
+    def _may_take_from(self, holder: dict[str, Any]) -> bool:
+        """Whether the kernel's lock is held by what an earlier attempt left; this one may have had the run before."""
+        own = self.attempt is not None and holder == {"attempt": self.attempt.to_json()}
+        return own or self._follows(holder)
 
     def _in_use(self, holder: dict[str, Any]) -> str:
         who = "another process"
@@ -122,7 +145,16 @@ class RunLock:
             if not self.still_mine():
                 return
             with contextlib.suppress(OSError):
+                if not holds(self.run, self.token):
+                    self._sign()  # an earlier attempt was about to sign when it was lost, and has done so now
                 os.utime(self.path)
+                if (file := self._file) is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free in the end, where it was taken from another
+
+    def _sign(self) -> None:
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": self.token}
+        attempt = {"attempt": self.attempt.to_json()} if self.attempt else {}
+        self._write(json.dumps(holder | attempt).encode())
 
     def _write(self, content: bytes) -> None:
         assert self._file is not None

@@ -54,17 +54,23 @@ def check_processes(place: Environment, layout: Layout) -> None:
 
 
 def _from_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
-    first = _scontrol("show", "hostnames", nodes).split()[0]
     job, step = int(environ["SLURM_JOB_ID"]), int(environ.get("SLURM_STEP_ID", "0"))
+    restart = int(environ.get("SLURM_RESTART_COUNT") or 0)
     return {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "MASTER_ADDR": _address(first),
-        # Two steps of one job may share a node, so the step counts as well.
-        "MASTER_PORT": str(SLURM_PORTS[(job * 16 + step) % len(SLURM_PORTS)]),
+        # In a container there is no scontrol; whoever starts one says where to meet.
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_address(environ),
+        # Two steps of one job may share a node, so the step counts as well; and the restart: what was left of the start
+        # before it may still listen.
+        "MASTER_PORT": str(SLURM_PORTS[(job * 64 + restart * 8 + step) % len(SLURM_PORTS)]),
     }
+
+
+def _first_address(environ: MutableMapping[str, str]) -> str:
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
+    return _address(_scontrol("show", "hostnames", nodes).split()[0])
 
 
 def _address(host: str) -> str:

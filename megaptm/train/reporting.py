@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +61,10 @@ class StepReport:
         events: Events,
         *,
         start: int,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
+        """`fence` is called before numbers are recorded, and raises where the run has become another job's."""
+        self._fence = fence
         self.run, self.config, self.mix, self.events = run, config, mix, events
         self.seconds = Seconds()
         self.tracker = Tracker(
@@ -81,6 +84,7 @@ class StepReport:
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """After optimizer step number `step` (counted from 1)."""
+        self._fence()
         if not self._begun:
             self._begun = True
             launched = [event["time"] for event in read_events(self.run) if event["kind"] == "launch"]
@@ -119,6 +123,7 @@ class StepReport:
         self._epochs = begun
 
     def validation(self, step: int, means: Mapping[str, float]) -> None:
+        self._fence()
         metrics = {"validation/loss": means["loss"]}
         if len(means) > 2:  # the weighted sum, and more than one loss
             metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}

@@ -44,7 +44,7 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     from megaptm.train.saving import Saver
 
     spec, losses = resolve_model(config), OBJECTIVES[config.objective].losses
-    events = Events(run) if place.rank == 0 else None
+    events = Events(run, fence=lock.must_be_mine) if lock else None
     join(rank=place.rank, world=place.world, local_rank=place.local_rank)
     engine = Engine(
         spec, config.layout, config.optimizer, losses=losses, seed=config.train.seed, precision=config.train.precision
@@ -55,7 +55,8 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     report = None
     if events:
         feed.tokenizer.save(run / "tokenizer")
-        report = StepReport(run, config, spec, feed.train, events, start=start)
+        fence = lock.must_be_mine if lock else lambda: None
+        report = StepReport(run, config, spec, feed.train, events, start=start, fence=fence)
     training = Training(
         config=config,
         engine=engine,
@@ -71,7 +72,8 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
         code = train(training, start=start)
     finally:
         feed.close()
-        if report and events:
+        # A run that another job took over is said to have ended by that job alone.
+        if report and events and lock and lock.still_mine():
             if stop.name:
                 events.write("stop-signal", signal=stop.name)
             report.close(STATUS.get(code, "FAILED"))

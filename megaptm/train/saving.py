@@ -50,6 +50,8 @@ class Saver:
     def restore(self) -> int:
         """Continue from the newest good checkpoint, if any; returns the number of the next step to train."""
         begun = time.monotonic()
+        if self.events:
+            self.store.take_over()
         newest = self.store.newest() if self.events else None
         step = from_rank_0(newest.step if newest else None)
         if step is not None:

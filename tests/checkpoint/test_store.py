@@ -191,6 +191,25 @@ def test_a_job_that_was_taken_over_can_neither_prepare_nor_commit(tmp_path):
     assert new.commit(10, {}, 1).step == new.newest().step == 10
 
 
+def test_a_job_halted_before_its_last_rename_commits_nothing_to_a_run_that_another_took_over(tmp_path):
+    """It was told that the run is its own, and then another took over: the question comes too early, always."""
+    following, asked = Store(tmp_path, fence=always, token="following"), []
+
+    def halted_after_the_third():
+        asked.append(True)
+        if len(asked) == 3:  # to prepare, to commit, and just before the rename
+            following.take_over()
+            assert following.newest() is None
+        return True
+
+    with pytest.raises(StorageError, match="cannot commit the checkpoint of step 10"):
+        save(Store(tmp_path, fence=halted_after_the_third, token="halted"), 10)
+    assert len(asked) == 3
+    assert names(following) == []
+    save(following, 10)
+    assert following.newest().step == 10
+
+
 def test_too_little_space_is_said_before_anything_is_written(store):
     with pytest.raises(StorageError, match=r"step 10 needs 1000000\.0 TB but .* free: .*checkpoint\.keep is 2"):
         store.prepare(10, expected_bytes=10**18)

@@ -136,6 +136,10 @@ class SlurmCluster:
         for process in self.tasks_of(node):
             process.kill()
 
+    def declare_down(self, node: str) -> None:
+        """What Slurm finds out by itself when a node has not answered for SlurmdTimeout and some."""
+        self.say("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
     def tasks_of(self, node: str) -> list[psutil.Process]:
         """Every process that Slurm started on a node."""
         return [process for process in self.processes() if _environ(process).get("SLURMD_NODENAME") == node]

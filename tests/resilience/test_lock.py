@@ -10,6 +10,7 @@ import time
 import pytest
 
 from megaptm.errors import UserError
+from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.lock import RunLock, holds
 
 HOLD = """
@@ -25,8 +26,13 @@ time.sleep(60)
 """
 
 
-def holder(run, *arguments):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, run, *arguments], stdout=subprocess.PIPE, text=True)
+def holder(run, *arguments, **environment):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, run, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
     said = [process.stdout.readline().strip() for _ in range(1 + len(arguments))]
     assert "held" in said
     return process, [int(line) for line in said if line != "held"]
@@ -119,3 +125,55 @@ def test_a_held_lock_beats(tmp_path):
         while path.stat().st_mtime < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.fixture
+def lost(tmp_path):
+    """A process of job 12's first start that still lives and holds the lock."""
+    process, _ = holder(tmp_path, SLURM_JOB_ID="12")
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("attempt", [Attempt("12", 12, 1), Attempt("12", 13, 0)])
+def test_the_next_attempt_takes_the_run_from_one_that_is_lost_and_alive(tmp_path, lost, attempt):
+    for _ in range(2):  # as a job does: once to prepare the run, once to train
+        with RunLock(tmp_path, attempt=attempt) as lock:
+            assert lock.still_mine()
+            lock.must_be_mine()
+
+
+@pytest.mark.parametrize("attempt", [None, Attempt("12", 12, 0), Attempt("12", 11, 5), Attempt("13", 13, 0)])
+def test_no_other_attempt_does(tmp_path, lost, attempt):
+    with pytest.raises(UserError, match=f"in use by process {lost.pid}"):
+        RunLock(tmp_path, attempt=attempt).acquire()
+
+
+def test_one_that_was_lost_has_no_say_when_the_next_one_is_done(tmp_path):
+    with RunLock(tmp_path, attempt=Attempt("12", 12, 0)) as lost:
+        error = pytest.raises(UserError, match="another job took over the run")
+        with RunLock(tmp_path, attempt=Attempt("12", 12, 1)), error:
+            lost.must_be_mine()
+        assert not lost.still_mine()
+
+
+def test_one_that_signs_too_late_is_signed_over(tmp_path):
+    with RunLock(tmp_path, attempt=Attempt("12", 12, 1), beat_seconds=0.02) as lock:
+        late = {"chain": "12", "job": 12, "restart": 0}
+        (tmp_path / "lock").write_text(json.dumps({"host": "elsewhere", "token": "late", "attempt": late}))
+        assert lock.still_mine()
+        deadline = time.monotonic() + 10
+        while not holds(tmp_path, lock.token):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_the_lock_is_had_when_the_one_that_was_lost_ends(tmp_path, lost):
+    with RunLock(tmp_path, attempt=Attempt("12", 12, 1), beat_seconds=0.02):
+        lost.kill()
+        lost.wait()
+        deadline = time.monotonic() + 10
+        while subprocess.run(["flock", "--nonblock", tmp_path / "lock", "true"], check=False).returncode == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -1,0 +1,86 @@
+"""Nodes that are lost, wholly or only out of Slurm's sight: the job goes on elsewhere, and alone."""
+
+from pathlib import Path
+
+import pytest
+
+from megaptm.resilience.events import read_events
+from tests.drills.program import checkpoints, finish, last_step, losses, resumed_at
+from tests.real.jobs import ENDS, small, submit
+
+pytestmark = pytest.mark.real
+
+STEPS = 12
+SAVED_OFTEN = (f"train.steps={STEPS}", "layout.data=2", "checkpoint.every=2")
+
+
+@pytest.fixture(scope="module")
+def corpus(real_corpus):
+    return real_corpus("byte-bpe")
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus, tmp_path_factory):
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    done = finish("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
+    assert done.returncode == 0, done.stderr
+    return losses(run)
+
+
+def begin(slurm, corpus, folder: Path, *, nodes, tasks):
+    """A job that has saved something: its run, log and number."""
+    run, log = folder / "run", folder / "job.log"
+    job = submit(slurm, "gpt_175b", log, small("gpt2", run, corpus, *SAVED_OFTEN), nodes=nodes, tasks=tasks)
+    slurm.wait_for(lambda: checkpoints(run))
+    return run, log, job
+
+
+def test_a_run_whose_node_dies_goes_on_without_it(slurm, corpus, unbroken, tmp_path):
+    run, log, job = begin(slurm, corpus, tmp_path, nodes=2, tasks=1)
+    slurm.kill_node("node2")
+    slurm.declare_down("node2")
+    slurm.start_now(job)
+    slurm.start_node("node2")  # back in service, but not to be trusted at once
+    assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
+    told = slurm.job(job)
+    assert (told["Restarts"], told["ExcNodeList"]) == ("1", "node2")
+    assert "node2" not in slurm.say("scontrol", "show", "hostnames", told["NodeList"])
+    assert "Node failure on node2: the next start does without." in log.read_text()
+    assert resumed_at(run)[0] >= 2
+    again = losses(run)
+    assert again.keys() == unbroken.keys()
+    for step, [loss] in unbroken.items():
+        assert again[step] == [pytest.approx(loss, rel=1e-5)] * len(again[step])
+
+
+def test_what_a_lost_node_still_runs_cannot_write_to_the_run_any_more(slurm, corpus, unbroken, tmp_path):
+    """Only the node's daemon dies. Its tasks are halted, lock and all, until the job runs elsewhere: the worst case."""
+    run, log, job = begin(slurm, corpus, tmp_path, nodes=1, tasks=2)
+    node = slurm.job(job)["NodeList"]
+    left = slurm.tasks_of(node)
+    for process in left:
+        process.suspend()
+    slurm.kill_daemon_of(node)
+    slurm.declare_down(node)
+    before = last_step(run)
+    slurm.start_now(job)
+    slurm.wait_for(lambda: resumed_at(run))
+    for process in left:
+        process.resume()
+    slurm.wait_for(lambda: not any(process.is_running() for process in left))
+    assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
+    slurm.start_node(node)
+    said = next((run / "logs").glob("*.0/rank-0.log")).read_text()
+    assert f"error: another job took over the run {run}: this one must end." in said
+    assert slurm.job(job)["Restarts"] == "1"
+    [saved] = resumed_at(run)
+    done = losses(run)
+    assert {step: len(times) for step, times in done.items()} == {
+        step: 2 if saved < step <= before else 1 for step in unbroken
+    }
+    assert {step: times[-1] for step, times in done.items()} == {
+        step: pytest.approx(loss, rel=1e-5) for step, [loss] in unbroken.items()
+    }
+    events = [event["kind"] for event in read_events(run)]
+    assert events[events.index("resume") :].count("exit") == 1
+    assert checkpoints(run) == [STEPS - 2, STEPS]
