@@ -50,16 +50,18 @@ def test_a_trained_tokenizer_serves_a_corpus(text, tmp_path, console):
         tokenizer_train([str(text)], str(tmp_path / "t"), console=console)
 
 
+ANNOTATE = "annotate={sentences: true, words: true}"
 OBJECTIVES = [
     ("byte-bpe", "causal-lm", "must say: the next token, at 6"),
     ("wordpiece", "masked-lm-next-sentence", "second text:"),
+    ("wordpiece", "masked-lm-whole-word", "[MASK]→"),
     ("unigram", "span-corruption", "must say: <extra_id_0>"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "objective", "shown"), OBJECTIVES)
 def test_inspect_shows_what_an_objective_hides(kind, objective, shown, text, tmp_path, console):
-    build([str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}"], console=Console(quiet=True))
+    build([str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}", ANNOTATE], console=Console(quiet=True))
     inspect(str(tmp_path / "c"), objective=objective, count=6, sequence=64, console=console)
     assert f"{objective}, sample 5" in printed(console)
     assert shown in printed(console)
