@@ -8,11 +8,11 @@
         step-00000150.damaged/          did not match its hashes: kept aside for a person to look at
         step-00000100.replaced/         only while a step is committed again
 
-A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch the
-files of the one that took over. Nor can it commit, not even if it was halted after `commit` asked whether the run is
-its own: who takes over first renames what others are writing (`take_over`), then looks for the newest checkpoint. Of two
-renames of one folder one fails, so the other's checkpoint was there to be found, or never will be. Of the file system
-that asks one thing: that a rename happens once, for all machines.
+A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch
+the files of the one that took over. Nor can it commit, not even if it was halted after `commit` asked whether the run
+is its own: who takes over first renames what others are writing (`take_over`), then looks for the newest checkpoint.
+Of two renames of one folder one fails, so the other's checkpoint was there to be found, or never will be. Of the file
+system that asks one thing: that a rename happens once, for all machines.
 """
 
 from __future__ import annotations
