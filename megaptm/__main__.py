@@ -12,6 +12,7 @@ from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.commands.generate import generate
 from megaptm.commands.imports import imports
+from megaptm.commands.launch import launch
 from megaptm.commands.plan import plan
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
@@ -53,7 +54,7 @@ def main() -> None:
     """
 
 
-for command in (corpus, tokenizer, plan, train, report, evaluate, generate, export, imports):
+for command in (corpus, tokenizer, plan, train, launch, report, evaluate, generate, export, imports):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%A_%a.log
-#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE
+#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE,MEGAPTM_CHAIN
 source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"
 
 rates=(3e-4 6e-4 12e-4 24e-4)

@@ -4,6 +4,7 @@
 #   MEGAPTM_HOME   the checkout, on a disk that all nodes share; absent: the folder where sbatch is typed
 #   MEGAPTM_VENV   its Python environment; absent: $MEGAPTM_HOME/.venv
 #   MEGAPTM_IMAGE  a container instead: a file.sif runs under Apptainer, any other name under Pyxis
+#   MEGAPTM_CHAIN  any word, the same for jobs that were submitted to follow each other (--dependency=afterany)
 
 set -uo pipefail
 cd "${MEGAPTM_HOME:=$SLURM_SUBMIT_DIR}" || exit
@@ -20,9 +21,6 @@ case ${MEGAPTM_IMAGE-} in
         python=(python) first=(srun "${options[@]}" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1)
         ;;
 esac
-if [[ ${MEGAPTM_IMAGE-} ]]; then # Slurm's commands, which name the first node, are not in the container
-    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) && export MASTER_ADDR
-fi
 
 # train CONFIG [key=value ...]: start or continue a run. A later CONFIG takes the place of an earlier one, as a later
 # value does: scripts give theirs first, then what stood on sbatch's command line.
@@ -99,3 +97,37 @@ leave_failed_node() {
     trap : TERM
     scontrol requeue "$SLURM_JOB_ID" && avoid "$lost" && sleep infinity
 }
+
+# A Ray cluster of this job's nodes, which ends with the job; RAY_ADDRESS says where it is. Its ports follow from the job's
+# number, and nobody else's job can use it: they do not know the token.
+start_ray() {
+    local port=$((20000 + SLURM_JOB_ID % 1000 * 10)) nodes host
+    mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    host=$(address_of "${nodes[0]}")
+    RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') RAY_USAGE_STATS_ENABLED=0
+    export RAY_AUTH_MODE RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED
+    local ray=("${python[@]}" -m ray.scripts.scripts start --block --num-cpus="$SRUN_CPUS_PER_TASK")
+    on_node "${nodes[0]}" "${ray[@]}" --head --node-ip-address="$host" --port="$port" --include-dashboard=false &
+    until (: <"/dev/tcp/$host/$port") 2>/dev/null; do
+        kill -0 $! || exit
+        sleep 0.5
+    done
+    local node
+    for node in "${nodes[@]:1}"; do
+        on_node "$node" "${ray[@]}" --address="$host:$port" &
+    done
+    export RAY_ADDRESS="$host:$port"
+}
+
+on_node() {
+    srun "${options[@]}" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --nodelist="$1" "${@:2}" >&2
+}
+
+# Names of nodes need not be names of hosts.
+address_of() {
+    getent hosts "$1" | awk '{print $1; exit}' | grep . || scontrol show node "$1" --oneliner | grep -oP '(?<=NodeAddr=)\S+'
+}
+
+if [[ ${MEGAPTM_IMAGE-} ]]; then # Slurm's commands, which name the first node, are not in the container
+    MASTER_ADDR=$(address_of "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)") && export MASTER_ADDR
+fi

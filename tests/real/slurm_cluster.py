@@ -88,11 +88,11 @@ class SlurmCluster:
         assert not (check and done.returncode), f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
-    def submit(self, *words: str) -> str:
-        """The number of a job that `sbatch WORDS` makes, from this checkout and with this Python's environment."""
+    def submit(self, *words: str, folder: Path = ROOT) -> str:
+        """The number of a job that `sbatch WORDS` makes, from this folder and with this Python's environment."""
         environment = {**self.environment, "MEGAPTM_VENV": sys.prefix}
         done = subprocess.run(
-            ["sbatch", "--parsable", *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+            ["sbatch", "--parsable", *words], env=environment, cwd=folder, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from megaptm.config import load
+from megaptm.slurm.script import Request, render
 from tests.drills.program import ROOT
 
 SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -27,12 +28,16 @@ def test_a_script_asks_for_the_processes_of_its_layout(path):
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
-def test_a_training_job_can_be_signaled_requeued_and_read(path):
-    options = asked(path)
-    assert options["signal"].startswith("B:USR1@")
-    assert options.keys() >= {"requeue", "time", "output"}
-    assert options["open-mode"] == "append"
-    assert options["export"] == "MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE"
+def test_a_script_is_what_launch_would_write(path):
+    """The array says of each of its jobs where its run is; it differs in that."""
+    options, text = asked(path), path.read_text()
+    [words] = re.findall(r'^train (.*?) "\$@"', text, re.MULTILINE)
+    request = Request(name=options["job-name"], nodes=int(options["nodes"]), output=options["output"])
+    if "array" in options:
+        assert set(request.lines()) < set(text.splitlines())
+    else:
+        title = text.splitlines()[1].removeprefix("# ")
+        assert text == render(request, words.split(), title=title)
 
 
 @pytest.mark.real

@@ -1,0 +1,66 @@
+"""The scripts that sbatch takes: those in the folder slurm/ are what this writes, with their numbers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megaptm.config import Layout
+from megaptm.errors import UserError
+
+CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN")
+"""Variables that a job takes along from where it is submitted; no others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a job asks Slurm for."""
+
+    name: str
+    nodes: int
+    tasks: int = 8
+    """Processes on a node, each with a GPU of its own."""
+    gpus: int = 8
+    """Per node; 0 asks for none."""
+    cpus: int = 12
+    """For each process."""
+    time: str = "24:00:00"
+    output: str = "%x-%j.log"
+    more: tuple[str, ...] = ()
+    """Further options of sbatch: --partition=large."""
+
+    def lines(self) -> list[str]:
+        gpus = [f"--gpus-per-node={self.gpus}"] if self.gpus else []
+        options = [
+            *(f"--job-name={self.name}", f"--nodes={self.nodes}", f"--ntasks-per-node={self.tasks}", *gpus),
+            *(f"--cpus-per-task={self.cpus}", "--mem=0", "--exclusive", f"--time={self.time}"),
+            *("--signal=B:USR1@900", "--requeue", "--open-mode=append", f"--output={self.output}"),
+            *(f"--export={','.join(CARRIED)}", *self.more),
+        ]
+        return [f"#SBATCH {option}" for option in options]
+
+
+def nodes_for(layout: Layout, tasks: int) -> int:
+    """Nodes of `tasks` processes each that make up the layout's."""
+    if layout.processes % tasks:
+        raise UserError(
+            f"the layout's {layout.processes} processes (data {layout.data} x tensor {layout.tensor} x pipeline "
+            f"{layout.pipeline}) do not fill nodes of {tasks}: change layout.data, or give --tasks-per-node."
+        )
+    return layout.processes // tasks
+
+
+def render(request: Request, words: Sequence[str], *, title: str) -> str:
+    """The script; `words` are what `megaptm train` is given, and what stands on sbatch's command line follows them."""
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# {title}",
+            *request.lines(),
+            'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"',
+            "",
+            f'train {shlex.join(words)} "$@"',
+            "",
+        ]
+    )

@@ -1,0 +1,78 @@
+"""Submitting jobs, one after the other, and following what they say."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import megaptm
+from megaptm.errors import UserError
+
+POLL_SECONDS = 1.0
+
+
+def check_slurm(home: Path, script: str) -> None:
+    """A `UserError` where no job can be submitted from, or what Slurm would say against this one."""
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "sbatch is not on this machine: log in where jobs are submitted, or see the script by --dry-run."
+        )
+    if not (home / "slurm/common.sh").is_file():
+        raise UserError(f"{home} has no slurm/common.sh: set MEGAPTM_HOME to the checkout of megaptm.")
+    _slurm("sbatch", "--test-only", environment=os.environ, script=script)
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The checkout, which all nodes must see."""
+    return Path(environ.get("MEGAPTM_HOME") or Path(megaptm.__file__).parents[1])
+
+
+def submit(script: Path, *, jobs: int) -> list[str]:
+    """Submit the script so many times, each to begin when the one before has ended; the jobs' numbers."""
+    environment = {"MEGAPTM_VENV": sys.prefix, **os.environ, "MEGAPTM_HOME": str(home())}
+    environment["MEGAPTM_CHAIN"] = secrets.token_hex(4)
+    numbers: list[str] = []
+    for _ in range(jobs):
+        after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
+        said = _slurm("sbatch", "--parsable", *after, str(script), environment=environment)
+        numbers.append(said.strip().partition(";")[0])
+    return numbers
+
+
+def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
+    """Show what is added to a job's log until the job is over."""
+    at = 0
+    while True:
+        waiting = state(job)
+        if log.exists():
+            with log.open("rb") as file:
+                file.seek(at)
+                if added := file.read():
+                    show(added.decode(errors="replace"))
+                at = file.tell()
+        if not waiting:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def state(job: str) -> str:
+    """PENDING, RUNNING ...; empty when the job is over."""
+    done = subprocess.run(
+        ["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def _slurm(*command: str, environment: Mapping[str, str], script: str | None = None) -> str:
+    done = subprocess.run(command, env=dict(environment), input=script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = lines[-1].removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
+        raise UserError(f"Slurm refuses the job ({reason}): change the request, `sinfo` shows what there is.")
+    return done.stdout
