@@ -74,12 +74,12 @@ def test_a_server_that_was_down_for_a_while_changes_nothing(folder, cache, fault
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_when_patience_ends_the_consumer_is_told(folder, tmp_path, faults, workers):
-    patience = Patience(seconds=1.0, deadline=0.5, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+    patience = Patience(seconds=3.0, deadline=3.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
     mix = opened(URL, Cache(tmp_path, patience=patience))
     faults.down()
     with (
         Loader(mix, batch=1, microbatch=1, workers=workers) as loader,
-        pytest.raises(UserError, match=rf"^{URL}/train-0000\d\d\.\S+ could not be reached for 1 s [^\n]*$"),
+        pytest.raises(UserError, match=rf"^{URL}/train-0000\d\d\.\S+ could not be reached for 3 s [^\n]*$"),
     ):
         next(loader)
 
