@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 from data_pipeline.build.corpus import build_corpus
-from data_pipeline.sources import Source
 from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.sources import Source
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import Piece
 from megaptm.config import dump, load, resolve_model
