@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# A corpus built by all nodes, on Ray: sbatch slurm/corpus.sh RECIPE.yaml|SOURCE... out=PLACE [key=value ...]
+#SBATCH --job-name=corpus
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=0
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE
+source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"
+
+start_ray
+once megaptm corpus build "$@" workers="${MEGAPTM_WORKERS:-$((SLURM_JOB_NUM_NODES * SRUN_CPUS_PER_TASK))}"
