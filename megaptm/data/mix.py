@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,8 @@ class Mix:
         """Sample `number`, 0 or more: field -> int64 array."""
         place = self.locate(number)
         piece = self.orders[place.source].piece(place.epoch, place.position)
-        rng = generator(self.seed, self.objective.name, place.epoch, number)
+        draws = self.objective.draws
+        rng: Any = generator(self.seed, self.objective.name, place.epoch, number) if draws else None
         return self.objective.make(piece, self.special, rng, self.sequence, self.document_mask)
 
     def locate(self, number: int) -> Place:

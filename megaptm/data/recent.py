@@ -21,20 +21,26 @@ class Recent(Generic[Key, Value]):
         self.build = build
         self.size = size
         self._held: OrderedDict[Key, Value] = OrderedDict()
+        self._last: tuple[Key, Value] | None = None
         self._lock = Lock()
 
     def __call__(self, key: Key) -> Value:
+        last = self._last
+        if last is not None and last[0] == key:  # mostly, and then no lock is needed
+            return last[1]
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
-                return self._held[key]
-            value = self._held[key] = self.build(key)
-            if len(self._held) > self.size:
-                self._held.popitem(last=False)
+                value = self._held[key]
+            else:
+                value = self._held[key] = self.build(key)
+                if len(self._held) > self.size:
+                    self._held.popitem(last=False)
+            self._last = (key, value)
             return value
 
     def __getstate__(self) -> dict[str, Any]:
         return {"build": self.build, "size": self.size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _held=OrderedDict(), _lock=Lock())
+        self.__dict__.update(state, _held=OrderedDict(), _last=None, _lock=Lock())

@@ -14,9 +14,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from megaptm.data.files import npy_bytes, replace_file
+from megaptm.data.files import npy_bytes, replace_file, tar_header
 from megaptm.data.manifest import ANNOTATIONS, np_name
 from megaptm.data.table import ShardInfo, index_name
+
+_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 
 class ShardWriter:
@@ -80,7 +82,7 @@ class ShardWriter:
             else:
                 places.append((0, 0))
         if meta is not None:
-            self._member(f"{name}.json", json.dumps(meta, sort_keys=True, ensure_ascii=False).encode())
+            self._member(f"{name}.json", _JSON.encode(meta).encode())
         self._index.append(tuple(number for place in places for number in place))
         self.tokens += len(ids)
         self._text_bytes += text_bytes
@@ -127,13 +129,9 @@ class ShardWriter:
 
     def _member(self, name: str, content: bytes) -> int:
         """Append a file to the tar; returns the position just after its last byte."""
-        header = tarfile.TarInfo(name)  # mtime, uid, gid 0 and no owner: the bytes depend on the content only
-        header.size = len(content)
-        self._write(header.tobuf(tarfile.USTAR_FORMAT))
-        self._write(content)
-        end = self._position
-        self._write(bytes(-len(content) % tarfile.BLOCKSIZE))
-        return end
+        padding = bytes(-len(content) % tarfile.BLOCKSIZE)
+        self._write(tar_header(name, len(content)) + content + padding)
+        return self._position - len(padding)
 
     def _write(self, content: bytes) -> None:
         self._file.write(content)

@@ -16,6 +16,7 @@ class CausalLM(Objective):
 
     name = "causal-lm"
     losses: ClassVar = {"lm": 1.0}
+    draws = False
     needs = ("end",)
 
     def raw_length(self, sequence: int) -> int:

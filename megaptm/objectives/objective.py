@@ -66,6 +66,8 @@ class Objective(ABC):
     """Loss name -> weight, of `lm`, `mlm`, `next-sentence`."""
     unit: Literal["stream", "pair"] = "stream"
     """What a sample is made of: a list of `Part` cut from the stream, or one `Chunk`."""
+    draws: bool = True
+    """Whether `make` draws at all; a generator that nobody asks takes a sixth of a causal row's time."""
     needs: tuple[str, ...] = ()
     """Fields of `SpecialTokens` that must not be absent."""
     annotations: ClassVar[tuple[str, ...]] = ()

@@ -1,0 +1,35 @@
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaptm.data.files import npy_bytes, tar_header
+
+
+@given(
+    name=st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=100),
+    size=st.integers(0, 8**11 - 1),
+)
+def test_a_header_is_that_of_tarfile(name, size):
+    try:
+        expected = tarfile.TarInfo(name)
+        expected.size = size
+        written = expected.tobuf(tarfile.USTAR_FORMAT)
+    except ValueError:
+        with pytest.raises(ValueError, match="too long"):
+            tar_header(name, size)
+    else:
+        assert tar_header(name, size) == written
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4"])
+@pytest.mark.parametrize("shape", [(0,), (7,), (5, 3)])
+def test_an_array_is_written_as_numpy_writes_it(dtype, shape):
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, version=(1, 0))
+    assert npy_bytes(array) == buffer.getvalue()
+    assert np.array_equal(np.load(io.BytesIO(npy_bytes(array.T))), array.T)
