@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -50,6 +51,8 @@ def build_corpus(
     does not appear. `scratch`: folder of unfinished work, which all machines of a Ray cluster must share.
     """
     files = find_files(recipe.sources)
+    if recipe.annotate:
+        recipe.annotate.check()
     given = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
     with (
         building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
@@ -64,12 +67,10 @@ def build_corpus(
             raise _nothing_left(recipe, dropped)
         selection = choose(recipe, parts, work, dropped)
         tokenizer = given or train_tokenizer(recipe.tokenizer, selection, work)
-        tokenizer.save(output.folder / "tokenizer")
         tokenizer.save(output.scratch / "tokenizer")  # where workers find it
-        annotations, images = (
-            recipe.annotate or usual(tokenizer),
-            any(source.format == "image-text" for source in recipe.sources),
-        )
+        shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
+        annotations = recipe.annotate or usual(tokenizer)
+        images = any(source.format == "image-text" for source in recipe.sources)
         results = write_shards(recipe, selection, tokenizer, annotations, work, images=images)
         for result in itertools.chain(*results.values()):
             dropped.merge(result.dropped)
