@@ -52,7 +52,7 @@ class Work:
         """
         results: dict[int, Result] = {}
         numbers: list[int] = []
-        kept = self.folder / name.replace(" ", "-")
+        kept = self.folder / "finished" / name.replace(" ", "-")
         kept.mkdir(parents=True, exist_ok=True)
         count = total if total is not None else len(jobs)  # type: ignore[arg-type]
 
