@@ -12,6 +12,7 @@ export PYTHONUNBUFFERED=1
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun does not take it from the job
 restart=${SLURM_RESTART_COUNT:-0}
 options=() first=()
+trap too_short USR1
 
 case ${MEGAPTM_IMAGE-} in
     "") python=("${MEGAPTM_VENV:-$MEGAPTM_HOME/.venv}/bin/python") ;;
@@ -37,7 +38,8 @@ train() {
     on_all_nodes "${python[@]}" -m megaptm train "$@"
     echo "$code" >"$logs/ended"
     avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
-    if [[ $code == 75 || ($asked && $code == 138) ]]; then requeue; fi # 75: saved. 138: USR1 met it before the first step
+    if [[ $code == 75 ]]; then requeue; fi # saved, to be continued
+    if [[ $asked && $code == 138 ]]; then too_short; fi
     if ((code)); then once megaptm.slurm.account "$logs"; fi
     exit "$code"
 }
@@ -59,6 +61,12 @@ on_all_nodes() {
     tail -F -n +1 -s 0.2 --pid="$tasks" "$logs/rank-0.log" 2>/dev/null &
     while woken=""; wait "$tasks"; code=$?; [[ $woken ]] && ((code > 128)); do :; done
     wait $! 2>/dev/null
+}
+
+# USR1 before the first step, when nobody listens: to go back to the queue would be to go round in circles.
+too_short() {
+    echo "The warning before the time limit (--signal) came before the first step: give the job more --time."
+    exit 1
 }
 
 # Back to the queue, to be continued on the same terms. Not when Slurm is ending the job: it would rise from the dead.
@@ -95,7 +103,11 @@ leave_failed_node() {
     lost=$(head -n 1 "$before/nodes")
     scontrol show hostnames "$SLURM_JOB_NODELIST" | grep --quiet --line-regexp "$lost" || return 0
     trap : TERM
-    scontrol requeue "$SLURM_JOB_ID" && avoid "$lost" && sleep infinity
+    if scontrol requeue "$SLURM_JOB_ID"; then
+        avoid "$lost"
+        sleep infinity
+        exit 75
+    fi
 }
 
 # A Ray cluster of this job's nodes, which ends with the job; RAY_ADDRESS says where it is. Its ports follow from the job's

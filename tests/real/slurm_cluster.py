@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -131,10 +132,13 @@ class SlurmCluster:
         daemon.wait()
 
     def kill_node(self, node: str) -> None:
-        """As when the power fails: the daemon and every task of the node."""
+        """As when the power fails: the daemon, those that would tell Slurm how the tasks ended, and the tasks."""
         self.kill_daemon_of(node)
-        for process in self.tasks_of(node):
-            process.kill()
+        tasks = self.tasks_of(node)
+        watchers = [parent for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"]
+        for process in watchers + tasks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def declare_down(self, node: str) -> None:
         """What Slurm finds out by itself when a node has not answered for SlurmdTimeout and some."""
@@ -149,14 +153,9 @@ class SlurmCluster:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of every job: all inherit the name of this cluster's configuration from its daemons."""
-        daemons = {daemon.pid for daemon in self._daemons.values()}
-        return [
-            process
-            for process in psutil.process_iter()
-            if (environment := _environ(process)).get("SLURM_CONF") == self.environment["SLURM_CONF"]
-            and process.pid not in daemons
-            and ("SLURM_JOB_ID" in environment or process.name() == "slurmstepd")
-        ]
+        name = self.environment["SLURM_CONF"]
+        found = [(process, _environ(process)) for process in psutil.process_iter()]
+        return [process for process, given in found if given.get("SLURM_CONF") == name and "SLURM_JOB_ID" in given]
 
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")

@@ -53,6 +53,26 @@ def test_a_run_whose_node_dies_goes_on_without_it(slurm, corpus, unbroken, tmp_p
         assert again[step] == [pytest.approx(loss, rel=1e-5)] * len(again[step])
 
 
+@pytest.mark.drill
+def test_a_first_node_that_was_lost_and_is_back_is_left_again(slurm, corpus, tmp_path):
+    """It takes the job's script with it: nobody can note its failure before the next start, which gets it again."""
+    run, log, job = begin(slurm, corpus, tmp_path, nodes=1, tasks=2)
+    node = slurm.job(job)["NodeList"]
+    slurm.kill_node(node)
+    slurm.declare_down(node)
+    slurm.start_node(node)
+    slurm.wait_for_state(job, "PENDING")
+    slurm.say("scontrol", "update", f"JobId={job}", f"ReqNodeList={node}")  # as if it were the first to be free
+    slurm.start_now(job)
+    slurm.wait_for(lambda: f"Node failure on {node}: the next start does without." in log.read_text())
+    slurm.say("scontrol", "update", f"JobId={job}", "ReqNodeList=")
+    slurm.start_now(job)
+    assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
+    told = slurm.job(job)
+    assert (told["Restarts"], told["ExcNodeList"]) == ("2", node)
+    assert len(resumed_at(run)) == 1
+
+
 def test_what_a_lost_node_still_runs_cannot_write_to_the_run_any_more(slurm, corpus, unbroken, tmp_path):
     """Only the node's daemon dies. Its tasks are halted, lock and all, until the job runs elsewhere: the worst case."""
     run, log, job = begin(slurm, corpus, tmp_path, nodes=1, tasks=2)

@@ -107,3 +107,14 @@ def test_a_request_that_is_not_the_layouts_ends_before_anything_starts(slurm, co
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert "1 processes are fewer than the 4 the layout needs" in log.read_text()
     assert not run.exists()
+
+
+def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm, corpus, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = small("gpt2", run, corpus, "layout.data=2")
+    job = submit(slurm, "gpt_175b", log, words, nodes=1, tasks=2)
+    slurm.wait_for(lambda: list(run.glob("logs/*/rank-1.log")))
+    slurm.say("scancel", "--batch", "--signal=USR1", job)
+    assert slurm.wait_for_state(job, *ENDS) == "FAILED"
+    assert slurm.job(job)["Restarts"] == "0"
+    assert "came before the first step: give the job more --time" in log.read_text()
