@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 PATIENCE_SECONDS = 120.0
 CPUS, GPUS = 16, 8
+PR_SET_PDEATHSIG = 1
 
 # No accounting, no cgroups, no authentication: one user on one machine. `config_overrides` lets nodes have more
 # processors than there are. A node that comes back is used again at once, as at a site that reboots by itself.
@@ -165,6 +168,7 @@ class SlurmCluster:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            preexec_fn=_end_with_parent,
         )
         log.close()
 
@@ -195,6 +199,11 @@ class SlurmCluster:
         (self.folder / "slurm.conf").write_text(SETTINGS + "\n".join(lines) + "\n")
         devices = f"Name=gpu File={self.folder}/devices/nvidia[0-{GPUS - 1}]"
         (self.folder / "gres.conf").write_text("".join(f"NodeName={node} {devices}\n" for node in self.nodes))
+
+
+def _end_with_parent() -> None:
+    """No daemon outlives the tests, however they end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:

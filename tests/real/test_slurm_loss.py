@@ -91,7 +91,7 @@ def test_what_a_lost_node_still_runs_cannot_write_to_the_run_any_more(slurm, cor
     assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
     slurm.start_node(node)
     said = next((run / "logs").glob("*.0/rank-0.log")).read_text()
-    assert f"error: another job took over the run {run}: this one must end." in said
+    assert f"another job took over the run {run}" in said  # as it records a step, or as it saves one
     assert slurm.job(job)["Restarts"] == "1"
     [saved] = resumed_at(run)
     done = losses(run)
