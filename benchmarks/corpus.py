@@ -85,7 +85,8 @@ def _build(given: Input, recipe: dict[str, Any]) -> dict[str, Any]:
 
     out = Path(tempfile.mkdtemp(dir=given.scratch))
     files = [str(file) for file in given.files]
-    content = {**recipe, "sources": files, "tokenizer": str(given.tokenizer), "validation": 0}
+    plain = {"annotate": {"sentences": False}, "validation": 0}  # no peer looks for sentences
+    content = {**recipe, **plain, "sources": files, "tokenizer": str(given.tokenizer)}
     (out / "recipe.yaml").write_text(json.dumps(content))  # JSON is YAML
     ready = read_recipe([str(out / "recipe.yaml")])
     begun = time.perf_counter()

@@ -168,31 +168,32 @@ class _Thread:
     """One thread that stays `prefetch` micro-batches ahead."""
 
     def __init__(self, loader: Loader, prefetch: int):
-        self._ready: queue.Queue[Sample | BaseException] = queue.Queue(prefetch)
-        self._closed = threading.Event()
+        # What is ready, and a token for each batch there is room for: neither side ever polls.
+        self._ready: queue.SimpleQueue[Sample | BaseException] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(prefetch):
+            self._room.put(None)
+        self._closed = False
         arguments = (_MicroBatches(loader.mix), loader.numbers())
         self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
         self._thread.start()
 
     def _run(self, dataset: _MicroBatches, numbers: Iterator[range]) -> None:
         try:
-            while not self._closed.is_set():
-                self._put(dataset[next(numbers)])
+            while not self._closed:
+                self._room.get()
+                self._ready.put(dataset[next(numbers)])
         except BaseException as error:  # the consumer raises it: a thread that dies in silence would stall the run
-            self._put(error)
-
-    def _put(self, item: Sample | BaseException) -> None:
-        while not self._closed.is_set():
-            try:
-                return self._ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
+            self._ready.put(error)
 
     def next(self) -> Sample:
-        return _checked(self._ready.get())
+        item = self._ready.get()
+        self._room.put(None)
+        return _checked(item)
 
     def close(self) -> None:
-        self._closed.set()
+        self._closed = True
+        self._room.put(None)  # it may be waiting for some
         self._thread.join()
 
 
