@@ -5,8 +5,8 @@
 A corpus of random documents (about 450 tokens each, as files of source text have) is written, then read through
 `Loader` with a thread and with a worker process, packed with per-document attention into rows of 512 tokens. The
 training step is that of `benchmarks/step.py`. Peers read the same tar files, or the same documents in their own
-format, in one process and with one worker, and deliver tokens and labels alone, without positions and documents. At
-last the same corpus comes from an S3 server on this machine, when the cache holds it.
+format, in the consumer itself and with one worker process, as we do beside them, and deliver tokens and labels alone,
+without positions and documents. At last the same corpus comes from an S3 server on this machine, with a full cache.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from common.environments import CACHE, python_of, run_peer
 from common.s3 import serve
 
 from megaptm.data import Loader, ShardWriter, open_mix, write_manifest
+from megaptm.data.loader import as_tensors, stacked
 from megaptm.objectives import SpecialTokens
 
 LENGTH, BATCH = 512, 8
 VOCABULARY = 50257
 SHARDS, DOCUMENTS = 8, 2500
 MODES = {0: "thread", 1: "worker process"}
+PEER_MODES = {0: "consumer", 1: "worker process"}
 
 # Peer -> name of its environment (None: our own), goal of the ratio.
 PEERS: dict[str, tuple[str | None, float]] = {
@@ -77,13 +79,30 @@ def rows_per_second(corpus: str, special: SpecialTokens, *, workers: int, second
         return rows / (time.perf_counter() - begun)
 
 
+def rows_made_here(corpus: str, special: SpecialTokens, seconds: float) -> float:
+    """Without a thread: what a consumer gets that makes its batches itself, as peers without workers do."""
+    mix = open_mix({corpus: 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
+    as_tensors(stacked(mix, range(BATCH)))
+    begun, rows = time.perf_counter(), BATCH
+    while time.perf_counter() - begun < seconds:
+        as_tensors(stacked(mix, range(rows, rows + BATCH)))
+        rows += BATCH
+    return (rows - BATCH) / (time.perf_counter() - begun)
+
+
+def like_peers(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
+    rates = [rows_made_here(corpus, special, seconds), rows_per_second(corpus, special, workers=1, seconds=seconds)]
+    table_row("megaptm", rates, PEER_MODES)
+    return rates
+
+
 def ours(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
     return [rows_per_second(corpus, special, workers=workers, seconds=seconds) for workers in MODES]
 
 
-def table_row(name: str, rates: list[float]) -> None:
+def table_row(name: str, rates: list[float], modes: dict[int, str] = MODES) -> None:
     print(
-        f"{name:<32}" + "".join(f"{rate:>10,.0f} rows/s ({MODES[mode]})" for mode, rate in enumerate(rates)), flush=True
+        f"{name:<32}" + "".join(f"{rate:>10,.0f} rows/s ({modes[mode]})" for mode, rate in enumerate(rates)), flush=True
     )
 
 
@@ -114,7 +133,7 @@ def beside_peers(folder: Path, measure: Callable[[], list[float]], seconds: floa
             shards = [str(shard) for shard in sorted(folder.glob("*.tar"))]
             given = {"shards": shards, "length": LENGTH, "batch": BATCH, "seconds": seconds, "vocabulary": VOCABULARY}
             theirs = run_peer(python, f"loader_{name}", folder=scratch, **given)
-        table_row(name, theirs)
+        table_row(name, theirs, PEER_MODES)
         mine = measure()  # again beside each: machines are noisy
         ratio = min(our / their for our, their in zip(mine, theirs, strict=True))
         metrics.append(f"METRIC loader_over_{name} {ratio:.2f} ratio goal >={goal}")
@@ -145,7 +164,7 @@ def main() -> None:
         table_row("megaptm", delivered)
         if options.only in (None, "peers"):
             metrics += beside_peers(
-                folder, lambda: ours(place, special, options.seconds), options.seconds, options.peers
+                folder, lambda: like_peers(place, special, options.seconds), options.seconds, options.peers
             )
         if options.only in (None, "s3"):
             metrics += beside_s3(folder, special, delivered, options.seconds)
