@@ -19,6 +19,7 @@ from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.build.parts import Part, hashes_of
 from data_pipeline.build.selection import Place, Selection, shards_of
 from data_pipeline.build.work import Work, key_of
+from data_pipeline.clean.step import batches
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped
 from data_pipeline.recipe import Recipe
@@ -38,7 +39,7 @@ IMAGES = {
     ".tiff": "tif",
 }
 """Suffix of an image's file -> suffix of its member in a shard."""
-BATCH_CHARACTERS = 1_000_000
+BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 """Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
 
 
@@ -142,7 +143,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
-        for batch in _batches(documents):
+        for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
             annotated = annotate(batch, tokenizer, job.annotations)
             for document, (ids, annotations) in zip(batch, annotated, strict=True):
                 key = next(keys)
@@ -175,19 +176,6 @@ def _image(document: Document) -> dict[str, bytes] | None:
         return {IMAGES[Path(place).suffix.lower()]: read(place)}
     except (KeyError, OSError, UserError):
         return None
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 @lru_cache(maxsize=1)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from data_pipeline.clean.step import Filter, require
 from data_pipeline.document import Document
+from data_pipeline.functions import file_of, function_named, is_function
 from megaptm.errors import UserError
 
 
@@ -25,17 +21,16 @@ class KeepIf(Filter):
     """`package.module:function`; modules of the current directory are found too."""
 
     def __post_init__(self) -> None:
-        good = self.call.count(":") == 1 and all(self.call.split(":"))
-        require(good, f"keep-if: call ({self.call}) must be written `package.module:function`.")
+        require(is_function(self.call), f"keep-if: call ({self.call}) must be written `package.module:function`.")
 
     def inputs(self) -> tuple[str, ...]:
         """The module's file; what it imports is not looked at."""
-        file = getattr(sys.modules[_function(self.call).__module__], "__file__", None)
+        file = file_of(self.call, "keep-if")
         return () if file is None else (file,)
 
     def reason(self, document: Document) -> str | None:
         try:
-            answer = _function(self.call)(document)
+            answer = function_named(self.call, "keep-if")(document)
         except UserError:
             raise
         except Exception as error:
@@ -49,20 +44,3 @@ class KeepIf(Filter):
         if isinstance(answer, str):
             return f"keep-if: {answer}"
         raise UserError(f"keep-if: {self.call} answered {answer!r}: it must say True, False, None or a reason.")
-
-
-@lru_cache(maxsize=16)
-def _function(call: str) -> Callable[[Document], object]:
-    name, function = call.split(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(name), function)
-    except ImportError as error:
-        raise UserError(f"keep-if: module `{name}` cannot be imported ({error}): correct `call`.") from None
-    except AttributeError:
-        raise UserError(f"keep-if: module `{name}` has no function `{function}`: correct `call`.") from None
-    if not callable(found):
-        raise UserError(f"keep-if: `{call}` is not a function: correct `call`.")
-    return found

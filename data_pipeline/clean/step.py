@@ -58,14 +58,16 @@ class BatchFilter(Filter):
         raise NotImplementedError
 
 
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in order, as many together as stay within the processor's cache; a long one ends its batch."""
+def batches(
+    documents: Iterable[Document], most_characters: int = BATCH_CHARACTERS, most: int = BATCH_DOCUMENTS
+) -> Iterator[list[Document]]:
+    """Documents in order, by default as many as stay within the processor's cache; a long one ends its batch."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
         batch.append(document)
         characters += len(document.text)
-        if characters >= BATCH_CHARACTERS or len(batch) == BATCH_DOCUMENTS:
+        if characters >= most_characters or len(batch) == most:
             yield batch
             batch, characters = [], 0
     if batch:

@@ -2,7 +2,8 @@ import sys
 
 import pytest
 
-from data_pipeline.clean.predicate import KeepIf, _function
+from data_pipeline.clean.predicate import KeepIf
+from data_pipeline.functions import function_named
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import run
 
@@ -30,7 +31,7 @@ def _rules(tmp_path, monkeypatch):
     (tmp_path / "rules_of_mine.py").write_text(MODULE)
     yield
     sys.modules.pop("rules_of_mine", None)
-    _function.cache_clear()
+    function_named.cache_clear()
 
 
 def test_a_function_of_the_current_directory_keeps_and_drops():
@@ -54,8 +55,8 @@ def test_its_file_is_an_input(tmp_path):
     [
         ("rules_of_mine:fails", "failed on document 0.txt (ZeroDivisionError: division by zero): mend it."),
         ("rules_of_mine:says_three", "answered 3: it must say True, False, None or a reason."),
-        ("rules_of_mine:number", "`rules_of_mine:number` is not a function: correct `call`."),
-        ("rules_of_mine:nothing", "module `rules_of_mine` has no function `nothing`: correct `call`."),
+        ("rules_of_mine:number", "`rules_of_mine:number` is not a function: correct the name."),
+        ("rules_of_mine:nothing", "module `rules_of_mine` has no function `nothing`: correct the name."),
         ("no_such_module:f", "module `no_such_module` cannot be imported"),
     ],
 )
