@@ -34,7 +34,12 @@ MAY_IMPORT = {
         *(*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "data", "track"),
         *("checkpoint", "resilience", "parallel", "hub"),
     ),
-    "slurm": ("config", "resilience", "train"),
+    "check": (
+        *(*NO_TORCH, "storage", "tokenizers", "data", "track", "checkpoint", "resilience"),
+        *("parallel", "train"),
+    ),
+    "slurm": ("config", "plan", "resilience", "train", "check"),
+    "ray": ("config", "plan", "resilience", "train", "check"),
 }
 ENTRANCES = ("__main__", "commands", "demo")
 """The command line, which may import everything."""
