@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 from data_pipeline.build.workers import Workers
 from data_pipeline.progress import Stages
 from megaptm import __version__
+from megaptm.storage import write_whole
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -93,18 +92,8 @@ def _do(call: _Call) -> Any:
     """Runs on a worker, which keeps the result itself: the driver may be gone when it is there."""
     result = call.function(call.job)
     if call.kept is not None:
-        replace(call.kept, pickle.dumps(result))
+        write_whole(call.kept, pickle.dumps(result))
     return result
-
-
-def replace(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path` whole. Each attempt has a name of its own: a worker believed dead may still be at it."""
-    part = f"{os.fspath(path)}.{secrets.token_hex(4)}.part"
-    with open(part, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def key_of(function: Callable, job: Any) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.deduplicate.files import Part, appearing
+from data_pipeline.deduplicate.files import Part
 from data_pipeline.deduplicate.options import Deduplicate
+from megaptm.storage import write_whole
 
 Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], list[Any]]
 """`run(name, function, jobs)`: the results of `function(job)` in the order of the jobs, whoever makes them."""
@@ -35,8 +36,7 @@ class Listing:
         content = json.dumps([asdict(options), [(part.stem, part.documents) for part in parts]]).encode()
         path = Path(folder, f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.parts.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with appearing(str(path)) as file:
-            file.write(content)
+        write_whole(path, content)
         return Listing(str(path))
 
     def name(self, suffix: str) -> str:

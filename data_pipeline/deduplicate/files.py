@@ -5,17 +5,15 @@ Each appears under its name when it is complete, and the documents last: a part 
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from data_pipeline.deduplicate.lines import from_line, to_line
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.document import Document
+from megaptm.storage import Appearing
 
 COLUMNS = np.dtype([("digest", "<u8", 2), ("size", "<i8"), ("offset", "<i8")])
 """BLAKE2b of the text, 128 bits; its bytes in UTF-8; where the document's line starts in the part's file."""
@@ -36,7 +34,7 @@ def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -
     """Write documents as a part, with the sketches that finding what `options` names takes. Returns their number."""
     from data_pipeline.deduplicate.sketch import Sketcher
 
-    with appearing(f"{stem}.jsonl") as file:
+    with Appearing(f"{stem}.jsonl") as part, part.open("wb") as file:
         sketcher, offset = Sketcher(stem, options), 0
         for document in documents:
             sketcher.add(document, offset)
@@ -56,17 +54,8 @@ def read_part(stem: str, rows: np.ndarray | None = None) -> Iterator[Document]:
             yield from_line(file.readline())
 
 
-@contextmanager
-def appearing(path: str) -> Iterator[BinaryIO]:
-    """A file to write that has its name once it is whole."""
-    part = _temporary(path)
-    with open(part, "wb") as file:
-        yield file
-    os.replace(part, path)
-
-
 def save(path: str, array: np.ndarray) -> None:
-    with appearing(path) as file:
+    with Appearing(path) as part, part.open("wb") as file:
         np.save(file, array)
 
 
@@ -85,8 +74,9 @@ class Rows:
     """Bytes that numpy's header takes, whatever the number of rows."""
 
     def __init__(self, path: str, dtype: str, width: int):
-        self._path, self._dtype, self._width, self.count = path, dtype, width, 0
-        self._file = open(_temporary(path), "wb")  # noqa: SIM115  # until close()
+        self._dtype, self._width, self.count = dtype, width, 0
+        self._appearing = Appearing(path)
+        self._file = self._appearing.part.open("wb")
         self._file.write(bytes(self.HEADER))
 
     def add(self, rows: np.ndarray) -> None:
@@ -100,9 +90,4 @@ class Rows:
         np.lib.format.write_array_header_1_0(self._file, shape)
         assert self._file.tell() == self.HEADER
         self._file.close()
-        os.replace(self._file.name, self._path)
-
-
-def _temporary(path: str) -> str:
-    """Each attempt has a name of its own: a worker believed dead may still be at it."""
-    return f"{path}.{secrets.token_hex(4)}.part"
+        self._appearing.keep()

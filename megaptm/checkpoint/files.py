@@ -81,26 +81,6 @@ class HashedWriter:
             self._file.close()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """After this the file holds all of `content`, also after a power cut; before, whatever it held; never a part."""
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put the folder's list of names on the disk: a renamed file is safe only after this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def read_into(descriptor: int, target: memoryview, position: int) -> int:
     """Fill `target` from the byte `position` on; the bytes read, fewer than asked only where the file ends."""
     done = 0

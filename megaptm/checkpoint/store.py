@@ -35,11 +35,10 @@ from megaptm.checkpoint.files import (
     human_bytes,
     remove_tree,
     sha256_of,
-    sync_folder,
-    write_atomically,
 )
 from megaptm.checkpoint.tensors import FileRecord, Piece, Reader, write_pieces
 from megaptm.errors import UserError
+from megaptm.storage import sync, write_whole
 
 FORMAT = "megaptm-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -141,7 +140,7 @@ class Store:
             with explained(f"write {path.name} of step {step}", folder):
                 record = write_pieces(path, pieces)
                 # Its record is written when the file is on the disk, so a rank with a record has written everything.
-                write_atomically(self._record(path), json.dumps(record.to_json()).encode())
+                write_whole(self._record(path), json.dumps(record.to_json()).encode())
         except StorageError:
             # A checkpoint without one rank is worth nothing; the space may be what lets the job write another.
             remove_tree(folder)
@@ -164,12 +163,12 @@ class Store:
             manifest["id"] = _identity(manifest)
             for path in writing.glob("*.record.json"):
                 path.unlink()
-            write_atomically(writing / MANIFEST, json.dumps(manifest).encode())
+            write_whole(writing / MANIFEST, json.dumps(manifest).encode())
             self._must_own("commit a checkpoint")
             if final.exists():
                 final.rename(final.with_suffix(".replaced"))
             writing.rename(final)
-            sync_folder(self.folder)
+            sync(self.folder)
         self._remove_oldest(step)
         return self.load(step)
 

@@ -1,12 +1,10 @@
-"""Small files of a corpus: written whole or not at all, the same bytes for the same content."""
+"""The bytes of small files of a corpus: the same for the same content."""
 
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -47,16 +45,3 @@ def tar_header(name: str, size: int) -> bytes:
 
 _BLANK = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
 _BLANK_SUM = int(_BLANK[148:154], 8) - sum(_BLANK[124:135])
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that a reader, or a crash, sees all of it or the old file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.data.files import npy_bytes, replace_file
+from megaptm.data.files import npy_bytes
 from megaptm.data.table import ShardInfo, ShardTable, table_name, table_of
 from megaptm.errors import UserError
+from megaptm.storage import write_whole
 
 FORMAT = "megaptm-corpus-2"
 MANIFEST = "manifest.json"
@@ -75,7 +76,7 @@ def write_manifest(
     }
     content["id"] = _identity(content)
     path = Path(folder) / MANIFEST
-    replace_file(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
+    write_whole(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
     return read_manifest(folder)
 
 
@@ -123,7 +124,7 @@ def np_name(dtype: Any) -> str:
 def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[str, Any]:
     rows = table_of(name, shards)
     table = npy_bytes(rows)
-    replace_file(folder / table_name(name), table)
+    write_whole(folder / table_name(name), table)
     sums = {column: int(rows[column].sum()) for column in ("samples", "tokens", "bytes")}
     return {**sums, "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaptm import storage
-from megaptm.data.files import replace_file
 from megaptm.data.manifest import MANIFEST, parse_manifest
 from megaptm.data.table import ShardInfo, table_name
 from megaptm.errors import UserError
-from megaptm.storage import Cache
+from megaptm.storage import Cache, write_whole
 
 THREADS = 4
 """Shards fetched at once by one process."""
@@ -43,7 +42,7 @@ class Mirror:
             name = table_name(split)
             cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sums["table_sha256"])
         mirror.fetch_tokenizer()
-        replace_file(mirror.folder / MANIFEST, content)  # last, as where it came from
+        write_whole(mirror.folder / MANIFEST, content)  # last, as where it came from
         return mirror
 
     def fetch_tokenizer(self, *, again: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from megaptm.data.files import npy_bytes, replace_file, tar_header
+from megaptm.data.files import npy_bytes, tar_header
 from megaptm.data.manifest import ANNOTATIONS, np_name
 from megaptm.data.table import ShardInfo, index_name
+from megaptm.storage import Appearing, write_whole
 
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
@@ -44,9 +44,8 @@ class ShardWriter:
         """Tokens added so far, to decide when the next shard begins."""
         self._text_bytes = 0
         self._info: ShardInfo | None = None
-        # A name of its own for each attempt: a worker believed dead may still be writing the same shard.
-        self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-        self._file: BinaryIO = self._part.open("xb")
+        self._appearing = Appearing(self.path)
+        self._file: BinaryIO = self._appearing.part.open("xb")
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -99,14 +98,12 @@ class ShardWriter:
         """Finish the files and say what is in them; calling it again says it again."""
         if self._info is None:
             self._write(bytes(2 * tarfile.BLOCKSIZE))
-            self._file.flush()
-            os.fsync(self._file.fileno())
             self._file.close()
             rows = np.array(self._index, dtype="<i8").reshape(-1, 2 * len(self.fields))
             index = npy_bytes(rows)
             # The index goes first: a tar in place always has one.
-            replace_file(self.path.with_name(index_name(self.path.name)), index)
-            self._part.replace(self.path)
+            write_whole(self.path.with_name(index_name(self.path.name)), index)
+            self._appearing.keep()
             self._info = ShardInfo(
                 name=self.path.name,
                 samples=len(rows),
@@ -121,7 +118,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Leave nothing behind."""
         self._file.close()
-        self._part.unlink(missing_ok=True)
+        self._appearing.drop()
 
     def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Append an array as a member; returns where its numbers start, and its rows."""

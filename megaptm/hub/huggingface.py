@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterparts import Counterpart, config_values, counterpart_named, counterpart_of, spec_of
 from megaptm.hub.tables import export_weights, import_weights
 from megaptm.spec import ModelSpec
+from megaptm.storage import Appearing
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -47,20 +47,14 @@ def to_hugging_face(
     special = _special_ids(counterpart, spec, tokenizer_folder)
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Appearing(folder) as unfinished:
+        unfinished.mkdir()
         if tokenizer_folder is not None:
             shutil.copytree(tokenizer_folder, unfinished, dirs_exist_ok=True)
         config.save_pretrained(unfinished)
         GenerationConfig(**special).save_pretrained(unfinished)
         save_torch_state_dict({name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}, unfinished)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def from_hugging_face(source: str | Path | PreTrainedModel) -> tuple[ModelSpec, dict[str, Tensor]]:

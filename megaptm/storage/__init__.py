@@ -1,5 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
 
+from megaptm.storage.appearing import Appearing, sync, write_whole
 from megaptm.storage.cache import Cache, default_folder
 from megaptm.storage.files import (
     download,
@@ -18,6 +19,7 @@ from megaptm.storage.patience import Patience
 from megaptm.storage.stream import open_remote
 
 __all__ = [
+    "Appearing",
     "Cache",
     "Patience",
     "default_folder",
@@ -32,5 +34,7 @@ __all__ = [
     "read",
     "remove",
     "size_of",
+    "sync",
     "upload",
+    "write_whole",
 ]

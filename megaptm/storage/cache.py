@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megaptm.errors import UserError
+from megaptm.storage.appearing import SUFFIX, Appearing
 from megaptm.storage.files import download, size_of
 from megaptm.storage.patience import Patience
 
@@ -59,21 +59,17 @@ class Cache:
             path.unlink(missing_ok=True)
 
     def _download(self, url: str, path: Path, sha256: str, size: int, patience: Patience) -> None:
-        arrived = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.arrived")
-        try:
+        with Appearing(path) as arrived:
             for _ in range(TRIES):
                 if download(url, arrived, size=size, patience=patience) == sha256:
-                    arrived.replace(path)
                     return
             bad = self.folder / QUARANTINE / f"{path.parent.name}-{path.name}"
             bad.parent.mkdir(parents=True, exist_ok=True)
             arrived.replace(bad)
-        finally:
-            arrived.unlink(missing_ok=True)
-        raise UserError(
-            f"{url} is damaged (fetched {TRIES} times, its sha256 is not the manifest's; the last copy is {bad}): "
-            "copy the file there again or rebuild the corpus."
-        )
+            raise UserError(
+                f"{url} is damaged (fetched {TRIES} times, its sha256 is not the manifest's; the last copy is {bad}): "
+                "copy the file there again or rebuild the corpus."
+            )
 
     def _touch(self, path: Path) -> bool:
         """Mark a copy as used; false where there is none."""
@@ -100,7 +96,7 @@ class Cache:
     def _copies(self) -> Iterator[tuple[int, int, Path]]:
         """When each was last used (ns), its bytes, its path; those on their way and what killed processes left, too."""
         for path in self.folder.glob("*/*"):
-            if path.name.endswith((".tar", ".index.npy", ".arrived", ".part")):
+            if path.name.endswith((".tar", ".index.npy", SUFFIX)):
                 with suppress(FileNotFoundError):
                     state = path.stat()
                     yield state.st_mtime_ns, state.st_size, path

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from megaptm.errors import UserError
+from megaptm.storage.appearing import Appearing
 from megaptm.storage.patience import Patience
 from megaptm.storage.remote import CHUNK, Remote
 
@@ -66,7 +65,8 @@ def download(place: str, path: Path, *, size: int | None = None, patience: Patie
         raise UserError(f"{place} has {found:,} bytes where {size:,} are expected: copy it there again.")
     chunks = Remote(place, patience).chunks(found) if is_remote(place) else _local_chunks(_present(place))
     digest = hashlib.sha256()
-    with _appearing(path) as part, part.open("wb") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Appearing(path) as part, part.open("wb") as file:
         for chunk in chunks:
             file.write(chunk)
             digest.update(chunk)
@@ -82,7 +82,8 @@ def upload(path: Path, place: str, *, sha256: str | None = None, patience: Patie
         if is_remote(place):
             Remote(place, patience).write(path)
         else:
-            with _appearing(local_path(place)) as part:
+            local_path(place).parent.mkdir(parents=True, exist_ok=True)
+            with Appearing(local_path(place)) as part:
                 shutil.copyfile(path, part)
         if size_of(place, patience) == path.stat().st_size and (sha256 is None or hash_of(place, patience) == sha256):
             return
@@ -99,18 +100,6 @@ def hash_of(place: str, patience: Patience = PATIENCE) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-@contextmanager
-def _appearing(path: Path) -> Iterator[Path]:
-    """A name to write under, which becomes `path` when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _local_chunks(path: Path) -> Iterator[bytes]:

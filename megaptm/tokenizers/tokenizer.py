@@ -15,6 +15,7 @@ import numpy as np
 
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.storage import write_whole
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
 from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, splits_at_spaces
 from megaptm.tokenizers.special import special_tokens
@@ -127,9 +128,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in ((TOKENIZER_FILE, self.content), (CONFIG_FILE, self.config)):
-            part = folder / f".{name}.{os.getpid()}.part"
-            part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            part.replace(folder / name)
+            write_whole(folder / name, json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:

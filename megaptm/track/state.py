@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from megaptm.storage import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,4 @@ class State:
         return state
 
     def write(self, run: Path) -> None:
-        part = run / f"{STATE}.tmp"
-        part.write_text(json.dumps(asdict(self), indent=1))
-        os.replace(part, run / STATE)
+        write_whole(run / STATE, json.dumps(asdict(self), indent=1).encode())

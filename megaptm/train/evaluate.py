@@ -17,7 +17,6 @@ from rich.table import Table
 
 from megaptm.config import Config
 from megaptm.data import Mix, open_mix
-from megaptm.data.files import replace_file
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
@@ -26,7 +25,7 @@ from megaptm.models.heads import HEADS
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import IGNORED, Sample
 from megaptm.resilience.events import Events
-from megaptm.storage import Cache
+from megaptm.storage import Cache, write_whole
 from megaptm.track import Tracker
 from megaptm.train.corpora import cache_of
 from megaptm.train.trained import Trained
@@ -131,7 +130,7 @@ def evaluate(
 def record(config: Config, evaluation: Evaluation) -> Path:
     """Keep an evaluation with its run: in a file, in the journals, and where metrics go."""
     run = Path(evaluation.run)
-    replace_file(run / FILE, json.dumps(evaluation.plain(), indent=1).encode() + b"\n")
+    write_whole(run / FILE, json.dumps(evaluation.plain(), indent=1).encode() + b"\n")
     numbers = {f"evaluation/{name}": loss.model for name, loss in evaluation.losses.items()}
     numbers |= {f"baseline/{who}": evaluation.total(who) for who in ("unigram", "uniform")}
     if (bits := evaluation.bits_per_byte("model")) is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +22,7 @@ from megaptm.plan.count import count
 from megaptm.resilience.events import Events
 from megaptm.resilience.lock import RunLock
 from megaptm.spec import ModelSpec, Size
+from megaptm.storage import Appearing
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.train.prepare import CONFIG, settle
@@ -48,20 +47,14 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> C
     tokenizer = _tokenizer(source)
     if tokenizer.vocabulary > spec.vocabulary:
         raise UserError(f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {spec.vocabulary:,}.")
-    unfinished = run.with_name(f".{run.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with Appearing(run) as unfinished:
+        unfinished.mkdir()
         config = _write_config(spec, source, unfinished, run, overrides)
         tokenizer.save(unfinished / "tokenizer")
         _save(config, weights, unfinished, tokenizer)
         with Events(unfinished) as events:
             events.write("import", source=source, parameters=count(spec))
-        if run.exists():
-            run.rmdir()
-        os.replace(unfinished, run)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return config
 
 

@@ -15,6 +15,7 @@ from megaptm.config import Config, dump, load
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.resilience.lock import RunLock
+from megaptm.storage import write_whole
 
 CONFIG = "config.yaml"
 # What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
@@ -60,9 +61,7 @@ def prepare(config: Config) -> Path:
         with RunLock(run):
             if (run / CONFIG).exists() and _trained(run):
                 _refuse_changes(load(run / CONFIG), config)
-            part = run / f"{CONFIG}.tmp"
-            part.write_text(dump(config), encoding="utf-8")
-            os.replace(part, run / CONFIG)
+            write_whole(run / CONFIG, dump(config).encode())
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UserError(f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER.") from None
     return run
