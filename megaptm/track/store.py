@@ -25,6 +25,8 @@ from mlflow import MlflowClient  # noqa: E402
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 
+from megaptm.track.database import see_that_it_exists  # noqa: E402
+
 logging.getLogger("alembic").setLevel(logging.ERROR)  # the tables of a new database, one line each
 
 JOB_TAG = "megaptm.job"
@@ -38,7 +40,9 @@ class Store:
 
     def __init__(self, run: Path, state: State) -> None:
         self._run = run
-        self._client = MlflowClient(tracking_uri=state.uri or f"sqlite:///{run / 'mlflow.db'}")
+        uri = state.uri or f"sqlite:///{run / 'mlflow.db'}"
+        see_that_it_exists(uri)
+        self._client = MlflowClient(tracking_uri=uri)
         self._id = self._open(state)
         self._client.update_run(self._id, status="RUNNING")
 
