@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.errors import EXIT_USER_ERROR
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from megaptm.resilience.events import Events
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
@@ -93,3 +95,32 @@ def account(end: End) -> str:
     if not said:
         return f"rank {end.rank} failed with exit code {end.code} and said nothing"
     return f"rank {end.rank} failed:\n{end.last_error}"
+
+
+def failures(ends: Sequence[End]) -> list[End]:
+    """Those that ended neither well nor to be continued."""
+    return [end for end in ends if end.code not in (0, EXIT_CONTINUE)]
+
+
+def judge(ends: Sequence[End], *, run: Path, logs: Path, forwarded: Collection[int]) -> int:
+    """Say what went wrong, the guilty one first, and return the exit code of the whole.
+
+    `forwarded`: signals that were passed on to all.
+    """
+    failed = failures(ends)
+    if not failed:
+        return EXIT_CONTINUE if any(end.code == EXIT_CONTINUE for end in ends) else 0
+    guilty = culprit(failed)
+    with Events(run) as events:
+        events.write("worker-lost", rank=guilty.rank, code=guilty.code, problem=guilty.problem)
+    if guilty.user_error is not None:
+        raise UserError(guilty.user_error)
+    if -guilty.code in forwarded:
+        name = signal.Signals(-guilty.code).name
+        print(f"Stopped by {name} before a step was done; what was saved earlier stands.", file=sys.stderr)
+        return EXIT_CONTINUE
+    print(account(guilty), file=sys.stderr)
+    others = sorted(end.rank for end in failed if end is not guilty)
+    after = f" Then failed: rank {', '.join(map(str, others))}." if others else ""
+    print(f"What each rank wrote is in {logs}.{after}", file=sys.stderr, flush=True)
+    return EXIT_FAILURE

@@ -136,7 +136,7 @@ def lost(tmp_path):
     process.wait()
 
 
-@pytest.mark.parametrize("attempt", [Attempt("12", 12, 1), Attempt("12", 13, 0)])
+@pytest.mark.parametrize("attempt", [Attempt("12", 12, 1), Attempt("12", 13, 0), Attempt("12", 12, 0, start=1)])
 def test_the_next_attempt_takes_the_run_from_one_that_is_lost_and_alive(tmp_path, lost, attempt):
     for _ in range(2):  # as a job does: once to prepare the run, once to train
         with RunLock(tmp_path, attempt=attempt) as lock:
@@ -148,6 +148,19 @@ def test_the_next_attempt_takes_the_run_from_one_that_is_lost_and_alive(tmp_path
 def test_no_other_attempt_does(tmp_path, lost, attempt):
     with pytest.raises(UserError, match=f"in use by process {lost.pid}"):
         RunLock(tmp_path, attempt=attempt).acquire()
+
+
+def test_a_launcher_says_which_start_a_process_is_whatever_slurm_says(tmp_path):
+    first = Attempt("launcher", 12, 0).next_start()
+    process, _ = holder(tmp_path, SLURM_JOB_ID="12", **first.environment())
+    try:
+        with pytest.raises(UserError, match=f"in use by process {process.pid}"):
+            RunLock(tmp_path, attempt=first).acquire()
+        with RunLock(tmp_path, attempt=first.next_start()) as lock:
+            assert lock.still_mine()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_one_that_was_lost_has_no_say_when_the_next_one_is_done(tmp_path):

@@ -1,0 +1,41 @@
+"""Ranks of one run on several machines: a crew on each, here all on this one."""
+
+import io
+import sys
+
+from megaptm.train.crew import Crew, Meeting, environments
+
+MEETING = Meeting(world=5, address="10.0.0.7", port=4711)
+SAY = """
+import os, sys
+print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")), flush=True)
+sys.stderr.write("Traceback (most recent call last)" if os.environ["RANK"] == "0" else "")
+sys.exit(int(os.environ["RANK"]))
+"""
+
+
+def crew_of(ranks, folder):
+    out, err = io.BytesIO(), io.BytesIO()
+    crew = Crew([sys.executable, "-c", SAY], logs=folder, out=out, err=err)
+    crew.start(environments(ranks, MEETING, {}, threads=1))
+    while crew.look():
+        pass
+    crew.kill_all()
+    return crew, out, err
+
+
+def test_each_has_its_part_of_the_ranks(tmp_path):
+    for ranks in (range(2), range(2, 5)):
+        crew, _, _ = crew_of(ranks, tmp_path)
+        assert {(end.rank, end.code) for end in crew.ends} == {(rank, rank) for rank in ranks}
+    for rank, local in enumerate((0, 1, 0, 1, 2)):
+        assert f"{rank} {local} 5 10.0.0.7 4711\n" in (tmp_path / f"rank-{rank}.log").read_text()
+
+
+def test_only_rank_0_is_heard_and_its_error_when_it_is_released(tmp_path):
+    _, out, err = crew_of(range(2, 4), tmp_path)
+    assert (out.getvalue(), err.getvalue()) == (b"", b"")
+    crew, out, err = crew_of(range(2), tmp_path)
+    assert (out.getvalue(), err.getvalue()) == (b"0 0 5 10.0.0.7 4711\n", b"")
+    crew.release()
+    assert err.getvalue() == b"Traceback (most recent call last)"
