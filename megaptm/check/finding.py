@@ -12,6 +12,8 @@ from megaptm.plan.machine import Machine
 
 State = Literal["good", "warning", "fault", "unknown"]
 """`warning`: it will run, not as one might wish; `unknown`: not to be seen from here, the sentence says from where."""
+Hashing = Literal["none", "some", "all"]
+"""Whose bytes are read: of no shard (sizes are still compared), of a sample, or of every one."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,16 @@ class Request:
 
     nodes: int | None = None
     processes_per_node: int | None = None
+    gpus_per_node: int | None = None
+    """None: one for each process; 0: none."""
     seconds: float | None = None
     """Time limit of one job."""
     slurm_options: tuple[str, ...] = ()
     """Further options of sbatch: --partition=large."""
+
+
+def _silent(words: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +54,14 @@ class Case:
     """What is looked at."""
 
     config: Config
+    mistakes: tuple[str, ...] = ()
+    """Rules that the config breaks: nothing is counted from one that does; its corpora and folders are looked at."""
     machine: Machine | None = None
     """That the run is for; None: nobody said, and nothing about memory and time is known."""
     request: Request = Request()
-    full: bool = False
-    """Whether every byte of the corpora is read, or a sample of the shards."""
+    hashing: Hashing = "some"
+    tell: Callable[[str], object] = _silent
+    """Is told what takes time while it does."""
 
 
 Check = Callable[[Case], Iterator[Finding]]

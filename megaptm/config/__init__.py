@@ -1,6 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.read import dump, load
+from megaptm.config.read import Draft, draft, dump, load
 from megaptm.config.schema import (
     Checkpoint,
     Config,
@@ -17,11 +17,13 @@ __all__ = [
     "Checkpoint",
     "Config",
     "Data",
+    "Draft",
     "Layout",
     "Model",
     "Optimizer",
     "Track",
     "Train",
+    "draft",
     "dump",
     "load",
     "resolve_model",

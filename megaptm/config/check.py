@@ -16,9 +16,16 @@ NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
 def check(config: Config) -> None:
     """Raise the first broken rule as a `UserError`."""
-    for rules in (_names, _model, _layout, _rows, _schedule):
-        for broken in rules(config):
-            raise UserError(broken)
+    for rule in broken(config):
+        raise UserError(rule)
+
+
+def broken(config: Config) -> Iterator[str]:
+    """Every broken rule; those about the model only where the catalogue has it."""
+    unknown = list(_names(config))
+    yield from unknown
+    for rules in (_rows, _schedule) if unknown else (_model, _layout, _rows, _schedule):
+        yield from rules(config)
 
 
 def _names(config: Config) -> Iterator[str]:

@@ -29,9 +29,13 @@ WANTED = {
 }
 
 
-def sentence(error: ValidationError, *, origins: dict[str, str], source: str) -> str:
-    """The first mistake; an unknown key comes before what is missing, since it is often its cause."""
-    details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")[0]
+def sentences(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
+    """Every mistake; unknown keys come before what is missing, since they are often its cause."""
+    details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    return [_sentence(one, origins, source) for one in details]
+
+
+def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> str:
     # pydantic marks a mapping's key with a step of its own, which is no part of the name that the user wrote.
     path = tuple(str(step) for step in details["loc"] if step != "[key]")
     key = ".".join(path)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from megaptm.config.check import check
-from megaptm.config.complain import sentence
+from megaptm.config.check import broken
+from megaptm.config.complain import sentences
 from megaptm.config.schema import Config, resolved
 from megaptm.config.yamls import Layer, read_file, read_override
 from megaptm.errors import UserError
@@ -19,20 +21,56 @@ from megaptm.errors import UserError
 WHOLE = frozenset({"data.mix"})
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A config as far as it can be read."""
+
+    config: Config | None
+    """Without the keys that no section has; None where that does not help. With mistakes it is not to be run."""
+    mistakes: tuple[str, ...]
+    """Every broken rule, a sentence each."""
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config at `path` with `a.b=value` overrides applied, checked, and with the model's numbers written out."""
+    found = draft(path, overrides)
+    if found.config is None or found.mistakes:
+        raise UserError(found.mistakes[0])
+    return found.config
+
+
+def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
+    """The same, with all mistakes instead of the first; a file that is no YAML at all is a `UserError`."""
     layers = [*_extended(Path(path), ()), *map(read_override, overrides)]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
         values = _merged(values, layer.values)
         origins.update(layer.origins)
+    mistakes: list[str] = []
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise UserError(sentence(error, origins=origins, source=str(path))) from None
-    check(config)
-    return resolved(config)
+        mistakes += sentences(error, origins=origins, source=str(path))
+        try:
+            config = Config.model_validate(_without_unknown(values, error))
+        except ValidationError:
+            return Draft(None, tuple(mistakes))
+    mistakes += broken(config)
+    return Draft(config if mistakes else resolved(config), tuple(mistakes))
+
+
+def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
+    """The values without the keys that the schema does not know."""
+    known = deepcopy(values)
+    for details in error.errors():
+        if details["type"] == "extra_forbidden":
+            *above, key = details["loc"]
+            section: Any = known
+            for step in above:
+                section = section[step]
+            del section[key]
+    return known
 
 
 def dump(config: Config) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,6 +43,7 @@ Verify = Literal["none", "size", "hash"]
 # order of the manifest's `fields`: where its first number or byte is, and how many rows or bytes (0, 0: none).
 TOKENS_AT, TOKENS = range(2)
 
+REMEDY = "copy the shard again or rebuild the corpus."
 CHECKED_AT_ONCE = 10_000
 """Shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
 
@@ -124,18 +125,29 @@ def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify)
     """Raise a `UserError` naming the shard when it is missing, truncated, or (`hash`) differs by a single bit."""
     if verify == "none":
         return
-    path = Path(folder) / info.name
-    remedy = "copy the shard again or rebuild the corpus."
-    for file in (path, path.with_name(info.index_name)):
-        if not file.is_file():
-            raise UserError(f"{file} is missing but the manifest names it: {remedy}")
-    if (size := path.stat().st_size) != info.size:
-        raise UserError(f"{path} has {size:,} bytes where the manifest says {info.size:,} (truncated?): {remedy}")
-    if verify == "hash":
-        for file, expected in ((path, info.sha256), (path.with_name(info.index_name), info.index_sha256)):
-            with file.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
-                    raise UserError(f"{file} is damaged (its sha256 is not the manifest's): {remedy}")
+    files = {name: Path(folder) / name for name in info.hashes}
+    sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
+    if problem := misfit(str(folder), info, sizes):
+        raise UserError(problem)
+    for name, expected in info.hashes.items() if verify == "hash" else ():
+        with files[name].open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
+                raise UserError(damaged(str(files[name])))
+
+
+def misfit(place: str, info: ShardInfo, sizes: Mapping[str, int]) -> str | None:
+    """What is wrong with a shard in a folder or at a URL whose files have these sizes."""
+    for name in info.hashes:
+        if name not in sizes:
+            return f"{place}/{name} is missing but the manifest names it: {REMEDY}"
+    if (size := sizes[info.name]) != info.size:
+        return f"{place}/{info.name} has {size:,} bytes where the manifest says {info.size:,} (truncated?): {REMEDY}"
+    return None
+
+
+def damaged(file: str) -> str:
+    """What is said of a file of a shard that is not what was written."""
+    return f"{file} is damaged (its sha256 is not the manifest's): {REMEDY}"
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ class ShardInfo:
     def index_name(self) -> str:
         return index_name(self.name)
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """File -> sha256 of the shard and its index."""
+        return {self.name: self.sha256, self.index_name: self.index_sha256}
+
 
 class ShardTable(Sequence[ShardInfo]):
     """The rows of a split, mapped into memory. A pickle of it holds its path, not its rows."""

@@ -15,11 +15,11 @@ from megaptm.tokenizers import load as load_tokenizer
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     tokenizer = corpus_tokenizer(config)
-    _check_epochs(config, open_corpora(config, tokenizer, "train"))
+    check_epochs(config, open_corpora(config, tokenizer, "train"))
     open_corpora(config, tokenizer, "validation").fresh_batches(config.train.batch)
 
 
-def _check_epochs(config: Config, mix: Mix) -> None:
+def check_epochs(config: Config, mix: Mix) -> None:
     """With a number of `data.epochs` the steps must not outlast the text."""
     epochs, train = config.data.epochs, config.train
     if epochs is not None and train.steps > (most := mix.samples_in(epochs) // train.batch):
@@ -54,17 +54,24 @@ def cache_of(config: Config) -> Cache:
 
 def corpus_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer in the mix's first corpus; it must be the one the corpus was made with, and fit the model."""
-    place, vocabulary = next(iter(config.data.mix)), resolve_model(config).vocabulary
-    tokenizer = _tokenizer_of(Corpus.open(place, cache_of(config)))
+    place = next(iter(config.data.mix))
+    tokenizer = tokenizer_of(Corpus.open(place, cache_of(config)))
+    check_vocabulary(config, tokenizer, place)
+    return tokenizer
+
+
+def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
+    """The model must have a row for each id of the tokenizer of the corpus at `place`."""
+    vocabulary = resolve_model(config).vocabulary
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "
             f"{place}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
         )
-    return tokenizer
 
 
-def _tokenizer_of(corpus: Corpus) -> Tokenizer:
+def tokenizer_of(corpus: Corpus) -> Tokenizer:
+    """The tokenizer in a corpus, which must be the one that the corpus was made with."""
     path, wanted = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
     if corpus.mirror and _fingerprint(path) != wanted:
         corpus.mirror.fetch_tokenizer(again=True)

@@ -1,0 +1,40 @@
+"""Does the fullest rank fit on a device of the machine?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.check.finding import Case, Finding
+from megaptm.plan.memory import fullest
+from megaptm.plan.memory import memory as planned
+from megaptm.plan.search import FULL
+from megaptm.plan.work import work_of
+
+GIB = 2**30
+
+
+def memory(case: Case) -> Iterator[Finding]:
+    """What the plan says of the stage that holds most, and the room that is left."""
+    machine = case.machine
+    if case.mistakes or machine is None:
+        how = "the config must be right first" if case.mistakes else "name one with --machine"
+        yield Finding("memory", "unknown", f"whether a rank fits on its device is not known: {how}.")
+        return
+    held = planned(work_of(case.config))
+    stage = fullest(held)
+    needed, usable = held[stage].total, machine.usable_bytes
+    free, share = usable - needed, (usable - needed) / usable
+    rank = f"a rank of stage {stage}" if len(held) > 1 else "a rank"
+    device = f"the {usable / GIB:,.1f} GiB that a device of {machine.name} has for it"
+    numbers = {"stage": stage, "bytes": needed, "usable_bytes": usable, "free_bytes": free}
+    if free < 0:
+        remedy = "raise layout.tensor or layout.pipeline, set layout.recompute=full, or see megaptm plan --search."
+        yield Finding("memory", "fault", f"{rank} needs {needed / GIB:,.1f} GiB of {device}: {remedy}", numbers)
+    elif needed > FULL * usable:
+        remedy = (
+            f"the plan is right to some percent, only {share:.1%} are left; leave more, or try it on one node first."
+        )
+        yield Finding("memory", "warning", f"{rank} needs {needed / GIB:,.2f} GiB of {device}: {remedy}", numbers)
+    else:
+        left = f"{free / GIB:,.1f} GiB ({share:.0%}) are left"
+        yield Finding("memory", "good", f"{rank} needs {needed / GIB:,.1f} GiB of {device}; {left}.", numbers)
