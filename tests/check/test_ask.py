@@ -1,0 +1,24 @@
+"""What processes on nodes print, put together."""
+
+from megaptm.check.on_slurm import by_label
+from megaptm.check.process import Output, facts, run
+
+
+def test_facts_are_what_the_lines_of_json_say():
+    assert facts('Welcome to the cluster\n{"cpus": 2}\n{"node": "n1"}\n{broken\n') == {"cpus": 2, "node": "n1"}
+
+
+def test_a_process_that_hangs_is_ended_and_said_to_say_nothing():
+    assert run("timeit", ["-n1", "-r1", "import time; time.sleep(600)"], seconds=2).stderr.endswith("nothing in 2 s")
+
+
+def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
+    stdout = ' 0: {"cpus": 2}\n10: {"cpus": 3}\n 0: {"node": "node1"}\n'
+    stderr = (
+        " 0: a warning\n 1: Traceback\n 1: ImportError: no\nsrun: error: node3: task 2: Exited with exit code 127\n"
+    )
+    found = by_label(Output(stdout, stderr), [f"node{number}" for number in range(1, 12)])
+    assert facts(found[0].stdout) == {"cpus": 2, "node": "node1"}
+    assert facts(found[10].stdout) == {"cpus": 3}
+    assert found[1].stderr.endswith("ImportError: no")
+    assert found[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
