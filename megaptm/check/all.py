@@ -7,8 +7,11 @@ from dataclasses import replace
 from megaptm.check.corpora import corpora
 from megaptm.check.finding import Case, Check, Finding, look, must_pass
 from megaptm.check.memory import memory
+from megaptm.check.nodes import check_nodes
 from megaptm.check.places import arithmetic
 from megaptm.check.rules import rules
+from megaptm.check.software import check_software
+from megaptm.check.speeds import check_speed
 
 DECIDING: list[tuple[str, Check]] = [
     ("config", rules),
@@ -19,6 +22,9 @@ DECIDING: list[tuple[str, Check]] = [
 """Without these no run starts."""
 CHECKS: list[tuple[str, Check]] = [
     *DECIDING,
+    ("software", check_software),
+    ("nodes", check_nodes),
+    ("speed", check_speed),
 ]
 """All of them: topic and check."""
 

@@ -60,6 +60,8 @@ class Case:
     """That the run is for; None: nobody said, and nothing about memory and time is known."""
     request: Request = Request()
     hashing: Hashing = "some"
+    speed: bool = False
+    """Whether the nodes are measured: half a minute of their time."""
     tell: Callable[[str], object] = _silent
     """Is told what takes time while it does."""
 

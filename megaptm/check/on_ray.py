@@ -24,6 +24,7 @@ def run_on_ray(module: str, arguments: Sequence[str], seconds: float) -> tuple[l
         nodes = [node for node in ray.nodes() if node["Alive"]]
         meeting = {
             "WORLD_SIZE": str(len(nodes)),
+            "LOCAL_RANK": "0",
             "MASTER_ADDR": nodes[0]["NodeManagerAddress"],
             "MASTER_PORT": str(secrets.choice(PORTS)),
         }
