@@ -17,6 +17,9 @@ from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Sample
 
+# For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
+JOIN_SECONDS = 5.0
+
 MicroBatch = dict[str, torch.Tensor]
 """Field -> int64 [B, ...]."""
 
@@ -194,7 +197,7 @@ class _Thread:
     def close(self) -> None:
         self._closed = True
         self._room.put(None)  # it may be waiting for some
-        self._thread.join()
+        self._thread.join(JOIN_SECONDS)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 # SIGTERM: a scheduler or a person ends the job. SIGUSR1: Slurm's word, some time before the limit. SIGINT: Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# What is nearly there is waited for, so that a stop does not cost a validation; a server that is silent is not.
+GRACE_SECONDS = 3.0
+
+
+class StopError(Exception):
+    """A stop was requested, and what the run was waiting for did not come."""
 
 
 class StopRequest:
     """While it is entered, the signals above only set `requested`; the step and the checkpoint under way are finished.
+    Reading is not: see `ends_waiting`.
 
     A signal may reach one rank and not another, or reach them in different steps: ranks must agree before they act.
     Ctrl-C a second time raises KeyboardInterrupt; SIGTERM never does, however often it comes: schedulers repeat it, and
@@ -27,6 +36,7 @@ class StopRequest:
         """The first signal that came: `SIGTERM`, `SIGUSR1` or `SIGINT`."""
         self._before: dict[signal.Signals, Any] = {}
         self._interrupted = False
+        self._giving_up = False
 
     @property
     def requested(self) -> bool:
@@ -35,6 +45,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._received)
+        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._waited_enough)
         StopRequest._entered = self
         return self
 
@@ -43,11 +54,29 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def ends_waiting(self) -> Iterator[None]:
+        """For what may wait for a server: `StopError` some seconds after a stop is requested, wherever it waits."""
+        self._giving_up = True
+        try:
+            if self.requested:
+                signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+            yield
+        finally:
+            self._giving_up = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
     def _received(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = self._interrupted or number == signal.SIGINT
+        if self._giving_up and not self.requested:
+            signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
         self.name = self.name or signal.Signals(number).name
+
+    def _waited_enough(self, number: int, frame: FrameType | None) -> None:
+        if self._giving_up:
+            raise StopError
 
 
 def _forget_in_child() -> None:

@@ -11,7 +11,7 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.parallel.engine import Engine, StepResult
 from megaptm.parallel.world import agree
-from megaptm.resilience.signals import StopRequest
+from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.reporting import Seconds, StepReport
 from megaptm.train.schedule import learning_rate
 
@@ -39,7 +39,11 @@ class Training:
 def train(run: Training, *, start: int) -> int:
     """Train from step `start` to the configured end; returns the exit code: 0, or "continue me" when asked to stop."""
     config = run.config.train
-    batches = _read(run) if start < config.steps else None
+    batches, unreadable = _try_to_read(run) if start < config.steps else (None, None)
+    if agree(isinstance(unreadable, StopError)):
+        return EXIT_CONTINUE
+    if unreadable is not None:
+        raise unreadable
     for step in range(start, config.steps):
         rate = learning_rate(step, run.config.optimizer, steps=config.steps)
         with run.seconds.spent_on("productive"):
@@ -49,12 +53,8 @@ def train(run: Training, *, start: int) -> int:
         _refuse_nan(result, done)
         if run.report is not None:
             run.report.step(done, result, rate)
-        unreadable = None
-        try:
-            # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
-            batches = None if last else _read(run)
-        except UserError as error:
-            unreadable = error
+        # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
+        batches, unreadable = _try_to_read(run) if not last else (None, None)
         if last or (config.validate_every is not None and done % config.validate_every == 0):
             unreadable = _validate(run, done, unreadable)
         stopping = agree(run.stop.requested or config.stop_at == done or unreadable is not None)
@@ -64,17 +64,20 @@ def train(run: Training, *, start: int) -> int:
                 run.save(done)
             if run.report is not None:
                 run.report.saved(done, run.seconds.checkpoint - before)
-        if unreadable is not None:
+        if isinstance(unreadable, UserError):
             raise UserError(f"{str(unreadable).removesuffix('.')}; the run is saved at step {done}.")
         if stopping and not last:
             return EXIT_CONTINUE
     return 0
 
 
-def _read(run: Training) -> Any:
-    """The next step's micro-batches."""
-    with run.seconds.spent_on("data"):
-        return next(run.batches)
+def _try_to_read(run: Training) -> tuple[Any, UserError | StopError | None]:
+    """The next step's micro-batches, or why there are none."""
+    try:
+        with run.seconds.spent_on("data"), run.stop.ends_waiting():
+            return next(run.batches), None
+    except (UserError, StopError) as error:
+        return None, error
 
 
 def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
@@ -90,12 +93,13 @@ def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
     return {"loss": sum(weight * means[name] for name, weight in engine.losses.items()), **means}
 
 
-def _validate(run: Training, step: int, unreadable: UserError | None) -> UserError | None:
-    """Measure, unless some process cannot read what it needs; that mistake, if it is this one's."""
+def _validate(run: Training, step: int, unreadable: UserError | StopError | None) -> UserError | StopError | None:
+    """Measure, unless some process cannot read what it needs; why, if it is this one."""
     with run.seconds.spent_on("validation"):
         try:
-            held_out = list(run.held_out()) if unreadable is None else []
-        except UserError as error:
+            with run.stop.ends_waiting():
+                held_out = list(run.held_out()) if unreadable is None else []
+        except (UserError, StopError) as error:
             unreadable = error
         if agree(unreadable is not None):
             return unreadable

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.errors import EXIT_FAILURE, UserError
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.resilience.events import Events
 from megaptm.resilience.lock import RunLock
-from megaptm.resilience.signals import StopRequest
+from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.environment import Environment, check_processes, worker_environment
 from megaptm.train.prepare import CONFIG
 
@@ -31,7 +31,10 @@ def run_worker(folder: str) -> int:
         stop = stack.enter_context(StopRequest())
         # Before the world is joined, so that a second job on the same folder fails alone and at once.
         lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
-        return _work(run, config, place, lock, stop)
+        try:
+            return _work(run, config, place, lock, stop)
+        except StopError:  # before the first step: what was saved earlier stands
+            return EXIT_CONTINUE
 
 
 def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest) -> int:
@@ -49,7 +52,8 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     engine = Engine(
         spec, config.layout, config.optimizer, losses=losses, seed=config.train.seed, precision=config.train.precision
     )
-    feed = Feed(config, engine.ranks)
+    with stop.ends_waiting():
+        feed = Feed(config, engine.ranks)
     saver = Saver(run, config, engine, feed, place, lock=lock, events=events)
     start = saver.restore()
     report = None

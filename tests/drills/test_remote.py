@@ -1,6 +1,7 @@
 """Training from an object store: the run that it is on a folder, through faults; saved when it cannot go on."""
 
 import os
+import signal
 import sysconfig
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from megaptm.errors import EXIT_CONTINUE
 from megaptm.resilience.events import read_events
 from megaptm.storage import Patience
 from tests.data.corpora import publish
@@ -62,16 +64,22 @@ def test_every_kind_of_fault_leaves_the_run_what_it_is(unbroken, tmp_path, fault
     assert set(faults.done) == set(KINDS)
 
 
+def stands(run):
+    """The step at which a run without its server stands, what was read ahead being used up."""
+    stood = 0
+    while (step := last_step(run)) != stood:
+        stood = step
+        time.sleep(2.0)
+    return stood
+
+
 @pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
 def test_a_run_waits_for_its_server(unbroken, tmp_path, faults, layout):
     run, remote = words(URL, tmp_path, "data.patience=300", layout)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.down()
-    stood = 0
-    while (step := last_step(run)) != stood:  # until what was read ahead is used up
-        stood = step
-        time.sleep(2.0)
+    stood = stands(run)
     time.sleep(OUTAGE)
     assert last_step(run) == stood < STEPS
     faults.up()
@@ -109,3 +117,26 @@ def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path
         {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
     )
     assert [event["code"] for event in read_events(run) if event["kind"] == "exit"][-1] == 0
+
+
+@pytest.mark.parametrize("reader", [["data.workers=0"], ["data.workers=1"], ["data.workers=1", "layout.data=2"]])
+def test_a_run_asked_to_stop_while_its_server_is_silent_is_saved_and_goes_on_later(unbroken, tmp_path, faults, reader):
+    run, remote = words(URL, tmp_path, "data.patience=1500", *reader)
+    job = start(*remote)
+    wait_for(lambda: last_step(run) >= 3, job)
+    faults.inject("stall", match="GET|HEAD", times=1_000_000, seconds=3600.0)
+    assert stands(run) < STEPS
+    assert faults.done
+    job.send_signal(signal.SIGTERM)
+    said = job.communicate(timeout=120)
+    assert job.returncode == EXIT_CONTINUE, said
+    step = last_step(run)
+    assert 3 <= step < STEPS
+    assert checkpoints(run) == [step]
+    faults.faults.clear()
+    done = finish(*remote)
+    assert done.returncode == 0, done.stderr
+    assert resumed_at(run) == [step]
+    assert {step: each[-1] for step, each in losses(run).items()} == pytest.approx(
+        {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
+    )

@@ -1,13 +1,16 @@
-"""A signal asks for a stop; it never interrupts what is under way."""
+"""A signal asks for a stop; it interrupts nothing but waiting."""
 
 import multiprocessing
 import os
+import queue
 import signal
+import threading
 import time
 
 import pytest
 
-from megaptm.resilience.signals import StopRequest
+from megaptm.resilience import signals
+from megaptm.resilience.signals import StopError, StopRequest
 
 
 def send(number):
@@ -59,3 +62,27 @@ def test_a_loader_s_worker_serves_through_a_stop_but_dies_of_sigterm():
         worker.join(10)
         assert worker.exitcode == -signal.SIGTERM
         assert not stop.requested
+
+
+@pytest.mark.parametrize("wait", [lambda: time.sleep(600), queue.SimpleQueue().get, threading.Event().wait])
+@pytest.mark.parametrize("stopped_before", [False, True])
+def test_reading_that_waits_is_given_up_some_time_after_a_stop(monkeypatch, wait, stopped_before):
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
+    with StopRequest() as stop:
+        if stopped_before:
+            send(signal.SIGTERM)
+        else:
+            threading.Timer(0.2, send, [signal.SIGTERM]).start()
+        with pytest.raises(StopError), stop.ends_waiting():
+            wait()
+        assert stop.name == "SIGTERM"
+
+
+def test_reading_that_is_done_in_time_is_not_given_up_nor_what_comes_after(monkeypatch):
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.3)
+    with StopRequest() as stop:
+        with stop.ends_waiting():
+            send(signal.SIGTERM)
+            time.sleep(0.01)
+        time.sleep(0.5)
+    assert stop.requested
