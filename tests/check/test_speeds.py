@@ -23,7 +23,7 @@ def test_in_each_round_everybody_meets_somebody_new(world):
 
 def test_a_slow_node_is_named_by_its_best_pair():
     """The one that is slow makes all its pairs slow; each of the others also meets a good one."""
-    rates = {rank: 0.0 for rank in range(8)}
+    rates = dict.fromkeys(range(8), 0.0)
     for pairs in rounds(8):
         for one, other in pairs.items():
             rates[one] = max(rates[one], 1.0 if 5 in (one, other) else 10.0)

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class SlurmCluster:
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
+        self.prolog = folder / "prolog.sh"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -101,6 +102,15 @@ class SlurmCluster:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def allocated(self, nodes: int, *command: str) -> str:
+        """What a command prints in an allocation of so many nodes."""
+        allocation = ["salloc", "--quiet", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive"]
+        done = subprocess.run(
+            [*allocation, *command], env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=240
+        )
+        assert done.stdout, done.stderr
+        return done.stdout
+
     def job(self, number: int | str) -> dict[str, str]:
         """What Slurm knows of a job: JobState, NumNodes, Restarts ..."""
         words = self.say("scontrol", "show", "job", str(number), "--oneliner").split()
@@ -124,9 +134,36 @@ class SlurmCluster:
         time.sleep(1.1)  # slurmd takes a job that begins in the second in which it was killed for the killed one
         self.say("scontrol", "update", f"JobId={job}", "StartTime=now")
 
-    def start_node(self, node: str) -> None:
+    def start_node(self, node: str, *, hide: Path | None = None) -> None:
+        """The node's daemon; what is in the folder `hide` it cannot see, nor can what it starts."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
-        self._start(f"slurmd-{node}", "-D", "-N", node)
+        unseen = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {hide} && exec "$@"', "sh") if hide else ()
+        self._start(f"slurmd-{node}", "-D", "-N", node, within=unseen)
+
+    @contextmanager
+    def without(self, node: str, folder: Path) -> Iterator[None]:
+        """For a while a node does not see a folder, as one whose disk is not mounted."""
+        self.restart_node(node, hide=folder)
+        try:
+            yield
+        finally:
+            self.restart_node(node)
+
+    def restart_node(self, node: str, *, hide: Path | None = None) -> None:
+        """Its daemon ends and another one starts, on an idle node."""
+        self.kill_daemon_of(node)
+        self.start_node(node, hide=hide)
+        self.wait_for(lambda: self.say("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0] == "idle")
+
+    @contextmanager
+    def given(self, node: str, **variables: str) -> Iterator[None]:
+        """For a while the tasks on a node are given other variables, as by a site's prolog."""
+        words = " ".join(f'"export {name}={value}"' for name, value in variables.items())
+        self.prolog.write_text(f"#!/bin/sh\n[ $SLURMD_NODENAME = {node} ] && printf '%s\\n' {words}\nexit 0\n")
+        try:
+            yield
+        finally:
+            self.prolog.write_text("#!/bin/sh\n")
 
     def kill_daemon_of(self, node: str) -> None:
         """The node's daemon dies, its tasks live on."""
@@ -160,10 +197,10 @@ class SlurmCluster:
         found = [(process, _environ(process)) for process in psutil.process_iter()]
         return [process for process, given in found if given.get("SLURM_CONF") == name and "SLURM_JOB_ID" in given]
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         self._daemons[name] = subprocess.Popen(
-            [shutil.which(name.partition("-")[0], path=_path()) or name, *arguments],
+            [*within, shutil.which(name.partition("-")[0], path=_path()) or name, *arguments],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -188,6 +225,7 @@ class SlurmCluster:
             f"SlurmdPidFile={self.folder}/slurmd-%n.pid",
             f"SlurmdSpoolDir={self.folder}/spool/%n",
             f"StateSaveLocation={self.folder}/state",
+            f"TaskProlog={self.prolog}",
             *(
                 f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {kind} State=UNKNOWN"
                 for node, port in zip(self.nodes, ports[1:], strict=True)
@@ -196,6 +234,8 @@ class SlurmCluster:
             f"PartitionName=main Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP",
             "PartitionName=large Nodes=large[001-128] MaxTime=INFINITE State=UP",
         ]
+        self.prolog.write_text("#!/bin/sh\n")
+        self.prolog.chmod(0o755)
         (self.folder / "slurm.conf").write_text(SETTINGS + "\n".join(lines) + "\n")
         devices = f"Name=gpu File={self.folder}/devices/nvidia[0-{GPUS - 1}]"
         (self.folder / "gres.conf").write_text("".join(f"NodeName={node} {devices}\n" for node in self.nodes))

@@ -1,0 +1,110 @@
+"""The nodes of an allocation are asked; each of those that are not like the others is named."""
+
+import json
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy
+import psutil
+import pytest
+
+from tests.real.jobs import small
+
+pytestmark = pytest.mark.real
+
+LOOK = """
+import json, sys
+from pathlib import Path
+from megaptm.check.finding import Case, look
+from megaptm.check.nodes import check_nodes
+from megaptm.check.speeds import check_speed
+from megaptm.train.prepare import read_config
+
+case = Case(config=read_config(Path(sys.argv[2]), sys.argv[3:]), speed=sys.argv[1] == "speed")
+print(json.dumps([finding.to_json() for finding in look([("nodes", check_nodes), ("speed", check_speed)], case)]))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The run's folder, on a disk of its own as far as the tests go."""
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk/run"
+
+
+@pytest.fixture
+def look(slurm, run, real_corpus):
+    """What is found in an allocation of all nodes."""
+
+    def findings(*, speed=False):
+        words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=4")
+        said = slurm.allocated(4, sys.executable, "-c", LOOK, "speed" if speed else "", *words)
+        return [(found["topic"], found["state"], found["says"]) for found in json.loads(said)]
+
+    return findings
+
+
+def test_nodes_that_are_alike_are_said_to_be(look, run):
+    [(_, state, says)] = look()
+    assert state == "good"
+    assert says.startswith("4 nodes (node1, node2, node3, node4) have each ")
+    assert list(run.parent.iterdir()) == []
+
+
+def test_another_version_and_an_apex_that_is_not_nvidias_are_found_on_their_node(look, slurm, tmp_path):
+    (tmp_path / "apex").mkdir()
+    (tmp_path / "apex/__init__.py").touch()
+    information = next(Path(numpy.__file__).parents[1].glob("numpy-*.dist-info"))
+    old = shutil.copytree(information, tmp_path / "numpy-1.0.dist-info")
+    text = (old / "METADATA").read_text()
+    (old / "METADATA").write_text(text.replace(f"\nVersion: {numpy.__version__}\n", "\nVersion: 1.0\n", 1))
+    with slurm.given("node3", PYTHONPATH=str(tmp_path)):
+        found = look()
+    assert {state for _, state, _ in found} == {"fault"}
+    assert [says for _, _, says in found] == [
+        f"node3 has numpy 1.0 (3 others have {numpy.__version__}): install the same on all nodes.",
+        "The apex on node3 is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex.",
+    ]
+
+
+def test_a_node_that_does_not_see_the_shared_disk_is_named(look, slurm, run):
+    with slurm.without("node4", run.parent):
+        [(_, state, says)] = look()
+    assert state == "fault"
+    assert says == f"node4 cannot see what is in {run.parent} here: put run=FOLDER on a disk that all nodes share."
+
+
+def test_a_node_without_our_software_is_named(look, slurm):
+    with slurm.without("node2", Path(sys.prefix)):
+        [(_, state, says)] = look()
+    assert state == "fault"
+    assert says.startswith("megaptm does not run on node2 (")
+
+
+def test_a_node_that_is_halted_most_of_the_time_is_named_as_slow(look, slurm):
+    over = threading.Event()
+    halting = threading.Thread(target=halt_now_and_then, args=(slurm, "node3", over))
+    halting.start()
+    try:
+        found = look(speed=True)
+    finally:
+        over.set()
+        halting.join()
+    slow = [says for topic, state, says in found if (topic, state) == ("speed", "warning")]
+    assert any(says.startswith("Matrix products: node3 reaches ") for says in slow), found
+    assert any(says.startswith("Links: node3 reaches ") for says in slow), found
+
+
+def halt_now_and_then(slurm, node, over):
+    """Nine tenths of the time the node's processes do nothing."""
+    while not over.is_set():
+        halted = [one for one in slurm.tasks_of(node) if "megaptm.check.speed" in one.cmdline()]
+        for _ in range(10):
+            for signal, seconds in ((psutil.Process.suspend, 0.18), (psutil.Process.resume, 0.02)):
+                for one in halted:
+                    if one.is_running():
+                        signal(one)
+                time.sleep(seconds)
