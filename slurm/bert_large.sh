@@ -15,4 +15,4 @@
 #SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE,MEGAPTM_CHAIN
 source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"
 
-train configs/bert/large.yaml layout.data=32 "$@"
+train configs/bert/large.yaml devices=32 "$@"

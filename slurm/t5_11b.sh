@@ -15,4 +15,4 @@
 #SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE,MEGAPTM_CHAIN
 source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"
 
-train configs/t5/11b.yaml "$@"
+train configs/t5/11b.yaml devices=128 "$@"

@@ -47,7 +47,7 @@ def slurm(
 
     \b
       megaptm launch slurm configs/gpt3/175b.yaml --sbatch=--account=PROJECT
-      megaptm launch slurm configs/bert/large.yaml layout.data=32 --jobs 3 --dry-run
+      megaptm launch slurm configs/bert/large.yaml devices=32 --jobs 3 --dry-run
     """
     from megaptm.slurm.script import Request, nodes_for, render
     from megaptm.slurm.submit import check_slurm, home

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--machine", default="a100-80g", show_default=True, help="A name in configs/machines, or a YAML file.")
 @click.option(
-    "--nodes", type=int, help="Nodes to use; the number of data ranks follows. By default what the layout asks."
+    "--nodes", type=int, help="Nodes to use, the layout as `devices` would set it; absent: as many as it asks."
 )
 @click.option("--search", is_flag=True, help="Try every legal layout on these nodes, and plan the fastest that fits.")
 @click.option(
@@ -102,15 +102,12 @@ def _config(
     path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, keeps_layout: bool
 ) -> Config:
     from megaptm.config import load
-    from megaptm.plan.plan import on_nodes
 
     if nodes is not None and nodes < 1:
         raise UserError(f"--nodes {nodes}: a job needs at least one node.")
-    config = load(path, overrides)
     if nodes is None or not keeps_layout:
-        return config
-    changes = on_nodes(config, machine, nodes)
-    return load(path, [*overrides, *(f"layout.{name}={value}" for name, value in changes.items())])
+        return load(path, overrides)
+    return load(path, [*overrides, f"devices={nodes * machine.devices}"])
 
 
 def _dry(config: Config, work: Work, ranks: str | None) -> Dry:

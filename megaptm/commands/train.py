@@ -26,11 +26,11 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     \b
     A small model on this machine, then the same run further, on two processes:
       megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}' train.steps=200
-      megaptm train runs/tiny-gpt2 train.steps=400 layout.data=2
+      megaptm train runs/tiny-gpt2 train.steps=400 devices=2
 
     \b
     Where torchrun or srun starts the processes, each of them becomes one of the run's:
-      torchrun --nproc-per-node 8 -m megaptm train configs/gpt3/xl.yaml layout.data=8
+      torchrun --nproc-per-node 8 -m megaptm train configs/gpt3/xl.yaml devices=8
       srun --ntasks-per-node 8 megaptm train configs/gpt3/175b.yaml
 
     \b
@@ -53,12 +53,12 @@ def _launch(config: Config) -> int:
     from megaptm.plan.count import count
     from megaptm.train.corpora import check_corpora
     from megaptm.train.launch import launch
-    from megaptm.train.prepare import discard_unused, prepare
+    from megaptm.train.prepare import discard_unused, note_launch, prepare
 
     is_new = not Path(config.run).exists()
     check_corpora(config)
     run = prepare(config)
-    _note_launch(run)
+    note_launch(run)
     processes = config.layout.processes
     model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
     click.echo(f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(run)}")
@@ -73,21 +73,10 @@ def _launch(config: Config) -> int:
 
 def _be_a_worker(config: Config, *, rank: int) -> int:
     from megaptm.train.corpora import check_corpora
-    from megaptm.train.prepare import prepare, wait_until_prepared
+    from megaptm.train.prepare import note_launch, prepare, wait_until_prepared
     from megaptm.train.run import run_worker
 
     if rank == 0:
         check_corpora(config)
-        _note_launch(prepare(config))
+        note_launch(prepare(config))
     return run_worker(str(wait_until_prepared(config)))
-
-
-def _note_launch(run: Path) -> None:
-    import os
-    import socket
-
-    from megaptm import __version__
-    from megaptm.resilience.events import Events
-
-    with Events(run) as events:
-        events.write("launch", command=sys.argv, version=__version__, host=socket.gethostname(), pid=os.getpid())

@@ -8,11 +8,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from megaptm.config.schema import Config
+from megaptm.config.schema import Config, Layout, Offered
 
 WANTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",
+    "int_parsing": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "a string",
@@ -67,12 +68,18 @@ def _shown(value: Any) -> str:
 
 def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
     """Names in a section of the schema (the top for an empty path), each with its meaning."""
+    if path[:1] == ("layouts",):
+        return _meanings(Layout) if len(path) == 2 else {}
     section: Any = Config
     for step in path:
         field = section.model_fields.get(step)
         section = field.annotation if field is not None else None
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return {}
+    return _meanings(section) if path else _meanings(section) | _meanings(Offered)
+
+
+def _meanings(section: type[BaseModel]) -> dict[str, str]:
     return {name: field.description or "" for name, field in section.model_fields.items()}
 
 

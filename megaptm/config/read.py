@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from pydantic import ValidationError
 
 from megaptm.config.check import broken
 from megaptm.config.complain import sentences
+from megaptm.config.offered import choose, misfit, spread
 from megaptm.config.schema import Config, resolved
 from megaptm.config.yamls import Layer, read_file, read_override
 from megaptm.errors import UserError
 
-# Replaced as a whole, never merged: a config that names its corpora does not want its parent's as well.
-WHOLE = frozenset({"data.mix"})
+# Replaced as a whole, never merged: a config that names its corpora does not want its parent's as well, and layouts are
+# those of one model.
+WHOLE = frozenset({"data.mix", "layouts"})
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,27 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     """The same, with all mistakes instead of the first; a file that is no YAML at all is a `UserError`."""
-    layers = [*_extended(Path(path), ()), *map(read_override, overrides)]
+    levels = [*([layer] for layer in _extended(Path(path), ())), [read_override(text) for text in overrides]]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for layer in layers:
+    for layer in chain.from_iterable(levels):
         values = _merged(values, layer.values)
         origins.update(layer.origins)
     mistakes: list[str] = []
     try:
-        config = Config.model_validate(values)
+        chosen, devices = choose(values, levels)
+        config = Config.model_validate(chosen)
     except ValidationError as error:
         mistakes += sentences(error, origins=origins, source=str(path))
         try:
-            config = Config.model_validate(_without_unknown(values, error))
+            chosen, devices = choose(_without_unknown(values, error), levels)
+            config = Config.model_validate(chosen)
         except ValidationError:
             return Draft(None, tuple(mistakes))
-    mistakes += broken(config)
+    unfit = list(misfit(config, devices)) if devices is not None else []
+    if devices is not None and not unfit:
+        config = spread(config, devices)
+    mistakes += [*broken(config), *unfit]
     return Draft(config if mistakes else resolved(config), tuple(mistakes))
 
 

@@ -98,6 +98,15 @@ class Layout(Section):
         return self.data * self.tensor * self.pipeline
 
 
+class Offered(Section):
+    """Layouts for machines of several sizes, in a file that is read; the config that is made of it has one `layout`."""
+
+    devices: Count | None = None
+    """Processes of the run, each on a device; absent: those of the smallest row of layouts."""
+    layouts: dict[Annotated[Count, Strict(False)], Layout] = {}
+    """Number of devices -> layout for so many and more, without `data`, which follows; keys of `layout` come first."""
+
+
 class Optimizer(Section):
     """How weights move."""
 
@@ -153,6 +162,9 @@ class Checkpoint(Section):
     """Steps between two checkpoints."""
     keep: Count = 2
     """Newest checkpoints that are kept."""
+    asynchronous: bool = True
+    """Train on while a checkpoint is written, from a copy of weights and moments in host memory; the last step and a
+    signal wait for it."""
 
 
 class Track(Section):

@@ -7,7 +7,6 @@ from math import ceil, sqrt
 from typing import Any
 
 from megaptm.config import Config
-from megaptm.errors import UserError
 from megaptm.plan.count import count
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, fullest, memory
@@ -174,15 +173,3 @@ def failures(machine: Machine, *, nodes: int, parameters: int, step_seconds: flo
         goodput=at_config,
         best_goodput=goodput(best),
     )
-
-
-def on_nodes(config: Config, machine: Machine, nodes: int) -> dict[str, int]:
-    """Changes of the layout that fill `nodes` of these machines: the number of data ranks follows."""
-    layout, devices = config.layout, nodes * machine.devices
-    copy = layout.tensor * layout.pipeline
-    if devices % copy:
-        raise UserError(
-            f"--nodes {nodes}: {devices} devices are not a multiple of layout.tensor x layout.pipeline "
-            f"({layout.tensor} x {layout.pipeline}); change the layout, or let --search find one."
-        )
-    return {"data": devices // copy}

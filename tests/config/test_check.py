@@ -18,7 +18,8 @@ def test_every_config_loads_and_names_its_own_model(path):
     config = load(path)
     assert config.run == f"runs/{path.parent.name}-{path.stem}"
     if path.parent.name != "tiny":
-        assert (config.model.family, config.model.size) == (path.parent.name, path.stem)
+        assert config.model.family == path.parent.name
+        assert path.stem.startswith(config.model.size)
 
 
 def test_every_published_size_has_a_config():
@@ -40,7 +41,7 @@ def test_a_published_size_may_be_changed_in_one_number():
 
 
 def test_processes_and_microbatches_follow_from_the_layout():
-    config = load(CONFIGS / "gpt3" / "175b.yaml")
+    config = load(CONFIGS / "gpt3" / "175b.yaml", ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1"])
     assert config.layout.processes == 1024
     assert config.microbatches == 192
 

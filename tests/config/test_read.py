@@ -67,6 +67,94 @@ def test_null_takes_an_inherited_value_away(minimal):
     assert load(minimal, ["optimizer.clip=2.0", "optimizer.clip=null"]).optimizer.clip is None
 
 
+LAYOUTS = """\
+extends: minimal.yaml
+layout: {distributed_optimizer: true}
+layouts:
+  8: {microbatch: 2}
+  64: {tensor: 2, sequence_parallel: true, microbatch: 1}
+train: {batch: 192}
+"""
+
+
+@pytest.fixture
+def layouts(minimal, tmp_path: Path) -> Path:
+    (tmp_path / "layouts.yaml").write_text(LAYOUTS)
+    return tmp_path / "layouts.yaml"
+
+
+@pytest.mark.parametrize(
+    ("typed", "data", "tensor", "microbatch"),
+    [
+        ([], 8, 1, 2),
+        (["devices=64"], 32, 2, 1),
+        (["devices=16"], 16, 1, 2),
+        (["devices=4"], 4, 1, 2),
+        (["devices=128"], 64, 2, 1),
+        (["devices=64", "layout.tensor=4"], 16, 4, 1),
+        (["layout.microbatch=1", "devices=64", "layout.data=32"], 32, 2, 1),
+        (["layout.data=3"], 3, 1, 2),
+        (["devices=64", "devices=null"], 8, 1, 2),
+    ],
+)
+def test_the_number_of_devices_picks_the_layout_and_data_ranks_follow(layouts, typed, data, tensor, microbatch):
+    layout = load(layouts, typed).layout
+    assert (layout.data, layout.tensor, layout.microbatch) == (data, tensor, microbatch)
+    assert layout.sequence_parallel == (tensor > 1)
+    assert layout.distributed_optimizer
+
+
+def test_of_devices_and_data_ranks_those_given_later_count(layouts, tmp_path):
+    (tmp_path / "child.yaml").write_text("extends: layouts.yaml\ndevices: 64\n")
+    (tmp_path / "grandchild.yaml").write_text("extends: child.yaml\nlayout: {data: 16}\n")
+    assert load(tmp_path / "child.yaml").layout.processes == 64
+    assert load(tmp_path / "grandchild.yaml").layout.processes == 32
+    assert load(tmp_path / "grandchild.yaml", ["devices=128"]).layout.processes == 128
+
+
+def test_layouts_are_not_mixed_with_inherited_ones(layouts, tmp_path):
+    (tmp_path / "child.yaml").write_text("extends: layouts.yaml\nlayouts: {32: {pipeline: 2}}\n")
+    layout = load(tmp_path / "child.yaml").layout
+    assert (layout.data, layout.tensor, layout.pipeline) == (16, 1, 2)
+
+
+def test_any_config_is_spread_over_the_devices_named(minimal, tmp_path):
+    config = load(minimal, ["devices=4", "layout.pipeline=2"])
+    assert (config.layout.data, config.layout.pipeline) == (2, 2)
+    (tmp_path / "dumped.yaml").write_text(dump(config))
+    assert load(tmp_path / "dumped.yaml", ["devices=8"]).layout.data == 4
+
+
+def test_what_is_dumped_has_one_layout(layouts, tmp_path):
+    config = load(layouts, ["devices=64"])
+    assert "devices" not in dump(config)
+    (tmp_path / "dumped.yaml").write_text(dump(config))
+    assert load(tmp_path / "dumped.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["devices=0"], "override 'devices=0': devices must be at least 1, not 0."),
+        (["device=8"], "override 'device=8': unknown key device; did you mean devices?"),
+        (["devices=65"], "devices (65) must be a multiple of layout.tensor x layout.pipeline (2 x 1); use another"),
+        (
+            ["devices=64", "layout.data=64"],
+            "devices (64) are not the 128 of layout.data x layout.tensor x layout.pipel",
+        ),
+        (["layouts.8.tensr=1"], "unknown key layouts.8.tensr; did you mean layouts.8.tensor?"),
+        (["layouts.8.tensor=x"], "layouts.8.tensor must be an integer, not 'x'."),
+        (["layouts.big.tensor=1"], "layouts.big must be an integer, not 'big'."),
+        (["layouts.8.tensor=3"], "layouts.8: tensor x pipeline (3 x 1) must divide the 8 devices."),
+        (["layouts.8.data=8"], "layouts.8.data: data ranks follow from the number of devices; remove it."),
+        (["layouts=8"], "layouts must be a mapping, not 8."),
+        (["layout=8"], "layout must be a section (a mapping), not 8."),
+    ],
+)
+def test_a_mistake_about_devices_is_one_sentence(layouts, typed, told):
+    assert told in complaint(layouts, *typed)
+
+
 def test_what_is_dumped_is_read_back_equal(minimal, tmp_path):
     config = load(minimal, ["layout.tensor=2", "layout.sequence_parallel=true", "train.stop_at=5"])
     (tmp_path / "dumped.yaml").write_text(dump(config))

@@ -80,7 +80,7 @@ def test_a_picture_is_drawn(tmp_path):
     [
         (["--machine", "h10"], "--machine h10: no such machine"),
         (["--nodes", "0"], "--nodes 0: a job needs at least one node."),
-        (["--nodes", "3"], "--nodes 3: 24 devices are not a multiple of layout.tensor x layout.pipeline (8 x 16)"),
+        (["--nodes", "3"], "devices (24) must be a multiple of layout.tensor x layout.pipeline (8 x 8)"),
         (["--nodes", "3", "--search"], "no layout fits: the smallest needs"),
         (["--nodes", "32", "layout.microbatch=5"], "train.batch (1536) must be a multiple of"),
         (["--machine", "v100-32g"], "V100 32 GB has no peak for bf16"),

@@ -22,8 +22,11 @@ A100 = load_machine("a100-80g")
 ALL = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", "demo"))
 
 
+STAGES_16 = ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1", "layout.recompute=full"]
+
+
 def work(**layout) -> Work:
-    config = load(CONFIGS / "gpt3" / "175b.yaml")
+    config = load(CONFIGS / "gpt3" / "175b.yaml", STAGES_16)
     return replace(work_of(config), layout=config.layout.model_copy(update=layout))
 
 
@@ -108,4 +111,4 @@ def test_saving_as_often_as_young_says_loses_least():
 def test_encoder_and_decoder_have_their_own_lengths():
     made = plan(load(CONFIGS / "t5" / "base.yaml"), A100)
     assert dict(made.work.lengths) == {"encoder": 512, "decoder": 114}
-    assert made.work.tokens == 128 * (512 + 114)
+    assert made.work.tokens == 2048 * (512 + 114)
