@@ -6,14 +6,18 @@ import contextlib
 import json
 import os
 import shutil
+import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megaptm import __version__
 from megaptm.config import Config, dump, load
 from megaptm.errors import UserError
-from megaptm.resilience.events import read_events
+from megaptm.resilience.attempt import Attempt
+from megaptm.resilience.events import Events, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.storage import write_whole
 
@@ -54,17 +58,23 @@ def settle(config: Config) -> Config:
     return config.model_copy(update={"run": _absolute(config.run), "data": data})
 
 
-def prepare(config: Config) -> Path:
+def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
     try:
-        with RunLock(run):
+        with RunLock(run, attempt=attempt):
             if (run / CONFIG).exists() and _trained(run):
                 _refuse_changes(load(run / CONFIG), config)
             write_whole(run / CONFIG, dump(config).encode())
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UserError(f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER.") from None
     return run
+
+
+def note_launch(run: Path) -> None:
+    """Write down by which command, where and when a job of the run began."""
+    with Events(run) as events:
+        events.write("launch", command=sys.argv, version=__version__, host=socket.gethostname(), pid=os.getpid())
 
 
 def discard_unused(run: Path) -> None:
