@@ -50,7 +50,9 @@ def summary(said: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str:
 
 def silent(answers: Answers) -> Iterator[Finding]:
     for node, why in answers.silent.items():
-        yield fault(f"megaptm does not run on {node} ({why}): mend that node, or leave it out (--exclude).", node=node)
+        yield fault(
+            f"megaptm does not run on {node} ({why}): mend that node, or leave it out (Slurm: --exclude).", node=node
+        )
 
 
 def software(answers: Answers) -> Iterator[Finding]:
@@ -110,7 +112,7 @@ def hardware(answers: Answers) -> Iterator[Finding]:
         yield (
             warning(says, node=node)
             if len(own) >= len(usual)
-            else fault(f"{says} Leave it out (--exclude).", node=node)
+            else fault(f"{says} Leave it out (Slurm: --exclude).", node=node)
         )
     for node, own, usual, others in odd(each(answers, "driver")):
         yield warning(f"{node} has the GPU driver {own}, {others} {usual}.", node=node)

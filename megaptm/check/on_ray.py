@@ -6,12 +6,14 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megaptm.check.process import Output, last_line, run
 from megaptm.errors import UserError
 
+ANSWER_SECONDS = 10.0
 PORTS = range(12000, 32000)
 """Below those that Linux gives to outgoing connections."""
 
@@ -71,14 +73,24 @@ def _cluster() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    address = os.environ["RAY_ADDRESS"]
+    _must_answer(address)
     try:
-        ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']} does not answer ({last_line(str(error))}): "
-            "start Ray, or unset it."
-        ) from None
+        raise UserError(f"RAY_ADDRESS={address} is no Ray cluster ({last_line(str(error))}): unset it.") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _must_answer(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return  # a word, as `auto`
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except OSError as error:
+        raise UserError(f"RAY_ADDRESS={address} does not answer ({error}): start Ray there, or unset it.") from None

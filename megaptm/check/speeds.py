@@ -80,7 +80,7 @@ def tell(measured: Measured) -> Iterator[Finding]:
     slow = list(slower(rates))
     for node, usual in slow:
         says = f"{measured.what}: {node} reaches {number(rates[node], measured)}, the others {number(usual, measured)}"
-        yield Finding(TOPIC, "warning", f"{says}: leave it out (--exclude), or have it looked at.", {"node": node})
+        yield Finding(TOPIC, "warning", f"{says}: leave it out, or have it looked at.", {"node": node})
     middle = median(rates.values())
     says = f"{measured.what}: {number(middle, measured)}"
     if measured.planned:

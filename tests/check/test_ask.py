@@ -1,7 +1,13 @@
 """What processes on nodes print, put together."""
 
+import socket
+
+import pytest
+
+from megaptm.check.ask import ask
 from megaptm.check.on_slurm import by_label
 from megaptm.check.process import Output, facts, run
+from megaptm.errors import UserError
 
 
 def test_facts_are_what_the_lines_of_json_say():
@@ -22,3 +28,12 @@ def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
     assert facts(found[10].stdout) == {"cpus": 3}
     assert found[1].stderr.endswith("ImportError: no")
     assert found[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
+
+
+def test_a_ray_that_does_not_answer_is_told_at_once(monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and not listened to
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UserError, match=f"RAY_ADDRESS={address} does not answer"):
+            ask("megaptm.check.node", seconds=60)

@@ -74,7 +74,7 @@ def test_a_node_without_the_shared_disk_is_named(say):
 def test_a_node_that_says_nothing_is_named_with_its_last_words(say):
     assert fault_of(say(silent={"node2": "ModuleNotFoundError: No module named 'torch'"})) == (
         "megaptm does not run on node2 (ModuleNotFoundError: No module named 'torch'): "
-        "mend that node, or leave it out (--exclude)."
+        "mend that node, or leave it out (Slurm: --exclude)."
     )
 
 
@@ -88,11 +88,11 @@ def test_less_hardware_than_usual_is_named(say):
 def test_a_node_that_misses_a_gpu_is_named(alone):
     [own] = alone.said.values()
     gpus = {"torch_cuda": "13.0", "driver_cuda": "13.0", "driver": "580.95.05"}
-    said = {node: {**own, **gpus, "gpus": ["NVIDIA H200 143771 MiB"] * 8} for node in NODES}
+    said = {node: {**own, **gpus, "gpus": ["NVIDIA H200"] * 8} for node in NODES}
     said["node3"]["gpus"] = said["node3"]["gpus"][:7]
     answers = Answers(said=said, silent={}, begin=alone.begin, end=alone.end, everywhere=True)
     assert fault_of(compare(answers, SEEN)) == (
-        "node3 has 7 x NVIDIA H200 143771 MiB, 3 others have 8 x NVIDIA H200 143771 MiB. Leave it out (--exclude)."
+        "node3 has 7 x NVIDIA H200, 3 others have 8 x NVIDIA H200. Leave it out (Slurm: --exclude)."
     )
 
 
