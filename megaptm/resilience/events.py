@@ -20,13 +20,18 @@ KINDS = {
     "start": "training begins at step 0: parameters, layout, processes",
     "resume": "training continues: step, checkpoint, seconds (taken by loading), layout, processes",
     "first-step": "the first step since the start or resume is done: step, seconds (since the command started)",
-    "checkpoint": "a checkpoint is committed: step, bytes, seconds",
+    "checkpoint": "a checkpoint is committed: step, bytes, seconds (from the end of the step, training or not)",
     "damaged-checkpoint": "a checkpoint does not match its hashes and is passed over: step, problem, kept",
     "stop-signal": "the run was asked to stop: signal",
     "worker-lost": "a worker process ended before its time: rank, code, problem",
+    "node-lost": "a machine was lost while it had ranks of the run: node, ranks",
+    "restart": "the launcher starts the run once more: start (how manieth), layout, processes",
     "evaluation": "the model was measured on held-out text: step, rows, loss",
     "exit": "training ends: code, and the seconds spent by kind",
 }
+
+BEGINNINGS = ("launch", "restart")
+"""Kinds with which a job begins: the time from there to the first step is its start-up."""
 
 
 class Events:

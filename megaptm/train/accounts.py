@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from megaptm.resilience.events import BEGINNINGS
+
 
 @dataclass
 class Accounts:
@@ -54,7 +56,7 @@ def jobs(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Jo
     # An evaluation is no part of a job, however long after it the model is measured.
     for event in (event for event in events if event["kind"] != "evaluation"):
         opens = event["kind"] in ("start", "resume")
-        if event["kind"] == "launch" or (opens and (not found or found[-1].ready is not None)):
+        if event["kind"] in BEGINNINGS or (opens and (not found or found[-1].ready is not None)):
             found.append(Job(begin=event["time"]))
         if not found:
             continue

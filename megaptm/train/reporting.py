@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megaptm.config import Config
 from megaptm.data import Mix
 from megaptm.plan.count import count, step_flops
-from megaptm.resilience.events import Events, read_events
+from megaptm.resilience.events import BEGINNINGS, Events, read_events
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker
 from megaptm.train.prepare import CONFIG, flat
@@ -87,7 +87,7 @@ class StepReport:
         self._fence()
         if not self._begun:
             self._begun = True
-            launched = [event["time"] for event in read_events(self.run) if event["kind"] == "launch"]
+            launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
             seconds = round(time.time() - launched[-1], 3) if launched else None
             self.events.write("first-step", step=step, seconds=seconds)
         self._tell_epochs(step)

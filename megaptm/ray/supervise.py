@@ -1,0 +1,146 @@
+"""A run on a Ray cluster from its first start to its last: nodes are lost, ranks fail, people ask it to stop."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from megaptm.config import Config
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
+from megaptm.plan.fewer import fewer
+from megaptm.plan.machine import Machine
+from megaptm.ray.cluster import nodes
+from megaptm.ray.placement import place, refuse, room
+from megaptm.ray.room import Room, find_room
+from megaptm.ray.start import Outcome, Start
+from megaptm.resilience.attempt import Attempt
+from megaptm.resilience.events import Events, read_events
+from megaptm.train.crew import forwarding
+from megaptm.train.prepare import discard_unused, note_launch, prepare
+from megaptm.train.verdict import judge
+
+BUSY_SECONDS = 10.0
+"""In which a job that has just ended gives back what it had."""
+
+
+def show_placement(config: Config) -> None:
+    """Print where the ranks would run now, or raise because there is no room."""
+    kind, there = nodes()
+    berths = place(there, config.layout)
+    if berths is None:
+        raise refuse(there, config.layout, kind)
+    for berth in berths:
+        print(f"{berth}: {len(berth.ranks)} of its {berth.node.devices} {kind}s")
+
+
+class Supervisor:
+    """Starts the ranks of a run, and again: after a lost node always, after a failure if there was progress."""
+
+    def __init__(
+        self, config: Config, *, wait: float, wait_again: float, retries: int, machine: Machine | None
+    ) -> None:
+        self._config, self._run = config, Path(config.run)
+        self._wait, self._wait_again, self._retries, self._machine = wait, wait_again, retries, machine
+        self._attempt = Attempt.here() or Attempt(secrets.token_hex(4), 0, 0)
+        self._asked: list[int] = []
+        """Signals that asked for a stop."""
+
+    def supervise(self) -> int:
+        """Until the run is done, cannot go on, or was asked to stop; returns the exit code."""
+        with forwarding(self._asked.append):
+            found = self._first_room()
+            while found is not None:
+                saved, outcome = _saved(self._run), self._start(found)
+                code = self._judge(outcome, progress=_saved(self._run) > saved)
+                if code is not None:
+                    return code
+                found = self._next_room()
+        return EXIT_CONTINUE
+
+    def _first_room(self) -> Room | None:
+        kind, there = nodes()
+        busy = room([node.devices for node in there], self._config.layout.tensor) >= self._config.layout.processes
+        seconds = max(self._wait, BUSY_SECONDS if busy else 0.0)
+        found = find_room(self._config.layout, seconds=seconds, given_up=lambda: self._asked)
+        if found is None and not self._asked:
+            raise refuse(nodes()[1], self._config.layout, kind)
+        return found
+
+    def _next_room(self) -> Room | None:
+        """With all that is needed if it comes in time, else with what is left."""
+        if found := find_room(self._config.layout, seconds=self._wait_again, given_up=lambda: self._asked):
+            return found
+        if self._asked:
+            return None
+        _, there = nodes()
+        layout = fewer(self._config, lambda tensor: room([node.free for node in there], tensor), self._machine)
+        found = find_room(layout, seconds=BUSY_SECONDS) if layout else None
+        if found is None:
+            left = ", ".join(f"{node.free} on {node.address}" for node in there) or "nothing"
+            print(
+                f"No layout of this config fits what is left ({left}): start it again when there is more.",
+                file=sys.stderr,
+            )
+        return found
+
+    def _start(self, found: Room) -> Outcome:
+        is_new, self._attempt = not self._run.exists(), self._attempt.next_start()
+        config = self._config.model_copy(update={"layout": found.layout})
+        logs = self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
+        with found, Start(found.berths, found.group, kind=found.kind, run=self._run, logs=logs) as start:
+            prepare(config, attempt=self._attempt)
+            self._note(found, logs)
+            try:
+                start.begin(self._attempt.environment(), threads=config.train.threads)
+                return start.watch(self._asked)
+            except UserError:
+                if is_new:
+                    discard_unused(self._run)
+                raise
+
+    def _note(self, found: Room, logs: Path) -> None:
+        with Events(self._run) as events:
+            if self._attempt.start == 1:
+                note_launch(self._run)
+            else:
+                layout = found.layout.model_dump()
+                events.write("restart", start=self._attempt.start, layout=layout, processes=found.layout.processes)
+        print(
+            f"Start {self._attempt.start}: {', '.join(map(str, found.berths))}; each rank's log is in {logs}",
+            flush=True,
+        )
+
+    def _judge(self, outcome: Outcome, *, progress: bool) -> int | None:
+        """The exit code; None: start again."""
+        if not (outcome.lost or outcome.broken):
+            code = judge(outcome.ends, run=self._run, logs=self._run / "logs", forwarded=self._asked)
+            return code if code != EXIT_FAILURE else self._again(progress=progress)
+        with Events(self._run) as events:
+            for berth in outcome.lost:
+                events.write("node-lost", node=berth.node.address, ranks=list(berth.ranks))
+                print(f"Lost node {berth.node.address}, with {berth}.", file=sys.stderr, flush=True)
+        for berth in outcome.broken:
+            print(
+                f"The process that watched {berth} was killed; if nobody did it, the node was out of memory.",
+                file=sys.stderr,
+            )
+        if self._asked:
+            name = signal.Signals(self._asked[0]).name
+            print(f"Stopped by {name} when it was lost; what was saved earlier stands.", file=sys.stderr)
+            return EXIT_CONTINUE
+        return None if outcome.lost else self._again(progress=progress)
+
+    def _again(self, *, progress: bool) -> int | None:
+        """After a failure that is nobody's loss: what fails twice at one place would fail for ever."""
+        if not progress or self._retries == 0 or self._asked:
+            return EXIT_FAILURE
+        self._retries -= 1
+        print("It had saved more than the start before: once again from there.", file=sys.stderr, flush=True)
+        return None
+
+
+def _saved(run: Path) -> int:
+    """The newest step of any checkpoint."""
+    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
