@@ -110,7 +110,9 @@ def _rows(config: Config) -> Iterator[str]:
 
 
 def _schedule(config: Config) -> Iterator[str]:
-    optimizer = config.optimizer
+    optimizer, train = config.optimizer, config.train
+    if train.after >= train.steps:
+        yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
     if optimizer.decay == "rsqrt" and optimizer.warmup_steps == 0:
         yield "optimizer.decay rsqrt needs optimizer.warmup_steps of at least 1."
     if optimizer.decay_steps is None:

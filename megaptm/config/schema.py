@@ -137,6 +137,8 @@ class Train(Section):
 
     steps: Count
     """Optimizer steps of the whole run."""
+    after: Annotated[int, Field(ge=0)] = 0
+    """Steps of the run's phase before this one, whose last checkpoint it continues; only rows and layout may differ."""
     batch: Count
     """Rows in one step, over all processes."""
     seed: Annotated[int, Field(ge=0)] = 1234

@@ -48,6 +48,7 @@ class Plan:
     """Of a rank of each stage."""
     step: Step
     steps: int
+    """Of this phase of the run."""
     every: int
     failures: Failures
 
@@ -129,6 +130,7 @@ def plan(config: Config, machine: Machine) -> Plan:
     timed = step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)
     parameters = count(work.spec, with_heads=True)
+    steps = config.train.steps - config.train.after
     return Plan(
         title=f"{config.model.family}/{config.model.size}",
         machine=machine,
@@ -137,14 +139,14 @@ def plan(config: Config, machine: Machine) -> Plan:
         parameters=parameters,
         memory=memory(work),
         step=timed,
-        steps=config.train.steps,
+        steps=steps,
         every=config.checkpoint.every,
         failures=failures(
             machine,
             nodes=nodes,
             parameters=parameters,
             step_seconds=timed.seconds,
-            steps=config.train.steps,
+            steps=steps,
             every=config.checkpoint.every,
         ),
     )

@@ -9,12 +9,13 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
-from megaptm.config import Config, dump, load
+from megaptm.config import Config, Draft, draft, dump, load
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import Events, read_events
@@ -39,15 +40,27 @@ MAY_CHANGE = (
     "data.workers",
     "data.verify",
 )
+# And what may differ in a run's next phase, besides.
+NEXT_PHASE = ("train.after", "data.sequence")
 WAIT_SECONDS = 120.0
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config that a command names: a YAML file, or the folder of a run that was begun."""
+    return settle(load(*_named(path, overrides)))
+
+
+def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
+    """The same, with all its mistakes and as far as it can be read."""
+    found = draft(*_named(path, overrides))
+    return found if found.config is None else replace(found, config=settle(found.config))
+
+
+def _named(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if not path.is_dir():
-        return settle(load(path, overrides))
+        return path, overrides
     # A folder may have been moved since; it is the run wherever it lies.
-    return settle(load(path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]))
+    return path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]
 
 
 def settle(config: Config) -> Config:
@@ -61,14 +74,25 @@ def settle(config: Config) -> Config:
 def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
+    if (done := saved_steps(run)) < config.train.after:
+        raise UserError(
+            f"train.after ({config.train.after:,}): the run in {run} has {done:,} steps; train the phase before this "
+            "one to its end."
+        )
     try:
         with RunLock(run, attempt=attempt):
-            if (run / CONFIG).exists() and _trained(run):
-                _refuse_changes(load(run / CONFIG), config)
+            if (run / CONFIG).exists() and trained(run):
+                for change in changes(load(run / CONFIG), config):
+                    raise UserError(change)
             write_whole(run / CONFIG, dump(config).encode())
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise UserError(f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER.") from None
+        raise UserError(no_folder(run, error)) from None
     return run
+
+
+def no_folder(run: Path, error: OSError) -> str:
+    """What is said where no folder can be made or written to."""
+    return f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER."
 
 
 def note_launch(run: Path) -> None:
@@ -97,17 +121,24 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
     )
 
 
-def _trained(run: Path) -> bool:
+def trained(run: Path) -> bool:
     """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
     return any(event["kind"] == "checkpoint" for event in read_events(run))
 
 
-def _refuse_changes(begun: Config, config: Config) -> None:
+def saved_steps(run: Path) -> int:
+    """Steps of the newest checkpoint that the journal knows; 0 without one."""
+    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
+
+
+def changes(begun: Config, config: Config) -> Iterator[str]:
+    """What is changed that a restart may not: a sentence for each key."""
     before, now = flat(begun.model_dump()), flat(config.model_dump())
+    may_change = MAY_CHANGE + (NEXT_PHASE if config.train.after == begun.train.steps else ())
     for key in sorted(before.keys() | now.keys()):
-        if key == "run" or before.get(key) == now.get(key) or key.startswith(MAY_CHANGE):
+        if key == "run" or before.get(key) == now.get(key) or key.startswith(may_change):
             continue
-        raise UserError(
+        yield (
             f"{key} is {now.get(key)} but the run in {config.run} was begun with {before.get(key)}: "
             "set it back, or choose another run=FOLDER."
         )

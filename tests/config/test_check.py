@@ -16,7 +16,7 @@ PUBLISHED = sorted(
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_loads_and_names_its_own_model(path):
     config = load(path)
-    assert config.run == f"runs/{path.parent.name}-{path.stem}"
+    assert config.run == f"runs/{path.parent.name}-{path.stem.removesuffix('-512')}"
     if path.parent.name != "tiny":
         assert config.model.family == path.parent.name
         assert path.stem.startswith(config.model.size)
@@ -101,6 +101,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ("gpt2/small", ["model.heads=5"], "model.heads (5) must divide the width 768 of gpt2/small"),
         ("t5/base", ["optimizer.decay_steps=9"], "means nothing to optimizer.decay rsqrt"),
         ("t5/base", ["optimizer.warmup_steps=0"], "rsqrt needs optimizer.warmup_steps"),
+        ("gpt2/small", ["train.after=100000"], "train.after (100000) must be less than train.steps (100000)"),
         ("gpt3/small", ["optimizer.decay_steps=100"], "must exceed optimizer.warmup_steps (716)"),
     ],
 )

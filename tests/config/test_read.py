@@ -174,7 +174,7 @@ def test_a_file_that_extends_itself_is_refused(tmp_path):
         ("layout.batch=1", ["unknown key layout.batch", "did you mean train.batch?"]),
         ("batch=1", ["unknown key batch", "did you mean train.batch?"]),
         ("optimiser={}", ["unknown key optimiser", "did you mean optimizer?"]),
-        ("train.zzzz=1", ["unknown key train.zzzz", "train has steps, batch, seed"]),
+        ("train.zzzz=1", ["unknown key train.zzzz", "train has steps, after, batch"]),
         ("train.steps.more=1", ["train.steps must be an integer"]),
         ("train.steps=many", ["override 'train.steps=many'", "train.steps must be an integer, not 'many'"]),
         ("train.steps=1.5", ["train.steps must be an integer, not 1.5"]),

@@ -1,0 +1,98 @@
+"""A run in two phases, as BERT's: rows of one length, then of another."""
+
+import json
+import shutil
+
+import pytest
+
+from megaptm.track import read_metrics
+from tests.bad_input.mistakes import content, told
+from tests.drills.program import arguments, finish, losses, resumed_at
+
+SCHEDULE = ("optimizer.warmup_steps=1", "optimizer.decay=linear", "optimizer.decay_steps=8", "model.dropout=0.1")
+FIRST = ("data.sequence=16", "train.steps=4")
+SECOND = ("data.sequence=32", "train.steps=8", "train.after=4")
+BATCH = 12
+
+
+class Runs:
+    """Runs of one tiny BERT; `begun` has its first phase behind it."""
+
+    def __init__(self, place, corpus):
+        self.place, self.corpus = place, corpus
+        self.begun = self.train("begun", *FIRST)
+
+    def words(self, name, *more):
+        return ["train", *arguments("bert", self.place / name, self.corpus, *SCHEDULE, *more)]
+
+    def train(self, name, *more, code=0):
+        done = finish(*self.words(name, *more))
+        assert done.returncode == code, done.stderr
+        return self.place / name
+
+    def copy(self, name):
+        shutil.copytree(self.begun, self.place / name)
+        return name
+
+
+@pytest.fixture(scope="module")
+def runs(real_corpus, tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("phases"), real_corpus("wordpiece"))
+
+
+@pytest.fixture(scope="module")
+def second(runs):
+    return runs.train(runs.copy("second"), *SECOND)
+
+
+def column(run, name):
+    return {record["step"]: record[name] for record in read_metrics(run) if name in record}
+
+
+def test_a_phase_begins_with_the_weights_moments_rate_and_step_of_the_one_before(runs):
+    """With rows of the same length the two phases are the run that has only one, to the last bit."""
+    whole = runs.train("whole", "data.sequence=16", "train.steps=8")
+    phases = runs.train(runs.copy("same-rows"), "data.sequence=16", "train.steps=8", "train.after=4")
+    assert resumed_at(phases) == [4]
+    assert losses(phases) == losses(whole)
+    assert column(phases, "learning_rate") == column(whole, "learning_rate")
+
+
+def test_a_phase_reads_rows_of_its_own_length_from_its_first_step_on(runs, second):
+    assert column(second, "samples") == {step: BATCH * step for step in range(1, 9)}
+    state = json.loads((second / "checkpoints/step-00000008/manifest.json").read_text())["state"]
+    assert (state["samples"], state["config"]["data"]["sequence"]) == (8 * BATCH, 32)
+    assert sum(state["cursors"].values()) == 8 * BATCH
+
+
+def test_a_phase_that_was_stopped_reads_the_same_samples(runs, second):
+    cut = runs.copy("cut")
+    runs.train(cut, *SECOND, "train.stop_at=6", code=75)
+    run = runs.train(cut, *SECOND)
+    assert resumed_at(run) == [4, 6]
+    assert losses(run) == losses(second)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["data.sequence=32", "train.steps=8"], "data.sequence is 32 but the run in {} was begun with 16"),
+        ([*SECOND, "train.after=3"], "data.sequence is 32 but the run in {} was begun with 16"),
+        ([*SECOND, "train.after=6"], "train.after (6): the run in {} has 4 steps; train the phase before this one"),
+        ([*SECOND, "optimizer.lr=1"], "optimizer.lr is 1.0 but the run in {} was begun with 0.001"),
+        (["train.steps=4", "train.after=4"], "train.after (4) must be less than train.steps (4)"),
+    ],
+)
+def test_what_is_no_next_phase_is_refused_and_the_run_left_as_it_is(runs, more, sentence):
+    before = content(runs.begun)
+    assert sentence.format(runs.begun) in told(*runs.words("begun", *more))
+    assert content(runs.begun) == before
+
+
+def test_a_phase_is_not_begun_without_the_one_before(runs):
+    assert "has 0 steps; train the phase before this one to its end." in told(*runs.words("nothing", *SECOND))
+    assert not (runs.place / "nothing").exists()
+
+
+def test_there_is_no_way_back(runs, second):
+    assert f"data.sequence is 16 but the run in {second} was begun with 32" in told(*runs.words("second", *FIRST))
