@@ -1,20 +1,22 @@
-"""The planner beside published runs: `python benchmarks/planner.py` prints the table of docs/planner.md."""
+"""The planner beside published runs: `python benchmarks/planner.py` prints the tables of docs/planner.md."""
 
 from __future__ import annotations
 
 from statistics import median
 
-from megaptm.plan.published import compare_all, markdown
+from megaptm.plan import published, published_memory
 
 
 def main() -> None:
-    """The table, and how far off the planner is."""
-    rows = compare_all()
-    print(markdown(rows))
+    """The tables, and how far off the planner is."""
+    rows = published.compare_all()
+    print(published.summary(rows), published_memory.markdown(), published.markdown(rows), sep="\n\n")
     errors = [abs(row.error) for row in rows]
+    memory = [abs(row.planned() / row.peak - 1) for row in published_memory.rows()]
     print(f"\n{len(rows)} runs; median {median(errors):.1%} off, the worst {max(errors):.1%}")
     print(f"METRIC planner_median_error {median(errors):.3f} ratio goal <=0.10")
     print(f"METRIC planner_worst_error {max(errors):.3f} ratio goal <=0.20")
+    print(f"METRIC planner_worst_memory_error {max(memory):.3f} ratio goal <=0.10")
 
 
 if __name__ == "__main__":

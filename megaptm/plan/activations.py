@@ -122,8 +122,9 @@ def logits(work: Work) -> float:
         chunked = min(places, 1024)
         table = 4 if places > 1024 else element
         return hidden + chunked * vocabulary * (element + 4) + vocabulary * width * table
-    # Logits, their float32 softmax, and its gradient in the model's format.
-    return hidden + places * vocabulary / tensor * (2 * element + 4)
+    # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
+    # model's format.
+    return hidden + places * vocabulary / tensor * (4 if element == 4 else element + 4)
 
 
 def workspace(work: Work, largest: int) -> float:

@@ -144,8 +144,10 @@ def _materialized(machine: Machine, work: Work, pairs: float) -> Passes:
     products = 4 * pairs * key / rate
     # Scores written, read and written by softmax and by dropout with its mask, and read by the product with values.
     dropped = (2 * element + 1) if work.spec.dropout else 0
-    forward = pairs * (element + 2 * element + dropped + element) / machine.bandwidth
-    backward = pairs * (element + dropped + 3 * element + 3 * element) / machine.bandwidth
+    # Scaling and masking in passes of their own read and write twice more; backward, only scaling does.
+    apart = 0 if work.software.fused_softmax else 2 * element
+    forward = pairs * (element + 2 * apart + 2 * element + dropped + element) / machine.bandwidth
+    backward = pairs * (element + dropped + 3 * element + apart + 3 * element) / machine.bandwidth
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     return Passes(
         Seconds(attention=products + forward + 4 * kernel), Seconds(attention=2 * products + backward + 6 * kernel)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from megaptm.plan.machine import Machine
 
+START = 8.4
+"""Microseconds to begin a collective: NCCL's own figure (src/graph/tuning.cc, the simple protocol)."""
+
 
 def neighbors_inside(machine: Machine, *, ranks: int, stride: int) -> int:
     """How many of a group's ranks share a node."""
@@ -25,12 +28,20 @@ def collective(machine: Machine, size: float, *, ranks: int, stride: int) -> flo
     inside = neighbors_inside(machine, ranks=ranks, stride=stride)
     fast = machine.inside.gigabytes_per_second * machine.inside.efficiency
     if inside == ranks:
-        rate, latency = fast, machine.inside.microseconds
+        rate = fast
     else:
         slow = machine.between.gigabytes_per_second * machine.between.efficiency * inside
-        rate, latency = min(fast, slow), machine.between.microseconds
-    # Trees and rings of messages that are cut: latency grows with the logarithm of the group.
-    return size * (ranks - 1) / ranks / (rate * 1e9) + latency * 1e-6 * ranks.bit_length()
+        rate = min(fast, slow)
+    return size * (ranks - 1) / ranks / (rate * 1e9) + _latency(machine, ranks, inside)
+
+
+def _latency(machine: Machine, ranks: int, inside: int) -> float:
+    """Seconds that a ring takes to hand on the smallest message: every hop, as NCCL reckons (src/graph/tuning.cc)."""
+    if ranks == inside:
+        return (START + (ranks - 1) * machine.inside.microseconds) * 1e-6
+    nodes = ranks // inside
+    hops = (nodes - 1) * machine.between.microseconds + (ranks - nodes) * machine.inside.microseconds
+    return (START + hops) * 1e-6
 
 
 def message(machine: Machine, size: float, *, stride: int, ranks: int) -> float:

@@ -44,7 +44,7 @@ class Link(Section):
     efficiency: Share
     """Share of it that a collective of large messages reaches."""
     microseconds: Annotated[float, Field(ge=0.0)]
-    """Time of one hop of an empty message."""
+    """Time of one hop of a ring: to hand on the smallest message."""
 
 
 class Machine(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from megaptm.plan import activations
+from megaptm.plan import activations, sharded
 from megaptm.plan.stages import Chunk, parameters, stages
 from megaptm.plan.work import Work
 
@@ -19,6 +19,7 @@ class Memory:
     activations: float
     logits: float
     workspace: float
+    """What a layer's backward pass needs for a moment, beyond the memory that the logits had."""
     buffers: float
 
     @property
@@ -42,15 +43,20 @@ def fullest(stages: list[Memory]) -> int:
 def _rank(work: Work, stage: int, held: list[Chunk]) -> Memory:
     counted = parameters(work, held)
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen)
-    last = any(chunk.last for chunk in held)
+    logits = activations.logits(work) if any(chunk.last for chunk in held) else 0.0
+    buffers, workspace = activations.buffers(work), activations.workspace(work, counted.largest)
+    if work.software.sharding == "full":
+        whole_weights, whole_gradients = sharded.gathered_bytes(work, held)
+        buffers, workspace = buffers + whole_weights, workspace + whole_gradients
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations.held(work, stage, held),
-        logits=activations.logits(work) if last else 0.0,
-        workspace=activations.workspace(work, counted.largest),
-        buffers=activations.buffers(work),
+        logits=logits,
+        # The layers' backward passes begin when the loss has given its memory back.
+        workspace=max(0.0, workspace - logits),
+        buffers=buffers,
     )
 
 

@@ -12,6 +12,8 @@ class Software:
 
     attention: Literal["fused", "first-fused", "materialized"] = "fused"
     """Whether scores [S, S] are ever written to memory; `first-fused` kernels are those before FlashAttention-2."""
+    fused_softmax: bool = True
+    """Where scores are written: whether scaling, masking and softmax are one pass over them."""
     fused_residual: bool = False
     """Whether bias, dropout and residual sum are one pass over memory."""
     fused_gradient_sum: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megaptm.plan import costs
+from megaptm.plan import costs, sharded
 from megaptm.plan.costs import Passes
 from megaptm.plan.links import collective, message
 from megaptm.plan.machine import Machine
@@ -121,8 +121,10 @@ def _data(machine: Machine, work: Work, held: list[Chunk], passes: Passes) -> fl
     beside = machine.efficiency.beside
     if software.sharding == "full":
         # Gathered for the forward pass and again for the backward pass, scattered after it, beside the products.
-        moved = over_data_ranks(2 * weights + gradients) * work.microbatches
-        return _uncovered(moved, passes.total * work.microbatches, beside)
+        gather, scatter = sharded.gather(machine, work, held), sharded.scatter(machine, work, held)
+        forward = _uncovered(gather, passes.forward.total, beside)
+        backward = _uncovered(gather + scatter, passes.backward.total + passes.again.total, beside)
+        return (forward + backward) * work.microbatches
     before, after = over_data_ranks(gradients), 0.0
     if layout.distributed_optimizer:
         after = over_data_ranks(weights)

@@ -8,14 +8,15 @@ import pytest
 from megaptm.families import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
 from megaptm.plan.plan import CHECKPOINT_BYTES
-from megaptm.plan.published import MISSES, Row, compare_all, markdown, sources
+from megaptm.plan.published import MISSES, Row, compare_all, markdown, sources, summary, work_of_row
+from megaptm.plan.software import Software
 from megaptm.plan.work import Work
 
 ROWS = compare_all()
 
 
 def test_half_of_the_rows_are_within_a_tenth_and_most_far_nearer():
-    assert len(ROWS) >= 50
+    assert len(ROWS) >= 250
     assert median(abs(row.error) for row in ROWS) < 0.05
 
 
@@ -27,8 +28,25 @@ def test_a_row_is_within_a_fifth(row):
         assert abs(row.error) < 0.20
 
 
-def test_misses_are_few():
-    assert len(MISSES) <= 1
+def test_misses_are_few_and_near():
+    assert len(MISSES) <= len(ROWS) / 50
+    assert max(abs(row.error) for row in ROWS) < 0.25
+
+
+def test_seconds_from_memory_give_the_utilization_that_a_page_prints():
+    """arXiv:2205.05198, table 5, whose last columns Megatron-LM's README repeats."""
+    printed = {"22B": 0.415, "175B": 0.514, "530B": 0.560, "1T": 0.563}
+    (source,) = [one for one in sources() if "tables 3 and 5" in one.source]
+    for values in source.printed():
+        size, _, rest = values["name"].partition(" ")
+        if rest == "attention again":
+            row = Row.model_validate(values)
+            work = work_of_row(row, Software(**source.software))
+            assert work.flops / (row.seconds * row.devices * 312e12) == pytest.approx(printed[size], abs=0.003)
+
+
+def test_every_source_says_what_was_compared_with_its_page():
+    assert all(source.confirmed for source in sources())
 
 
 def test_every_source_is_the_median_row_within_an_eighth():
@@ -74,6 +92,7 @@ def test_operations_are_those_of_the_2021_paper():
     assert work.flops + recomputed_flops(work) == pytest.approx(paper, rel=1e-9)
 
 
-def test_the_page_shows_this_table():
+def test_the_page_shows_these_tables():
     page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
-    assert markdown(ROWS) in page, "run benchmarks/planner.py and put its table into docs/planner.md"
+    for table in (summary(ROWS), markdown(ROWS)):
+        assert table in page, "run benchmarks/planner.py and put its tables into docs/planner.md"

@@ -1,0 +1,44 @@
+"""Each config on each number of devices that it has a layout for: `python -m megaptm.plan.layouts` prints a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.config import load, offered
+from megaptm.plan.machine import FOLDER, load_machine
+from megaptm.plan.plan import Plan, plan
+
+FAMILIES = ("gpt2", "gpt3", "bert", "t5")
+MACHINE = "a100-80g"
+HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a step", "MFU", "days")
+
+
+def rows() -> Iterator[tuple[str, Plan]]:
+    """Name and plan, the smallest model of a family first."""
+    machine = load_machine(MACHINE)
+    for family in FAMILIES:
+        paths = (FOLDER.parent / family).glob("*.yaml")
+        for path in sorted(paths, key=lambda path: (plan(load(path), machine).parameters, path.stem)):
+            for devices in offered(path):
+                yield f"{family}/{path.stem}", plan(load(path, [f"devices={devices}"]), machine)
+
+
+def markdown() -> str:
+    """The table of docs/configs.md."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
+    return "\n".join([*lines, *(_line(name, made) for name, made in rows())])
+
+
+def _line(name: str, made: Plan) -> str:
+    layout = made.work.layout
+    stages = f"{layout.pipeline} x {layout.virtual}" if layout.virtual > 1 else str(layout.pipeline)
+    cells = (
+        *(name, f"{layout.processes:,}", layout.data, layout.tensor, stages, layout.microbatch),
+        *(f"{made.memory[made.fullest].total / 2**30:.1f}", f"{made.step.seconds:.3g}", f"{made.step.mfu:.0%}"),
+        f"{made.days:,.0f}" if made.days >= 10 else f"{made.days:.2g}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    print(markdown())
