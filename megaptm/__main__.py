@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from megaptm import __version__
+from megaptm.commands.check import check
 from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
@@ -51,10 +52,11 @@ def main() -> None:
 
     \b
       megaptm plan configs/gpt3/175b.yaml --nodes 128 --search
+      megaptm check configs/gpt3/175b.yaml --machine h100-80g --time 24:00:00
     """
 
 
-for command in (corpus, tokenizer, plan, train, launch, report, evaluate, generate, export, imports):
+for command in (corpus, tokenizer, plan, check, train, launch, report, evaluate, generate, export, imports):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megaptm.check.begun import begun
 from megaptm.check.corpora import corpora
 from megaptm.check.finding import Case, Check, Finding, look, must_pass
+from megaptm.check.folder import folder
 from megaptm.check.memory import memory
 from megaptm.check.nodes import check_nodes
 from megaptm.check.places import arithmetic
 from megaptm.check.rules import rules
+from megaptm.check.scheduler import scheduler
 from megaptm.check.software import check_software
 from megaptm.check.speeds import check_speed
+from megaptm.check.timing import timing
+from megaptm.check.tracker import tracker
 
 DECIDING: list[tuple[str, Check]] = [
     ("config", rules),
     ("processes", arithmetic),
     ("memory", memory),
     ("data", corpora),
+    ("folder", folder),
+    ("run", begun),
+    ("time", timing),
+    ("slurm", scheduler),
 ]
 """Without these no run starts."""
 CHECKS: list[tuple[str, Check]] = [
     *DECIDING,
+    ("tracker", tracker),
     ("software", check_software),
     ("nodes", check_nodes),
     ("speed", check_speed),

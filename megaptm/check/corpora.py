@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from megaptm.check.finding import Case, Finding
@@ -22,23 +23,27 @@ MANY_EPOCHS = 40
 
 def corpora(case: Case) -> Iterator[Finding]:
     """Each corpus by itself, then the mix of them, if they are all good and the config is."""
-    # What is fetched from elsewhere is not left in the cache of training.
-    with tempfile.TemporaryDirectory(prefix="megaptm-check-") as cache:
-        case = replace(case, config=_here(case.config, cache))
+    with away_from_the_cache(case.config) as config:
+        case = replace(case, config=config)
         good = True
-        for place in case.config.data.mix:
+        for place in config.data.mix:
             for finding in _corpus(case, place):
                 good = good and finding.state != "fault"
                 yield finding
         if good and not case.mistakes:
-            yield from _mix(case.config)
+            yield from _mix(config)
 
 
-def _here(config: Config, cache: str) -> Config:
-    """The config with a cache of its own and little patience; shards are checked here, not when they are opened."""
-    seconds = min(PATIENCE_SECONDS, config.data.patience)
-    data = config.data.model_copy(update={"cache": cache, "patience": seconds, "verify": "none"})
-    return config.model_copy(update={"data": data})
+@contextmanager
+def away_from_the_cache(config: Config) -> Iterator[Config]:
+    """The config with a cache of its own that is not left behind, and with little patience.
+
+    Shards are checked here, and not once more when they are opened.
+    """
+    with tempfile.TemporaryDirectory(prefix="megaptm-check-") as cache:
+        seconds = min(PATIENCE_SECONDS, config.data.patience)
+        data = config.data.model_copy(update={"cache": cache, "patience": seconds, "verify": "none"})
+        yield config.model_copy(update={"data": data})
 
 
 def _corpus(case: Case, place: str) -> Iterator[Finding]:

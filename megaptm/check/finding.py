@@ -41,8 +41,8 @@ class Request:
     """None: one for each process; 0: none."""
     seconds: float | None = None
     """Time limit of one job."""
-    slurm_options: tuple[str, ...] = ()
-    """Further options of sbatch: --partition=large."""
+    slurm_options: tuple[str, ...] | None = None
+    """Further options of sbatch: --partition=large; None: it is no job of Slurm, which is not asked."""
 
 
 def _silent(words: str) -> None:

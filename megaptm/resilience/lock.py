@@ -135,10 +135,7 @@ class RunLock:
         return own or self._follows(holder)
 
     def _in_use(self, holder: dict[str, Any]) -> str:
-        who = "another process"
-        if holder:
-            who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-        return f"run folder {self.run} is in use by {who}: wait for it, stop it, or choose another run=FOLDER"
+        return f"run folder {self.run} is in use by {_who(holder)}: wait for it, stop it, or choose another run=FOLDER"
 
     def _beat(self, stop: threading.Event) -> None:
         while not stop.wait(self._beat_seconds):
@@ -172,6 +169,22 @@ class RunLock:
 def holds(run: Path, token: str) -> bool:
     """Whether the run's lock names this token: lets a worker ask on behalf of the process that took the lock."""
     return _holder(Path(run) / FILE).get("token") == token
+
+
+def in_use(run: Path, *, now: float) -> str | None:
+    """Who holds the run's lock and gave a sign of life of late, without touching it.
+
+    `now` is the modification time of a file that was written just now on the same file system: clocks are not compared.
+    """
+    path = Path(run) / FILE
+    holder = _holder(path)
+    if "token" not in holder or now - path.stat().st_mtime > PATIENCE_BEATS * BEAT_SECONDS:
+        return None
+    return _who(holder)
+
+
+def _who(holder: dict[str, Any]) -> str:
+    return f"process {holder['pid']} on {holder['host']} since {holder['since']}" if holder else "another process"
 
 
 def _holder(path: Path) -> dict[str, Any]:

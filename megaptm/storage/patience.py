@@ -56,7 +56,7 @@ def patiently(call: Callable[[], T], *, what: str, patience: Patience, deadline:
     begun, tell_at, told = time.monotonic(), patience.tell_after, False
     for pause in _pauses(patience):
         try:
-            answer = _within(patience.deadline if deadline is None else deadline, call)
+            answer = within(patience.deadline if deadline is None else deadline, call)
         except Exception as error:
             refuse_permanent(error, what)
             problem = _problem(error)
@@ -100,7 +100,7 @@ def _pauses(patience: Patience) -> Iterator[float]:
         pause = min(2 * pause, patience.longest_pause)
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
+def within(seconds: float, call: Callable[[], T]) -> T:
     """Run `call` in a thread and wait for it that long; one that hangs is left behind, to end when it will."""
     box: dict[str, Any] = {}
 

@@ -25,8 +25,8 @@ from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Appearing
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
+from megaptm.train.identity import identity
 from megaptm.train.prepare import CONFIG, settle
-from megaptm.train.saving import identity
 
 # Where training a finished model further usually begins; until its first step everything can still be changed.
 RECIPE: dict[str, Any] = {

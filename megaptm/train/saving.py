@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
-from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.store import Store
 from megaptm.config import Config
-from megaptm.errors import UserError
 from megaptm.parallel import state
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.world import from_rank_0, wait_for_all
 from megaptm.plan.count import count
 from megaptm.resilience.events import Events
 from megaptm.resilience.lock import RunLock
-from megaptm.spec import ModelSpec
 from megaptm.train.environment import Environment
 from megaptm.train.feed import Feed
+from megaptm.train.identity import identity, refuse_another, refuse_other_text
 
 
 class Saver:
@@ -92,41 +89,3 @@ class Saver:
             "config": self.config.model_dump(),
             "version": __version__,
         }
-
-
-def identity(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
-    size = {name: value for name, value in asdict(spec.size).items() if name != "recipe"}
-    return {
-        "model": {"family": spec.name, **size, "vocabulary": spec.vocabulary, "context": spec.context},
-        "tokenizer": tokenizer,
-    }
-
-
-def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
-    """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
-    saved = checkpoint.state
-    for name, value in wanted["model"].items():
-        if saved["model"].get(name) != value:
-            raise UserError(
-                f"{checkpoint.folder} is of another model: its {name} is {saved['model'].get(name)}, the config's is "
-                f"{value}; choose another run=FOLDER, or the config it was made with."
-            )
-    if saved["tokenizer"] != wanted["tokenizer"]:
-        raise UserError(
-            f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
-            f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
-        )
-
-
-def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
-    """A `UserError` where a corpus was built again since: the samples counted so far would not be those that were read.
-
-    A model that was imported has read none of them.
-    """
-    for name, known in checkpoint.state.get("corpora", {}).items():
-        if corpora.get(name) != known:
-            raise UserError(
-                f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
-                "that was there, or choose another run=FOLDER."
-            )

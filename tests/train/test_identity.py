@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.checkpoint.store import Checkpoint
 from megaptm.errors import UserError
-from megaptm.train.saving import refuse_other_text
+from megaptm.train.identity import refuse_other_text
 
 
 def saved(**corpora):

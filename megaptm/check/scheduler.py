@@ -1,0 +1,155 @@
+"""Slurm's own answer: is there such a partition, with such nodes and GPUs, for so long, and would it take the job?"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from math import ceil, isinf
+
+from megaptm.check.finding import Case, Finding, Request
+from megaptm.check.limits import option, seconds_of, words
+from megaptm.check.places import Places, places
+from megaptm.errors import UserError
+
+ANSWER_SECONDS = 30.0
+TOPIC = "slurm"
+
+
+def scheduler(case: Case) -> Iterator[Finding]:
+    """Only where a job of Slurm is asked for; what does not fit the layout is told elsewhere."""
+    request = case.request
+    if request.slurm_options is None:
+        return
+    if shutil.which("sbatch") is None:
+        says = "Slurm is not on this machine: check again where jobs are submitted."
+        yield Finding(TOPIC, "unknown", says)
+        return
+    try:
+        asked = places(case)
+    except UserError:
+        return
+    case.tell("asking Slurm")
+    partition = _partition(request.slurm_options)
+    yield from _room(case, request, partition, asked)
+    if asked is not None:
+        _test_only(request, asked)
+        yield Finding(TOPIC, "good", f"sbatch --test-only takes the job for partition {partition['PartitionName']}.")
+
+
+def _partition(options: Sequence[str]) -> dict[str, str]:
+    """What Slurm says of the partition that is asked for, or of the one that jobs go to."""
+    found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in _ask("scontrol", "show", "partition", "--oneliner")]
+    wanted = option(options, "partition", "p")
+    for partition in found:
+        if partition["PartitionName"] == wanted or (wanted is None and partition.get("Default") == "YES"):
+            return partition
+    names = ", ".join(partition["PartitionName"] for partition in found) or "none"
+    if wanted is None:
+        raise UserError(f"Slurm has no default partition (it has {names}): give --sbatch=--partition=NAME.")
+    raise UserError(f"Slurm has no partition {wanted} (it has {names}): give another --sbatch=--partition=NAME.")
+
+
+def _room(case: Case, request: Request, partition: dict[str, str], asked: Places | None) -> Iterator[Finding]:
+    """What the partition has beside what is asked of it."""
+    name, options = partition["PartitionName"], request.slurm_options or ()
+    if partition.get("State", "UP") != "UP":
+        raise UserError(f"partition {name} of Slurm is {partition['State']}: choose another, or wait.")
+    written = option(options, "time", "t")
+    seconds = seconds_of(written) if written else request.seconds
+    if seconds is not None and seconds > (longest := seconds_of(partition.get("MaxTime", "UNLIMITED"))):
+        raise UserError(
+            f"partition {name} of Slurm gives a job {words(longest)} at most, not {words(seconds)}: lower --time; the "
+            "run goes on in the next job."
+        )
+    if asked is None:
+        return
+    nodes = _nodes(name)
+    most = partition.get("MaxNodes", "UNLIMITED")
+    if asked.nodes > (number := min(len(nodes), int(most) if most.isdigit() else len(nodes))):
+        raise UserError(
+            f"partition {name} of Slurm gives a job {number:,} nodes at most, not {asked.nodes:,}: change --nodes or "
+            "the partition."
+        )
+    yield from _gpus(case, name, nodes, asked)
+
+
+def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Iterator[Finding]:
+    """As many nodes as are asked for must have declared as many GPUs."""
+    wanted = gpus_asked(case, asked)
+    fitting = sum(gpus >= wanted for gpus in nodes.values())
+    most = max(nodes.values(), default=0)
+    if wanted and not most:
+        raise UserError(
+            f"partition {name} of Slurm has no GPUs declared, and {wanted} are asked for on each node: have "
+            "GresTypes=gpu and Gres=gpu:N set in slurm.conf, choose another partition, or give --gpus-per-node 0."
+        )
+    if fitting < asked.nodes:
+        raise UserError(
+            f"partition {name} of Slurm has {fitting:,} nodes of {wanted} GPUs, and {asked.nodes:,} are asked for: "
+            f"change --nodes, --per-node or the partition (no node has more than {most})."
+        )
+    gpus = f"with {wanted} GPUs each" if wanted else "without GPUs"
+    yield Finding(
+        TOPIC,
+        "good",
+        f"partition {name} has {fitting:,} such nodes {gpus}, {asked.nodes:,} are asked for.",
+        {"partition": name, "nodes": fitting, "gpus_per_node": wanted},
+    )
+
+
+def gpus_asked(case: Case, asked: Places) -> int:
+    """On each node: as --gpus-per-node or --gres say, else one for each process."""
+    request = case.request
+    options = request.slurm_options or ()
+    written = option(options, "gpus-per-node") or option(options, "gres")
+    if written:
+        return _gpus_in(written if "gpu" in written else f"gpu:{written}")  # of any kind: a100:8
+    return asked.per_node if request.gpus_per_node is None else request.gpus_per_node
+
+
+def _nodes(partition: str) -> dict[str, int]:
+    """Node of a partition -> its GPUs."""
+    lines = _ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
+    return {node: _gpus_in(gres) for node, _, gres in (line.partition("|") for line in lines)}
+
+
+def _gpus_in(gres: str) -> int:
+    """`gpu:a100:8(S:0-1),nvme:1` -> 8."""
+    kinds = [word.split(":") for word in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    return sum(int(words[-1]) if words[-1].isdigit() else 1 for words in kinds if words[0] == "gpu")
+
+
+def _test_only(request: Request, asked: Places) -> None:
+    """The last word is Slurm's: accounts, limits, features, whatever a site has."""
+    gpus = asked.per_node if request.gpus_per_node is None else request.gpus_per_node
+    limit = request.seconds
+    given = [
+        *(f"--nodes={asked.nodes}", f"--ntasks-per-node={asked.per_node}"),
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
+        *([f"--time={ceil(limit / 60)}"] if limit is not None and not isinf(limit) else []),
+    ]
+    _ask("sbatch", "--test-only", *given, *(request.slurm_options or ()), "--wrap=true")
+
+
+def _ask(*command: str) -> list[str]:
+    """The lines that a command of Slurm prints."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, env=dict(os.environ)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        raise UserError(_no_answer(command[0], f"nothing in {ANSWER_SECONDS:.0f} s")) from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        said = re.sub(r"^(\w+: )?(error: |fatal: |allocation failure: )+", "", said)
+        if command[0] != "sbatch":
+            raise UserError(_no_answer(command[0], said))
+        raise UserError(f"Slurm refuses the job ({said}): change the request, `sinfo` shows what there is.")
+    return [line for line in done.stdout.splitlines() if line]
+
+
+def _no_answer(program: str, why: str) -> str:
+    return f"Slurm does not answer ({program}: {why}): see that slurmctld runs, and that SLURM_CONF is right."

@@ -1,0 +1,92 @@
+"""What `megaptm check` is told on its command line, as a case to look at; what cannot be read is a fault as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from megaptm.check.all import CHECKS
+from megaptm.check.finding import Case, Check, Finding, Request, look
+from megaptm.check.limits import seconds_of
+from megaptm.errors import UserError
+from megaptm.plan.machine import load_machine
+from megaptm.train.prepare import read_draft
+
+Word = TypeVar("Word")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """Words, none of them read yet."""
+
+    config: Path
+    overrides: tuple[str, ...]
+    machine: str | None
+    nodes: int | None
+    processes_per_node: int | None
+    gpus_per_node: int | None
+    time: str | None
+    slurm_options: tuple[str, ...]
+    full: bool
+    speed: bool
+    only: tuple[str, ...]
+    """Topics; none: all."""
+
+
+def look_at(stated: Stated, tell: Callable[[str], object]) -> Iterator[Finding]:
+    """All findings, as they come."""
+    faults: list[Finding] = []
+    seconds = _read(seconds_of, stated.time, "time", faults)
+    machine = _read(load_machine, stated.machine, "machine", faults)
+    checks = _chosen(stated.only)
+    draft = _read(lambda path: read_draft(path, stated.overrides), stated.config, "config", faults)
+    yield from faults
+    if draft is None:
+        return
+    if draft.config is None:
+        yield from (Finding("config", "fault", mistake) for mistake in draft.mistakes)
+        yield Finding("config", "unknown", "nothing else is looked at before the config can be read.")
+        return
+    case = Case(
+        config=draft.config,
+        mistakes=draft.mistakes,
+        machine=machine,
+        request=_request(stated, seconds),
+        hashing="all" if stated.full else "some",
+        speed=stated.speed,
+        tell=tell,
+    )
+    yield from look(checks, case)
+
+
+def _chosen(topics: tuple[str, ...]) -> list[tuple[str, Check]]:
+    known = [topic for topic, _ in CHECKS]
+    for topic in topics:
+        if topic not in known:
+            raise UserError(f"--only {topic}: there is no such topic; choose from {', '.join(known)}.")
+    return [(topic, check) for topic, check in CHECKS if not topics or topic in topics]
+
+
+def _read(how: Callable[[Word], Value], word: Word | None, topic: str, faults: list[Finding]) -> Value | None:
+    """None where nothing was said, or something that cannot be understood."""
+    if word is None:
+        return None
+    try:
+        return how(word)
+    except UserError as error:
+        faults.append(Finding(topic, "fault", str(error)))
+        return None
+
+
+def _request(stated: Stated, seconds: float | None) -> Request:
+    asked = stated.slurm_options or any(word is not None for word in (stated.nodes, stated.time, stated.gpus_per_node))
+    return Request(
+        nodes=stated.nodes,
+        processes_per_node=stated.processes_per_node,
+        gpus_per_node=stated.gpus_per_node,
+        seconds=seconds,
+        slurm_options=stated.slurm_options if asked else None,
+    )

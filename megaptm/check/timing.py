@@ -1,0 +1,81 @@
+"""Time: does a job get anywhere before its limit, and does the run save as often as its machines fail?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, isinf
+
+from megaptm.check.finding import Case, Finding
+from megaptm.check.limits import option, seconds_of, warning_seconds, words
+from megaptm.errors import UserError
+from megaptm.plan.machine import Machine
+from megaptm.plan.plan import Plan, plan
+
+LOST = 0.02
+LOST_DEVICE_HOURS = 100.0
+"""More than this share and these hours lost by saving too seldom, or too often, is told."""
+TOPIC = "time"
+
+
+def timing(case: Case) -> Iterator[Finding]:
+    """The plan's seconds beside the limit of a job, and its best interval beside `checkpoint.every`."""
+    options = case.request.slurm_options or ()
+    written = option(options, "time", "t")
+    limit = seconds_of(written) if written else case.request.seconds
+    warned = warning_seconds(options)
+    if limit is not None and limit <= warned:
+        raise UserError(
+            f"a job of {words(limit)} is told to save {words(warned)} before its end, which is at once: raise --time, "
+            "or have it told later (--sbatch=--signal=B:USR1@60)."
+        )
+    if case.mistakes or case.machine is None:
+        how = "the config must be right first" if case.mistakes else "name the machine with --machine"
+        yield Finding(TOPIC, "unknown", f"how long a step takes is not known: {how}.")
+        return
+    made = plan(case.config, case.machine)
+    if limit is not None and not isinf(limit):
+        yield _job(made, case.machine, limit, warned)
+    else:
+        yield Finding(TOPIC, "good", f"{made.steps:,} steps of {words(made.step.seconds)} take {_whole(made)}.")
+    yield _saving(made)
+
+
+def _job(made: Plan, machine: Machine, limit: float, warned: float) -> Finding:
+    step, saving = made.step.seconds, made.failures.checkpoint_seconds
+    # Reading a checkpoint takes what writing it took.
+    start = machine.restart_minutes * 60 + saving
+    numbers = {"limit": limit, "start_seconds": start, "step_seconds": step, "checkpoint_seconds": saving}
+    if limit - warned < start + step:
+        raise UserError(
+            f"a job of {words(limit)} makes no step: it starts in {words(start)}, a step takes {words(step)}, and "
+            f"{words(warned)} before its end it is told to save: raise --time above {words(start + step + warned)}."
+        )
+    if warned < step + saving:
+        raise UserError(
+            f"a job is told to save {words(warned)} before its end, but a step and a checkpoint take "
+            f"{words(step + saving)}: have it told earlier (--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
+        )
+    steps = int((limit - warned - start) / (step + saving / made.every))
+    jobs = ceil(made.steps / max(1, steps))
+    says = f"a job of {words(limit)} makes {min(steps, made.steps):,} steps of {words(step)}: "
+    says += "the whole run." if jobs == 1 else f"{jobs:,} jobs for {made.steps:,}."
+    return Finding(TOPIC, "good", says, {**numbers, "steps_per_job": steps, "jobs": jobs})
+
+
+def _saving(made: Plan) -> Finding:
+    failures = made.failures
+    lost = failures.best_goodput - failures.goodput
+    numbers = {"every": made.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}
+    if lost > LOST and lost * made.device_hours > LOST_DEVICE_HOURS:
+        says = (
+            f"checkpoint.every ({made.every:,} steps, {words(made.every * made.step.seconds)}) costs "
+            f"{1 - failures.goodput:.1%} of the time, with failures; every {failures.best_interval_steps:,} would cost "
+            f"{1 - failures.best_goodput:.1%}."
+        )
+        return Finding(TOPIC, "warning", says, numbers)
+    says = f"checkpoint.every ({made.every:,} steps) and failures of nodes cost {1 - failures.goodput:.1%} of the time."
+    return Finding(TOPIC, "good", says, numbers)
+
+
+def _whole(made: Plan) -> str:
+    return words(made.steps * made.step.seconds)

@@ -1,0 +1,123 @@
+"""The tracking server: does it answer, or can its database be written? MLflow's own client would wait for minutes."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from megaptm.check.finding import Case, Finding
+from megaptm.errors import UserError
+from megaptm.storage.patience import within
+
+ANSWER_SECONDS = 5.0
+TOPIC = "tracker"
+ANYWAY = "or set track.enabled=false (metrics.jsonl in the run folder has them all)."
+
+
+def tracker(case: Case) -> Iterator[Finding]:
+    """One question to the address of `track.uri`."""
+    track = case.config.track
+    if not track.enabled:
+        yield Finding(TOPIC, "good", "metrics stay in the run folder (track.enabled is false).")
+        return
+    if find_spec("mlflow") is None:
+        raise UserError(f"MLflow is not installed: pip install mlflow, {ANYWAY}")
+    uri = track.uri
+    if uri is None:
+        yield Finding(TOPIC, "good", "metrics go to mlflow.db in the run folder.")
+    elif uri.startswith(("http://", "https://")):
+        case.tell(f"asking {uri}")
+        yield _server(uri, track.experiment)
+    elif uri.startswith("sqlite:"):
+        yield _database(uri)
+    elif "://" not in uri or uri.startswith("file:"):
+        yield _files(uri)
+    else:
+        yield Finding(TOPIC, "unknown", f"track.uri ({_shown(uri)}) is not asked: only http, https and sqlite are.")
+
+
+def _server(uri: str, experiment: str) -> Finding:
+    """The first question that a run asks, with the credentials that MLflow would send."""
+    import requests
+
+    address = f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name"
+    environ, token = os.environ, os.environ.get("MLFLOW_TRACKING_TOKEN")
+    user = environ.get("MLFLOW_TRACKING_USERNAME")
+    options: dict[str, Any] = {
+        "params": {"experiment_name": experiment},
+        "timeout": ANSWER_SECONDS,
+        "headers": {"Authorization": f"Bearer {token}"} if token else {},
+        "auth": (user, environ.get("MLFLOW_TRACKING_PASSWORD", "")) if user else None,
+        "verify": environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() not in ("true", "1"),
+    }
+    try:
+        # Within: the library's own deadline begins anew with every byte.
+        answer = within(2 * ANSWER_SECONDS, lambda: requests.get(address, **options))
+    except (requests.Timeout, TimeoutError):
+        raise UserError(_unreachable(uri, f"no answer in {ANSWER_SECONDS:.0f} s")) from None
+    except (requests.RequestException, OSError) as error:
+        raise UserError(_unreachable(uri, _reason(error))) from None
+    if answer.status_code in (401, 403):
+        raise UserError(
+            f"track.uri ({_shown(uri)}) refuses you ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
+            f"MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, {ANYWAY}"
+        )
+    known = answer.status_code == 200
+    if not known and not (answer.status_code == 404 and "RESOURCE_DOES_NOT_EXIST" in answer.text):
+        raise UserError(
+            f"track.uri ({_shown(uri)}) answers with {answer.status_code} and not as MLflow does: correct it, {ANYWAY}"
+        )
+    which = f"has the experiment {experiment}" if known else f"will be given the experiment {experiment}"
+    return Finding(TOPIC, "good", f"MLflow at {_shown(uri)} answers and {which}.", {"experiment_exists": known})
+
+
+def _unreachable(uri: str, why: str) -> str:
+    return f"track.uri ({_shown(uri)}) does not answer ({why}): start the server, correct the address, {ANYWAY}"
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause: what the system said, without the pools and retries around it."""
+    inner: Any = error
+    while isinstance(inner, BaseException):
+        error = inner
+        inner = getattr(error, "reason", None) or error.__cause__ or error.__context__ or _argument(error)
+    return getattr(error, "strerror", None) or " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def _argument(error: BaseException) -> object:
+    return next((one for one in error.args if isinstance(one, BaseException)), None)
+
+
+def _database(uri: str) -> Finding:
+    path = Path(urlsplit(uri).path.removeprefix("/"))
+    try:
+        if path.exists():
+            with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=ANSWER_SECONDS)) as database:
+                database.execute("BEGIN IMMEDIATE")
+                database.rollback()
+        else:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except (OSError, sqlite3.Error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"track.uri ({uri}) cannot be written ({why}): correct the path, {ANYWAY}") from None
+    return Finding(TOPIC, "good", f"{path} can be written.")
+
+
+def _files(uri: str) -> Finding:
+    if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true":
+        return Finding(TOPIC, "good", f"metrics go to files in {uri}.")
+    raise UserError(f"track.uri ({uri}) is a folder, which MLflow no longer writes to: use sqlite:///PATH, {ANYWAY}")
+
+
+def _shown(uri: str) -> str:
+    """Without a password."""
+    place = urlsplit(uri).netloc
+    return uri.replace(place, place.rpartition("@")[2])

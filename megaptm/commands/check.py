@@ -1,0 +1,96 @@
+"""`megaptm check`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from megaptm.errors import EXIT_USER_ERROR
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--machine", help="A name in configs/machines, or a YAML file; without it memory and time are not known.")
+@click.option("--nodes", type=int, help="Nodes of the job; absent: as many as the layout and the machine need.")
+@click.option("--per-node", type=int, help="Processes on a node; absent: as the layout or the machine have it.")
+@click.option("--gpus-per-node", type=int, help="Absent: one for each process; 0: none.")
+@click.option("--time", "limit", help="Limit of a job, as sbatch takes it: 24:00:00.")
+@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="As for sbatch: --sbatch=--partition=large.")
+@click.option("--full", is_flag=True, help="Read every byte of the corpora and of the newest checkpoint, not a sample.")
+@click.option("--speed", is_flag=True, help="Measure the nodes: products, disk, links; half a minute.")
+@click.option("--only", multiple=True, metavar="TOPIC", help="Look at this alone: --only data --only memory.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(
+    config: Path,
+    overrides: tuple[str, ...],
+    machine: str | None,
+    nodes: int | None,
+    per_node: int | None,
+    gpus_per_node: int | None,
+    limit: str | None,
+    options: tuple[str, ...],
+    full: bool,
+    speed: bool,
+    only: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Look at everything a run needs, before it is queued. Nothing is started, nothing left behind.
+
+    The config's rules, memory, corpora and tokenizers, the run folder and its room, the tracking server, what is asked
+    of the scheduler, times, and the software of every node. CONFIG is a training config, or the folder of a run that
+    was begun; any key can be set on the command line.
+
+    \b
+    Here and now; and every byte of the corpora:
+      megaptm check configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
+      megaptm check configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}' --full
+
+    \b
+    A job of Slurm, where jobs are submitted:
+      megaptm check configs/gpt3/175b.yaml --machine h100-80g --time 24:00:00 --sbatch=--partition=large
+
+    \b
+    All nodes of an allocation, measured and compared (inside salloc, an sbatch script or a Ray job):
+      megaptm check configs/gpt3/175b.yaml --machine h100-80g --speed
+
+    \b
+    For a script:
+      megaptm check runs/gpt3-175b train.steps=120000 --json | jq '.findings[] | select(.state == "fault")'
+
+    \b
+    Exit codes: 0 the run can start (there may be warnings), 2 it cannot: there is a fault.
+    """
+    from rich.console import Console
+
+    from megaptm.check.show import show
+    from megaptm.check.stated import Stated, look_at
+
+    stated = Stated(
+        config=config,
+        overrides=overrides,
+        machine=machine,
+        nodes=nodes,
+        processes_per_node=per_node,
+        gpus_per_node=gpus_per_node,
+        time=limit,
+        slurm_options=options,
+        full=full,
+        speed=speed,
+        only=only,
+    )
+    if as_json:
+        import json
+
+        findings = list(look_at(stated, tell=lambda words: None))
+        faults = any(finding.state == "fault" for finding in findings)
+        found = [finding.to_json() for finding in findings]
+        click.echo(json.dumps({"config": str(config), "good": not faults, "findings": found}, indent=2))
+    else:
+        console = Console()
+        with console.status("") as status:
+            faults = show(look_at(stated, tell=status.update), console)
+    if faults:
+        sys.exit(EXIT_USER_ERROR)

@@ -1,0 +1,51 @@
+"""May a checkpoint be continued: is it of this model, this tokenizer and this text?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from megaptm.checkpoint.store import Checkpoint
+
+
+def identity(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
+    size = {name: value for name, value in asdict(spec.size).items() if name != "recipe"}
+    return {
+        "model": {"family": spec.name, **size, "vocabulary": spec.vocabulary, "context": spec.context},
+        "tokenizer": tokenizer,
+    }
+
+
+def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
+    """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
+    saved = checkpoint.state
+    for name, value in wanted["model"].items():
+        if saved["model"].get(name) != value:
+            raise UserError(
+                f"{checkpoint.folder} is of another model: its {name} is {saved['model'].get(name)}, the config's is "
+                f"{value}; choose another run=FOLDER, or the config it was made with."
+            )
+    if saved["tokenizer"] != wanted["tokenizer"]:
+        raise UserError(
+            f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
+            f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
+        )
+
+
+def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
+    """A `UserError` where a corpus was built again since: the samples counted so far would not be those that were read.
+
+    A model that was imported has read none of them.
+    """
+    for name, known in checkpoint.state.get("corpora", {}).items():
+        if corpora.get(name) != known:
+            raise UserError(
+                f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
+                "that was there, or choose another run=FOLDER."
+            )
