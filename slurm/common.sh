@@ -74,6 +74,7 @@ requeue() {
     if running; then
         echo "Saved; job $SLURM_JOB_ID goes back to the queue."
         scontrol requeue "$SLURM_JOB_ID" && sleep infinity
+        echo "It may not (--no-requeue): another job goes on with the run."
     fi
     exit 75
 }
@@ -83,16 +84,32 @@ running() {
     [[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" JobState=RUNNING "*" Restarts=$restart "* ]]
 }
 
-# Keep the job off these nodes from its next start on, as long as its partition has enough others.
+# Keep the job, and those that follow it, off a node that failed from their next start on, and off those that failed
+# before; off the last one alone, or off none, where the partition has not enough others.
 avoid() {
     if [[ ! $1 ]] || running; then return; fi
-    local others
-    others=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --states=alloc,comp,idle,mix --format=%N |
-        sort -u | grep --count --invert-match --line-regexp --file=<(scontrol show hostnames "$1"))
-    if ((others >= SLURM_JOB_NUM_NODES)); then
-        echo "Node failure on $1: the next start does without."
-        scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$1"
-    fi
+    local before nodes job
+    before=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -oP ' ExcNodeList=\K(?!\(null\))\S+')
+    for nodes in ${before:+"$before,$1"} "$1"; do
+        if (($(others_than "$nodes") >= SLURM_JOB_NUM_NODES)); then
+            echo "Node failure on $1: the next start does without${before:+ $nodes}."
+            for job in "$SLURM_JOB_ID" $(followers); do
+                scontrol update JobId="$job" ExcNodeList="$nodes"
+            done
+            return
+        fi
+    done
+}
+
+# How many nodes of the partition are in service, without these.
+others_than() {
+    sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --states=alloc,comp,idle,mix --format=%N |
+        sort -u | grep --count --invert-match --line-regexp --file=<(scontrol show hostnames "$1")
+}
+
+# Jobs that wait for this one to end.
+followers() {
+    squeue --noheader --me --states=PENDING --format='%A %E' | grep --word-regexp "afterany:$SLURM_JOB_ID" | cut -d ' ' -f 1
 }
 
 # A first node that is lost takes this script with it, unnoted. Where it is back, and ours again, take another.

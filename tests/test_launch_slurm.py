@@ -1,10 +1,18 @@
 """`megaptm launch slurm`, before Slurm is asked for anything."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from tests.drills.program import arguments
+from megaptm.config import load
+from megaptm.plan.machine import load_machine
+from megaptm.plan.plan import plan
+from megaptm.slurm.wanted import Wanted, jobs_needed
+from tests.drills.program import ROOT, arguments
+
+HUGE = ("model.width=4096", "model.ffn=16384", "model.layers=24", "model.heads=32")
 
 
 @pytest.fixture
@@ -19,11 +27,11 @@ def launch(real_corpus, tmp_path):
 
 
 def test_the_script_that_would_be_submitted_is_shown_and_nothing_made(launch, tmp_path):
-    shown = launch("--dry-run", "--tasks-per-node", "2", "--time", "01:00:00", "--sbatch=--partition=large")
+    shown = launch("--dry-run", "--per-node", "2", "--time", "01:00:00", "--sbatch=--partition=large")
     assert shown.exit_code == 0
     for line in ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--time=01:00:00", "--partition=large"):
         assert f"#SBATCH {line}\n" in shown.output
-    assert shown.output.endswith(f'train {tmp_path / "run"} "$@"\n')
+    assert shown.stdout.endswith(f'train {tmp_path / "run"} "$@"\n')
     assert not (tmp_path / "run").exists()
 
 
@@ -32,12 +40,32 @@ def test_the_nodes_follow_from_the_layout(launch):
     assert "#SBATCH --ntasks-per-node=1\n" in launch("--dry-run", "--nodes", "4").output
 
 
+def test_the_number_of_jobs_follows_from_the_plan():
+    """Not exactly one a day: starting and saving take their part of each."""
+    config, machine = load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g")
+    days = plan(config, machine).days_with_failures
+    whole = jobs_needed(config, machine, Wanted(config=Path("175b"), limit="24:00:00"))
+    halves = jobs_needed(config, machine, Wanted(config=Path("175b"), limit="24:00:00", more=("--time=12:00:00",)))
+    assert days < whole < 1.1 * days
+    assert halves > 2 * days
+    assert jobs_needed(config, machine, Wanted(config=Path("175b"), limit="60-00")) == 1
+
+
+def test_how_many_jobs_there_will_be_is_said(launch):
+    assert "1 job." in launch("--dry-run", "--machine", "this-cpu").stderr
+    assert "3 jobs, each after the other" in launch("--dry-run", "--machine", "this-cpu", "--jobs", "3").stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--tasks-per-node", "3"], "4 processes (data 4 x tensor 1 x pipeline 1) do not fill nodes of 3"),
-        (["--nodes", "3"], "--nodes 3 of 4 processes are not the 4 of the layout"),
-        (["--nodes", "0"], "0 is not in the range x>=1"),
+        (["--per-node", "3"], "2 nodes x 3 processes are 6, but the layout needs 4 (data 4 x tensor 1 x pipeline 1)"),
+        (["--nodes", "3"], "3 nodes x 2 processes are 6, but the layout needs 4"),
+        (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
+        (["--machine", "a100"], "--machine a100: no such machine; did you mean a100-"),
+        (["--time", "soon"], "--time soon is no time"),
+        (["--time", "10"], "a job of 10 min is told to save 15 min before its end, which is at once"),
+        (["--machine", "v100-32g", *HUGE], "a rank needs 72.9 GiB of the 29.7 GiB that a device of V100 32 GB has"),
         (["layout.tensor=3"], "layout.tensor (3) must divide"),
         (["data.mix={/nowhere: 1}"], "/nowhere"),
         ([], "sbatch is not on this machine"),

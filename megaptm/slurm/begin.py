@@ -46,8 +46,12 @@ def begin(config: Config, *, attempt: str, tasks: int) -> Path | None:
 
 def finished(config: Config) -> bool:
     """Whether the run's last step is saved."""
-    saved = [event["step"] for event in read_events(Path(config.run)) if event["kind"] == "checkpoint"]
-    return max(saved, default=0) >= config.train.steps
+    return last_saved(Path(config.run)) >= config.train.steps
+
+
+def last_saved(run: Path) -> int:
+    """The newest step that was saved; 0 before the first."""
+    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.config import Layout
-from megaptm.errors import UserError
-
 CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN")
 """Variables that a job takes along from where it is submitted; no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Job:
     """What a job asks Slurm for."""
 
     name: str
@@ -41,23 +38,13 @@ class Request:
         return [f"#SBATCH {option}" for option in options]
 
 
-def nodes_for(layout: Layout, tasks: int) -> int:
-    """Nodes of `tasks` processes each that make up the layout's."""
-    if layout.processes % tasks:
-        raise UserError(
-            f"the layout's {layout.processes} processes (data {layout.data} x tensor {layout.tensor} x pipeline "
-            f"{layout.pipeline}) do not fill nodes of {tasks}: change layout.data, or give --tasks-per-node."
-        )
-    return layout.processes // tasks
-
-
-def render(request: Request, words: Sequence[str], *, title: str) -> str:
+def render(job: Job, words: Sequence[str], *, title: str) -> str:
     """The script; `words` are what `megaptm train` is given, and what stands on sbatch's command line follows them."""
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             f"# {title}",
-            *request.lines(),
+            *job.lines(),
             'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"',
             "",
             f'train {shlex.join(words)} "$@"',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -33,10 +32,13 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("MEGAPTM_HOME") or Path(megaptm.__file__).parents[1])
 
 
-def submit(script: Path, *, jobs: int) -> list[str]:
-    """Submit the script so many times, each to begin when the one before has ended; the jobs' numbers."""
+def submit(script: Path, *, jobs: int, chain: str) -> list[str]:
+    """Submit the script so many times, each to begin when the one before has ended; the jobs' numbers.
+
+    `chain` is a word that jobs have in common that follow each other.
+    """
     environment = {"MEGAPTM_VENV": sys.prefix, **os.environ, "MEGAPTM_HOME": str(home())}
-    environment["MEGAPTM_CHAIN"] = secrets.token_hex(4)
+    environment["MEGAPTM_CHAIN"] = chain
     numbers: list[str] = []
     for _ in range(jobs):
         after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
@@ -67,6 +69,13 @@ def state(job: str) -> str:
         ["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True, check=False
     )
     return done.stdout.strip()
+
+
+def describe(job: str) -> dict[str, str]:
+    """What Slurm knows of a job: JobState, ExitCode ...; nothing when it is long over."""
+    command = ["scontrol", "show", "job", job, "--oneliner"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return dict(word.partition("=")[::2] for word in done.stdout.split() if "=" in word)
 
 
 def _slurm(*command: str, environment: Mapping[str, str], script: str | None = None) -> str:

@@ -41,7 +41,6 @@ JobCompType=jobcomp/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 JobRequeue=1
 MinJobAge=600
@@ -55,8 +54,9 @@ ReturnToService=2
 class SlurmCluster:
     """`nodes` nodes that run jobs (partition `main`) and 128 that are only described (partition `large`)."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, *, gpus: int = GPUS) -> None:
         self.folder = folder
+        self.gpus = gpus
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self.prolog = folder / "prolog.sh"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
@@ -213,9 +213,10 @@ class SlurmCluster:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(len(self.nodes) + 1)
         for name in ("state", "spool", "devices"):
             (self.folder / name).mkdir(parents=True)
-        for number in range(GPUS):
+        for number in range(self.gpus):
             os.mknod(self.folder / f"devices/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        kind = f"CPUs={CPUS} RealMemory=64000 Gres=gpu:{GPUS}"
+        gpus = f" Gres=gpu:{self.gpus}" if self.gpus else ""
+        kind = f"CPUs={CPUS} RealMemory=64000{gpus}"
         lines = [
             f"SlurmctldHost={host}(127.0.0.1)",
             f"SlurmctldPort={ports[0]}",
@@ -230,15 +231,17 @@ class SlurmCluster:
                 f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {kind} State=UNKNOWN"
                 for node, port in zip(self.nodes, ports[1:], strict=True)
             ),
-            "NodeName=large[001-128] CPUs=128 RealMemory=1000000 Gres=gpu:8 State=CLOUD",
+            *(["GresTypes=gpu"] if self.gpus else []),
+            f"NodeName=large[001-128] CPUs=128 RealMemory=1000000{gpus} State=CLOUD",
             f"PartitionName=main Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP",
             "PartitionName=large Nodes=large[001-128] MaxTime=INFINITE State=UP",
         ]
         self.prolog.write_text("#!/bin/sh\n")
         self.prolog.chmod(0o755)
         (self.folder / "slurm.conf").write_text(SETTINGS + "\n".join(lines) + "\n")
-        devices = f"Name=gpu File={self.folder}/devices/nvidia[0-{GPUS - 1}]"
-        (self.folder / "gres.conf").write_text("".join(f"NodeName={node} {devices}\n" for node in self.nodes))
+        if self.gpus:
+            devices = f"Name=gpu File={self.folder}/devices/nvidia[0-{self.gpus - 1}]"
+            (self.folder / "gres.conf").write_text("".join(f"NodeName={node} {devices}\n" for node in self.nodes))
 
 
 def _end_with_parent() -> None:
@@ -268,14 +271,14 @@ def _path() -> str:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
     """A running cluster; the test is skipped where Slurm cannot be had."""
     missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=_path()) is None]
     if missing:
         pytest.skip(f"needs Slurm: apt-get install {' '.join(missing)}")
     if os.geteuid():
         pytest.skip("needs root: slurmd and the device files of its nodes do")
-    cluster = SlurmCluster(folder, nodes)
+    cluster = SlurmCluster(folder, nodes, gpus=gpus)
     try:
         cluster.start()
         yield cluster

@@ -1,12 +1,14 @@
 """`megaptm launch slurm`: a chain of jobs to the end of the run, followed; arrays of runs."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.drills.program import ROOT, last_step
+from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
 from tests.real.jobs import ENDS, small
+from tests.real.slurm_cluster import slurm_cluster
 
 pytestmark = pytest.mark.real
 
@@ -14,12 +16,43 @@ FEW = ("--gpus-per-node=0", "--cpus-per-task=1", "--time=1:00:00")
 
 
 @pytest.fixture
-def launch(slurm):
-    def run(*words):
+def begin(slurm):
+    """`megaptm launch slurm WORDS`, begun; what is left of it ends with the test."""
+    begun = []
+
+    def launching(*words, cluster=slurm):
         command = [sys.executable, "-m", "megaptm", "launch", "slurm", *words]
-        return subprocess.run(command, env=slurm.environment, capture_output=True, text=True, timeout=240, check=False)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        begun.append(subprocess.Popen(command, env=cluster.environment, text=True, **pipes))
+        return begun[-1]
+
+    yield launching
+    for program in begun:
+        program.kill()
+    slurm.say("scancel", "--user=root")
+    slurm.wait_for(lambda: not slurm.processes())
+
+
+@pytest.fixture
+def launch(begin):
+    """The same, to its end."""
+
+    def run(*words, **more):
+        program = begin(*words, **more)
+        out, err = program.communicate(timeout=400)
+        return subprocess.CompletedProcess(program.args, program.returncode, out, err)
 
     return run
+
+
+def submitted(line):
+    """The numbers in what a launch says first."""
+    return line.partition(";")[0].removeprefix("Submitted job ").split(", ")
+
+
+def jobs(slurm):
+    """All that were ever submitted."""
+    return re.findall(r"^JobId=(\d+)", slurm.say("scontrol", "show", "jobs", "--oneliner"), re.MULTILINE)
 
 
 def test_a_chain_of_jobs_is_followed_until_the_run_is_done(launch, slurm, real_corpus, tmp_path):
@@ -29,19 +62,76 @@ def test_a_chain_of_jobs_is_followed_until_the_run_is_done(launch, slurm, real_c
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 3/3  loss" in done.stdout
     assert last_step(run) == 3
-    first, second = done.stdout.splitlines()[0].partition(";")[0].removeprefix("Submitted job ").split(", ")
+    first, second = submitted(done.stdout.splitlines()[0])
     assert [slurm.wait_for_state(job, *ENDS) for job in (first, second)] == ["COMPLETED", "COMPLETED"]
     assert "has all its 3 steps" in (run / f"logs/job-{second}.log").read_text()
 
 
-def test_what_slurm_refuses_is_told(launch, real_corpus, tmp_path):
-    words = small("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
-    refused = launch(*words, *FEW, "--sbatch=--partition=nowhere")
+def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm, real_corpus, tmp_path):
+    """Two jobs are told that their time is up. The second goes on where the first ended, and a third is submitted."""
+    run = tmp_path / "run"
+    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=14", "train.batch=48", "layout.data=2")
+    program = begin(*words, *FEW, "--jobs=2", "--sbatch=--no-requeue")
+    for job in submitted(program.stdout.readline()):
+        done = last_step(run)
+        slurm.wait_for(lambda done=done: last_step(run) > done + 1)
+        slurm.say("scancel", "--batch", "--signal=USR1", job)
+        assert slurm.wait_for_state(job, *ENDS) == "FAILED"
+        assert slurm.job(job)["ExitCode"] == "75:0"
+        assert "another job goes on with the run" in (run / f"logs/job-{job}.log").read_text()
+    out, err = program.communicate(timeout=400)
+    assert program.returncode == 0, out + err
+    assert "The run is not done and no job is left: submitted job " in out
+    assert (len(resumed_at(run)), last_step(run)) == (2, 14)
+
+
+def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
+    run = tmp_path / "run"
+    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=100000", "checkpoint.every=2", "layout.data=2")
+    program = begin(*words, *FEW, "--per-node=1")
+    [job] = submitted(program.stdout.readline())
+    slurm.wait_for(lambda: checkpoints(run))
+    *_, last = slurm.say("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).split()
+    next(task for task in slurm.tasks_of(last) if "train" in task.cmdline()).kill()
+    out, err = program.communicate(timeout=400)
+    assert program.returncode == 1
+    assert f"On {last}, rank 1 was killed by signal 9" in out
+    assert "the run is not done" in err
+    assert slurm.say("squeue", "--noheader") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sbatch=--partition=nowhere"], "Slurm has no partition nowhere (it has main, large)"),
+        (["layout.data=6", "--per-node=1"], "partition main of Slurm gives a job 4 nodes at most, not 6"),
+        (["layout.data=12", "--gpus-per-node=12"], "partition main of Slurm has 0 nodes of 12 GPUs"),
+        (["--machine=this-cpu", "--time=16:00", "model.layers=48"], "a job of 16 min makes no step"),
+        (["--cpus-per-task=999"], "Slurm refuses the job ("),
+    ],
+)
+def test_a_wrong_request_is_refused_before_it_is_submitted(launch, slurm, real_corpus, tmp_path, words, said):
+    known = jobs(slurm)
+    refused = launch(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe")), *FEW, *words)
     assert refused.returncode == 2
     [sentence] = refused.stderr.splitlines()
-    assert sentence.startswith("error: Slurm refuses the job (")
-    assert "partition" in sentence
+    assert sentence.startswith(f"error: {said}")
+    assert jobs(slurm) == known
     assert not (tmp_path / "run").exists()
+
+
+def test_a_slurm_without_gpus_says_so_and_takes_the_job_without(launch, real_corpus, tmp_path):
+    run = tmp_path / "run"
+    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=2")
+    with slurm_cluster(tmp_path / "slurm", nodes=1, gpus=0) as cpus:
+        refused = launch(*words, "--cpus-per-task=1", cluster=cpus)
+        assert refused.returncode == 2
+        assert "partition main of Slurm has no GPUs declared, and 1 are asked for on each node" in refused.stderr
+        assert "GresTypes=gpu" in refused.stderr
+        assert "--gpus-per-node 0" in refused.stderr
+        assert not run.exists()
+        assert launch(*words, "--cpus-per-task=1", "--gpus-per-node=0", cluster=cpus).returncode == 0
+    assert last_step(run) == 2
 
 
 def test_an_array_makes_a_run_of_each_learning_rate(slurm, real_corpus, tmp_path):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from megaptm.config import load
-from megaptm.slurm.script import Request, render
+from megaptm.slurm.script import Job, render
 from tests.drills.program import ROOT
 
 SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -32,12 +32,12 @@ def test_a_script_is_what_launch_would_write(path):
     """The array says of each of its jobs where its run is; it differs in that."""
     options, text = asked(path), path.read_text()
     [words] = re.findall(r'^train (.*?) "\$@"', text, re.MULTILINE)
-    request = Request(name=options["job-name"], nodes=int(options["nodes"]), output=options["output"])
+    job = Job(name=options["job-name"], nodes=int(options["nodes"]), output=options["output"])
     if "array" in options:
-        assert set(request.lines()) < set(text.splitlines())
+        assert set(job.lines()) < set(text.splitlines())
     else:
         title = text.splitlines()[1].removeprefix("# ")
-        assert text == render(request, words.split(), title=title)
+        assert text == render(job, words.split(), title=title)
 
 
 @pytest.mark.real

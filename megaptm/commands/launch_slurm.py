@@ -1,0 +1,96 @@
+"""`megaptm launch slurm`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--machine", help="A name in configs/machines, or a YAML file: what memory and time are checked against.")
+@click.option("--nodes", type=int, help="Must make up the layout; absent: as many as it needs.")
+@click.option("--per-node", type=int, help="Processes on a node; absent: 8, or fewer.")
+@click.option("--gpus-per-node", "gpus", type=click.IntRange(min=0), help="Absent: one for each process; 0: none.")
+@click.option("--cpus-per-task", "cpus", type=click.IntRange(min=1), default=12, show_default=True)
+@click.option(
+    "--time", "limit", default="24:00:00", show_default=True, help="Limit of a job; near it the run is saved."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Jobs, each after the other; absent: as many as the run takes on --machine, or one.",
+)
+@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="For sbatch, e.g. --sbatch=--partition=large.")
+@click.option("--dry-run", is_flag=True, help="Only check, and print the script.")
+@click.option("--follow/--no-follow", default=True, help="Show what the jobs say until the run is done.")
+def slurm(
+    config: Path,
+    overrides: tuple[str, ...],
+    machine: str | None,
+    nodes: int | None,
+    per_node: int | None,
+    gpus: int | None,
+    cpus: int,
+    limit: str,
+    jobs: int | None,
+    more: tuple[str, ...],
+    dry_run: bool,
+    follow: bool,
+) -> None:
+    """Submit a run to Slurm, with the script of slurm/gpt_175b.sh in the run's numbers.
+
+    First everything is looked at that decides whether the run can start, as `megaptm check` does; with --machine also
+    whether it fits into memory and a job's time. Nothing is made or submitted where something is wrong.
+
+    A job goes back to the queue before its limit and on with the run. Where it may not (--no-requeue), it ends, and the
+    next of --jobs goes on; one that finds all steps done ends at once. With --machine their number follows from the
+    plan: the days of the run, what failures cost included, over what a job's limit leaves for steps. Where they ran out
+    and the run got on, who follows submits another one.
+
+    \b
+      megaptm launch slurm configs/gpt3/175b.yaml --machine h100-80g --sbatch=--account=PROJECT
+      megaptm launch slurm configs/bert/large.yaml devices=32 --jobs 3 --dry-run
+    """
+    from megaptm.slurm.wanted import Wanted, submission
+
+    asked = Wanted(
+        config=config,
+        overrides=overrides,
+        machine=machine,
+        nodes=nodes,
+        per_node=per_node,
+        gpus=gpus,
+        cpus=cpus,
+        limit=limit,
+        jobs=jobs,
+        more=more,
+    )
+    made = submission(asked)
+    if dry_run:
+        click.echo(made.script, nl=False)
+        click.echo(f"{made.jobs} jobs, each after the other." if made.jobs > 1 else "1 job.", err=True)
+        return
+    made.prepare()
+    sys.exit(_submit(made.run, made.jobs, follow))
+
+
+def _submit(run: Path, jobs: int, follow: bool) -> int:
+    from megaptm.slurm.chain import Chain
+
+    chain = Chain(run)
+    numbers = chain.submit(jobs)
+    click.echo(f"Submitted job {', '.join(numbers)}; run folder {run}")
+    if not follow:
+        return 0
+    try:
+        if chain.follow(lambda text: click.echo(text, nl=False)):
+            return 0
+    except KeyboardInterrupt:
+        click.echo(f"\nNo longer followed; the jobs go on. To end them: scancel {' '.join(chain.waiting)}")
+        return 0
+    click.echo(f"error: the run is not done; {run}/logs says why.", err=True)
+    return 1

@@ -1,0 +1,101 @@
+"""What `megaptm launch slurm` is asked for, looked at, and made into a script and a number of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from megaptm.check.all import before_submission
+from megaptm.check.finding import Case, Request
+from megaptm.check.limits import option, seconds_of, warning_seconds
+from megaptm.check.places import places
+from megaptm.config import Config
+from megaptm.plan.machine import Machine, load_machine
+from megaptm.plan.plan import DAY, plan
+from megaptm.slurm.script import Job, render
+from megaptm.slurm.submit import check_slurm, home
+from megaptm.train.prepare import prepare, read_config
+
+DEVICES = 8
+"""Processes on a node where nobody says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The words of the command line."""
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    machine: str | None = None
+    nodes: int | None = None
+    per_node: int | None = None
+    gpus: int | None = None
+    cpus: int = 12
+    limit: str = "24:00:00"
+    jobs: int | None = None
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What would be submitted."""
+
+    config: Config
+    script: str
+    jobs: int
+
+    @property
+    def run(self) -> Path:
+        return Path(self.config.run)
+
+    def prepare(self) -> None:
+        """Ask Slurm about the script, then make the run folder with it; nothing where Slurm refuses."""
+        check_slurm(home(), self.script)
+        prepare(self.config)
+        (self.run / "logs").mkdir(exist_ok=True)
+        (self.run / "job.sh").write_text(self.script, encoding="utf-8")
+
+
+def submission(wanted: Wanted) -> Submission:
+    """The script and how many jobs of it; a `UserError` where the run cannot start so."""
+    config = read_config(wanted.config, wanted.overrides)
+    machine = load_machine(wanted.machine) if wanted.machine else None
+    case = Case(config=config, machine=machine, request=_request(wanted, config, machine))
+    before_submission(case)
+    found = places(case)
+    assert found is not None
+    job = Job(
+        name=Path(config.run).name,
+        nodes=found.nodes,
+        tasks=found.per_node,
+        gpus=found.per_node if wanted.gpus is None else wanted.gpus,
+        cpus=wanted.cpus,
+        time=wanted.limit,
+        output=f"{config.run}/logs/job-%j.log",
+        more=wanted.more,
+    )
+    script = render(job, [config.run], title=f"Written by megaptm launch slurm {wanted.config}")
+    jobs = wanted.jobs or (jobs_needed(config, machine, wanted) if machine else 1)
+    return Submission(config=config, script=script, jobs=jobs)
+
+
+def jobs_needed(config: Config, machine: Machine, wanted: Wanted) -> int:
+    """Jobs of the whole run: its days, with failures, over what starting and saving leave of a job's limit."""
+    made = plan(config, machine)
+    start = machine.restart_minutes * 60 + made.failures.checkpoint_seconds
+    left = seconds_of(option(wanted.more, "time", "t") or wanted.limit) - warning_seconds(wanted.more) - start
+    return max(1, ceil(made.days_with_failures * DAY / left))
+
+
+def _request(wanted: Wanted, config: Config, machine: Machine | None) -> Request:
+    per_node = wanted.per_node
+    if per_node is None and wanted.nodes is None:
+        per_node = min(machine.devices if machine else DEVICES, config.layout.processes)
+    return Request(
+        nodes=wanted.nodes,
+        processes_per_node=per_node,
+        gpus_per_node=wanted.gpus,
+        seconds=seconds_of(wanted.limit),
+        slurm_options=wanted.more,
+    )
