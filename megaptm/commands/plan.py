@@ -71,9 +71,10 @@ def plan(
     from megaptm.plan.plan import plan as make_plan
 
     described = load_machine(machine)
-    wanted = _config(config, overrides, described, nodes, keeps_layout=not search)
     if search:
-        wanted = _searched(wanted, described, nodes, silent=as_json)
+        wanted = _searched(config, overrides, described, nodes, silent=as_json)
+    else:
+        wanted = _config(config, overrides, described, nodes)
     made = make_plan(wanted, described)
     if plot is not None:
         from megaptm.plan.picture import draw
@@ -98,16 +99,18 @@ def plan(
         raise SystemExit(EXIT_FAILURE)
 
 
-def _config(
-    path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, keeps_layout: bool
-) -> Config:
+def _config(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None) -> Config:
     from megaptm.config import load
 
-    if nodes is not None and nodes < 1:
-        raise UserError(f"--nodes {nodes}: a job needs at least one node.")
-    if nodes is None or not keeps_layout:
+    if nodes is None:
         return load(path, overrides)
-    return load(path, [*overrides, f"devices={nodes * machine.devices}"])
+    return load(path, [*overrides, f"devices={_devices(machine, nodes)}"])
+
+
+def _devices(machine: Machine, nodes: int) -> int:
+    if nodes < 1:
+        raise UserError(f"--nodes {nodes}: a job needs at least one node.")
+    return nodes * machine.devices
 
 
 def _dry(config: Config, work: Work, ranks: str | None) -> Dry:
@@ -122,10 +125,13 @@ def _dry(config: Config, work: Work, ranks: str | None) -> Dry:
     return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, shapes=shapes, ranks=chosen)))
 
 
-def _searched(config: Config, machine: Machine, nodes: int | None, *, silent: bool) -> Config:
+def _searched(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool) -> Config:
+    """The config with the best layout; its own need not be legal, for who searches may have none."""
+    from megaptm.config import Layout, load
     from megaptm.plan.search import best, search
 
-    devices = nodes * machine.devices if nodes is not None else config.layout.processes
+    devices = _written(path, overrides) if nodes is None else _devices(machine, nodes)
+    config = load(path, [*overrides, f"layout={Layout().model_dump_json()}", "devices=1"])
     found = search(config, machine, devices)
     chosen = best(found, config, machine, devices)
     if not silent:
@@ -135,3 +141,16 @@ def _searched(config: Config, machine: Machine, nodes: int | None, *, silent: bo
 
         show_search(found, Console(), usable=machine.usable_bytes)
     return config.model_copy(update={"layout": chosen.layout})
+
+
+def _written(path: Path, overrides: tuple[str, ...]) -> int:
+    """Devices of the layout as it is written, legal or not; a `devices` that no layout of the file fits is an error."""
+    from megaptm.config import draft
+    from megaptm.config.check import broken
+
+    found = draft(path, overrides)
+    allowed = set() if found.config is None else set(broken(found.config))
+    if others := [mistake for mistake in found.mistakes if mistake not in allowed]:
+        raise UserError(others[0])
+    assert found.config is not None, "no config without a mistake"
+    return found.config.layout.processes

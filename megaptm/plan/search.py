@@ -90,7 +90,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
             if devices % (tensor * pipeline):
                 continue
             data = devices // (tensor * pipeline)
-            rows = config.train.batch // data
+            rows = config.train.batch // data  # where data ranks do not divide the batch, the check says so
             for virtual in _divisors(layers // pipeline) if pipeline > 1 else [1]:
                 for microbatch in [one for one in _divisors(rows) if one <= 64] or [1]:
                     for recompute in ("none", "full"):

@@ -60,6 +60,21 @@ def test_a_search_ranks_and_says_why_not():
     assert "MFU" in text
 
 
+def test_a_search_needs_no_legal_layout_and_takes_any_batch():
+    """Seven tensor ranks divide no heads, eight data ranks not 1,000 rows: a search is for who has no layout."""
+    words = ("layout.tensor=7", "train.batch=1000", "--nodes", "5", "--search", "--json")
+    numbers = json.loads(said(CONFIGS / "gpt3/13b.yaml", *words))
+    assert numbers["devices"] == 40
+    assert 1000 % (numbers["layout"]["data"] * numbers["layout"]["microbatch"]) == 0
+    assert numbers["fits"] is True
+
+
+def test_without_nodes_a_search_keeps_the_number_of_devices_that_is_written():
+    layout = "layout={data: 3, tensor: 8, pipeline: 1, virtual: 1, microbatch: 7, sequence_parallel: false}"
+    numbers = json.loads(said(CONFIGS / "gpt3/13b.yaml", layout, "train.batch=768", "--search", "--json"))
+    assert numbers["devices"] == 24
+
+
 def test_a_page_is_drawn_without_scripts(tmp_path):
     page = tmp_path / "plan.html"
     said(CONFIGS / "gpt3/175b.yaml", "--plot", page)
@@ -81,6 +96,9 @@ def test_a_picture_is_drawn(tmp_path):
         (["--machine", "h10"], "--machine h10: no such machine"),
         (["--nodes", "0"], "--nodes 0: a job needs at least one node."),
         (["--nodes", "3"], "devices (24) must be a multiple of layout.tensor x layout.pipeline (8 x 8)"),
+        (["devices=3", "--search"], "devices (3) must be a multiple of"),
+        (["train.nonsense=1", "--search"], "unknown key train.nonsense"),
+        (["train.batch=997", "--nodes", "128", "--search"], "no layout is possible: the batch is not a multiple"),
         (["--nodes", "3", "--search"], "no layout fits: the smallest needs"),
         (["--nodes", "32", "layout.microbatch=5"], "train.batch (1536) must be a multiple of"),
         (["--machine", "v100-32g"], "V100 32 GB has no peak for bf16"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from megaptm.config import load, resolve_model
+from megaptm.plan.count import count
 from tests.bad_input.mistakes import told
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +37,17 @@ def test_ranks_of_the_175b_on_1024_have_the_planned_parameters():
     assert all(one["parameters"] == one["planned"] for one in found["ranks"])
 
 
-def test_ranks_of_the_trillion_on_3072_have_the_planned_parameters():
-    found = dry("gpt3/175b.yaml", *TRILLION, "--ranks", "0,3071")
+def test_ranks_of_the_trillion_on_3072_have_the_planned_parameters_and_all_of_them_the_model():
+    """The first stage, one of the 62 alike, the last: summed over stages and tensor ranks, each parameter once."""
+    found = dry("gpt3/175b.yaml", *TRILLION, "--ranks", "0,48,3071")
     assert all(one["parameters"] == one["planned"] for one in found["ranks"])
-    assert found["ranks"][1]["stage"] == 63
+    assert [one["stage"] for one in found["ranks"]] == [0, 1, 63]
+    spec = resolve_model(load(CONFIGS / "gpt3" / "175b.yaml", TRILLION))
+    first, middle, last = (one["parameters"] for one in found["ranks"])
+    # What every tensor rank has whole: two norms and two biases of a layer, the last norm, positions.
+    whole = (spec.size.layers * 6 + 2 + spec.context) * spec.size.width
+    twice = (spec.padded_vocabulary + spec.padded_vocabulary - spec.vocabulary) * spec.size.width
+    assert 8 * (first + 62 * middle + last) - 7 * whole - twice == count(spec) == 1_008_014_617_600
 
 
 @pytest.mark.parametrize(
