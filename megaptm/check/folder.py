@@ -35,7 +35,8 @@ def folder(case: Case) -> Iterator[Finding]:
             _write_as_a_run_does(place)
         user = in_use(run, now=place.stat().st_mtime)
         disk = Disk.of(place)
-        yield Finding(TOPIC, "good", f"{run} can be written to, synced, renamed in and locked ({disk.kind}).", {"run": str(run)})
+        says = f"{run} can be written to, synced, renamed in and locked ({disk.kind})."
+        yield Finding(TOPIC, "good", says, {"run": str(run)})
         if disk.in_memory:
             says = (
                 f"{run} is in memory ({disk.kind}): what is saved there is gone with the machine; choose another run."

@@ -66,17 +66,20 @@ def _room(case: Case, request: Request, partition: dict[str, str], asked: Places
         )
     if asked is None:
         return
-    nodes = _nodes(name)
-    most = partition.get("MaxNodes", "UNLIMITED")
-    if asked.nodes > (number := min(len(nodes), int(most) if most.isdigit() else len(nodes))):
+    limit, whole = partition.get("MaxNodes", "UNLIMITED"), int(partition["TotalNodes"])
+    most = min(whole, int(limit)) if limit.isdigit() else whole
+    if asked.nodes > most:
         raise UserError(
-            f"partition {name} of Slurm gives a job {number:,} nodes at most, not {asked.nodes:,}: change --nodes or "
+            f"partition {name} of Slurm gives a job {most:,} nodes at most, not {asked.nodes:,}: change --nodes or "
             "the partition."
         )
-    yield from _gpus(case, name, nodes, asked)
+    nodes = _nodes(name)
+    # Nodes of a cloud are not shown while they are switched off: of those sbatch says what it knows.
+    if len(nodes) == whole:
+        yield _gpus(case, name, nodes, asked)
 
 
-def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Iterator[Finding]:
+def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Finding:
     """As many nodes as are asked for must have declared as many GPUs."""
     wanted = gpus_asked(case, asked)
     fitting = sum(gpus >= wanted for gpus in nodes.values())
@@ -91,11 +94,11 @@ def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Iterat
             f"partition {name} of Slurm has {fitting:,} nodes of {wanted} GPUs, and {asked.nodes:,} are asked for: "
             f"change --nodes, --per-node or the partition (no node has more than {most})."
         )
-    gpus = f"with {wanted} GPUs each" if wanted else "without GPUs"
-    yield Finding(
+    gpus = f"{wanted} GPUs" if wanted else "any number of GPUs"
+    return Finding(
         TOPIC,
         "good",
-        f"partition {name} has {fitting:,} such nodes {gpus}, {asked.nodes:,} are asked for.",
+        f"partition {name} has {fitting:,} nodes of {gpus}, {asked.nodes:,} are asked for.",
         {"partition": name, "nodes": fitting, "gpus_per_node": wanted},
     )
 
