@@ -1,6 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.read import Draft, draft, dump, load
+from megaptm.config.read import Draft, draft, dump, load, offered
 from megaptm.config.schema import (
     Checkpoint,
     Config,
@@ -26,5 +26,6 @@ __all__ = [
     "draft",
     "dump",
     "load",
+    "offered",
     "resolve_model",
 ]

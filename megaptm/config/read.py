@@ -68,6 +68,14 @@ def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     return Draft(config if mistakes else resolved(config), tuple(mistakes))
 
 
+def offered(path: str | Path) -> list[int]:
+    """Numbers of devices that the file at `path` has a layout for."""
+    values: dict[str, Any] = {}
+    for layer in _extended(Path(path), ()):
+        values = _merged(values, layer.values)
+    return sorted(values.get("layouts", {}))
+
+
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
     """The values without the keys that the schema does not know."""
     known = deepcopy(values)

@@ -104,7 +104,7 @@ class Offered(Section):
     devices: Count | None = None
     """Processes of the run, each on a device; absent: those of the smallest row of layouts."""
     layouts: dict[Annotated[Count, Strict(False)], Layout] = {}
-    """Number of devices -> layout for so many and more, without `data`, which follows; keys of `layout` come first."""
+    """Number of devices -> layout for so many and more, without `data`, which follows; keys of `layout` win."""
 
 
 class Optimizer(Section):

@@ -1,0 +1,60 @@
+"""The layouts that configs come with: what they promise holds on the machine they are for."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load, offered
+from megaptm.plan.layouts import FAMILIES, MACHINE, markdown
+from megaptm.plan.machine import load_machine
+from megaptm.plan.plan import plan
+from megaptm.plan.search import Candidate, search
+
+ROOT = Path(__file__).parents[2]
+A100 = load_machine(MACHINE)
+ROWS = [
+    (path, devices)
+    for family in FAMILIES
+    for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
+    for devices in offered(path)
+]
+PATHS = sorted({path for path, _ in ROWS})
+
+
+@cache
+def fastest(path: Path, devices: int) -> Candidate | None:
+    """What the planner would choose."""
+    fitting = search(load(path), A100, devices).fitting
+    return fitting[0] if fitting else None
+
+
+@pytest.mark.parametrize(("path", "devices"), ROWS, ids=lambda value: getattr(value, "stem", value))
+def test_a_layout_fills_its_devices_leaves_an_eighth_of_the_memory_and_is_among_the_fastest(path, devices):
+    config = load(path, [f"devices={devices}"])
+    assert config.layout.processes == devices
+    made = plan(config, A100)
+    assert made.memory[made.fullest].total <= 7 / 8 * A100.usable_bytes
+    assert made.step.seconds <= 1.1 * fastest(path, devices).step.seconds
+
+
+def test_8_and_64_devices_have_a_layout_wherever_the_model_fits():
+    for path in PATHS:
+        assert 64 in offered(path)
+        assert (8 in offered(path)) == (fastest(path, 8) is not None)
+
+
+def test_1024_devices_have_a_layout_but_for_batches_of_256_short_rows_and_less():
+    for path in PATHS:
+        train, data = load(path).train, load(path).data
+        assert (1024 in offered(path)) == (train.batch * data.sequence > 256 * 512)
+
+
+def test_the_shipped_default_is_one_node_but_for_the_175b():
+    for path in PATHS:
+        assert load(path).layout.processes == (1024 if path.stem == "175b" else 8)
+
+
+def test_the_page_shows_this_table():
+    page = (ROOT / "docs" / "configs.md").read_text(encoding="utf-8")
+    assert markdown() in page, "run python -m megaptm.plan.layouts and put its table into docs/configs.md"
