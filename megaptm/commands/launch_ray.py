@@ -78,12 +78,15 @@ def ray(
     wanted = read_config(config, [word for word in overrides if not word.startswith(CORPUS)])
     described = _machine(machine)
     _refuse_copy(wanted.run)
+    if corpus is None:
+        _check(wanted, described)
     connect(address, processes=wanted.layout.processes)
     if dry_run:
         _dry_run(wanted)
         return
     if corpus is not None:
         _build(corpus, recipe, wanted)
+        _check(wanted, described)
     sys.exit(_launch(wanted, wait=wait, retries=retries, machine=described))
 
 
@@ -91,6 +94,13 @@ def _machine(name: str | None) -> Machine | None:
     from megaptm.plan.machine import load_machine
 
     return load_machine(name) if name else None
+
+
+def _check(config: Config, machine: Machine | None) -> None:
+    from megaptm.check.all import before_submission
+    from megaptm.check.finding import Case
+
+    before_submission(Case(config=config, machine=machine))
 
 
 def _refuse_copy(run: str) -> None:
@@ -170,9 +180,7 @@ def _dry_run(config: Config) -> None:
 
 def _launch(config: Config, *, wait: float | None, retries: int, machine: Machine | None) -> int:
     from megaptm.ray.supervise import Supervisor
-    from megaptm.train.corpora import check_corpora
 
-    check_corpora(config)
     click.echo(_title(config))
     return Supervisor(
         config,

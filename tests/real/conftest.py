@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.drills.program import finish, losses
+from tests.real.jobs import STEPS, small
+from tests.real.ray_cluster import ray_cluster
 from tests.real.slurm_cluster import slurm_cluster
 
 
@@ -10,3 +13,31 @@ def slurm(tmp_path_factory):
     """Four nodes of a real Slurm."""
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=4) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def ray_nodes():
+    """Three nodes of a real Ray."""
+    with ray_cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray(ray_nodes):
+    """The same, with all its nodes, whatever the test before did to them."""
+    ray_nodes.heal()
+    return ray_nodes
+
+
+@pytest.fixture(scope="session")
+def corpus(real_corpus):
+    return real_corpus("byte-bpe")
+
+
+@pytest.fixture(scope="session")
+def unbroken(corpus, tmp_path_factory):
+    """The losses of a run of STEPS in one process, by step."""
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    done = finish("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
+    assert done.returncode == 0, done.stderr
+    return losses(run)

@@ -1,0 +1,243 @@
+"""A real Ray cluster of several nodes on this machine: each a `ray start` in the foreground, ended by its number."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from megaptm.train.crew import free_port
+from tests.drills.program import ROOT
+
+CPUS = 2
+"""Of each node, whatever the machine has."""
+PATIENCE_SECONDS = 500.0
+STARTS = 6
+STARTED = "Ray runtime started"
+MARK = "MEGAPTM_TEST_NODE"
+"""Variable by which everything that a node has started is known as its."""
+PR_SET_PDEATHSIG = 1
+# A node that is killed refuses connections at once, and is found out at the third: in seconds. One that is only slow,
+# because this machine is, has time.
+NOTICE_SOON = {
+    "health_check_initial_delay_ms": 5000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 30000,
+    "health_check_failure_threshold": 3,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a submitted job ended."""
+
+    status: str
+    """SUCCEEDED, FAILED or STOPPED."""
+    code: int | None
+    """Exit code of its command."""
+    log: str
+
+
+class RayCluster:
+    """A head with a dashboard, which takes jobs, and more nodes, each with an address of its own."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder = folder
+        self.address = f"{_address(0)}:{free_port()}"
+        self.dashboard = f"http://127.0.0.1:{free_port()}"
+        # The cluster's programs are those of this Python; `ray job stop` leaves a job time to save.
+        token, path = secrets.token_hex(16), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PATH": path,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_JOB_STOP_WAIT_TIME_S": "300",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+        }
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._nodes: dict[str, subprocess.Popen[bytes] | None] = {_address(number): None for number in range(nodes)}
+        self._killed: set[str] = set()
+        self._client: Any = None
+
+    def start(self) -> None:
+        port, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
+        head = [
+            *("--head", f"--port={port}", f"--temp-dir={self.folder}", f"--dashboard-port={dashboard}"),
+            f"--system-config={json.dumps(NOTICE_SOON)}",
+        ]
+        self._start(_address(0), head, self._takes_jobs)
+        self.heal()
+
+    def heal(self) -> None:
+        """Start the nodes that are not there."""
+        for address in [address for address, node in self._nodes.items() if node is None or address in self._killed]:
+            self._end(address)
+            self._killed.discard(address)
+            self._start(address, [f"--address={self.address}"], lambda address=address: address in self.alive())
+
+    def stop(self) -> None:
+        """End every node, the head last, and whatever is left of what they started."""
+        for address in reversed(list(self._nodes)):
+            self._end(address)
+
+    def kill(self, address: str) -> None:
+        """The node's raylet dies; what it has started lives on until it finds out."""
+        for process in self._processes(address):
+            if process.name() == "raylet":
+                process.kill()
+        self._killed.add(address)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Processes of runs, on whatever node."""
+        found = [process for address in self._nodes for process in self._processes(address)]
+        return [process for process in found if "megaptm.train.worker" in process.cmdline()]
+
+    def alive(self) -> set[str]:
+        """Addresses of the nodes that the cluster counts as alive; none while it is too busy to say."""
+        asked = urllib.request.Request(f"{self.dashboard}/api/v0/nodes", headers=self._headers)
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                nodes = json.load(answer)["data"]["result"]["result"]
+        except OSError:
+            return set()
+        return {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
+
+    def submit(self, *words: str) -> str:
+        """`ray job submit --working-dir . -- python -m megaptm launch ray WORDS` in the checkout; the job's number."""
+        command = shlex.join(["python", "-m", "megaptm", "launch", "ray", *words])
+        return self._client.submit_job(entrypoint=command, runtime_env={"working_dir": str(ROOT)})
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`ray job WORDS`."""
+        return subprocess.run(
+            ["ray", "job", words[0], "--address", self.dashboard, *words[1:]],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+
+    def log(self, job: str) -> str:
+        return self._client.get_job_logs(job)
+
+    def is_over(self, job: str) -> bool:
+        return self._client.get_job_status(job).is_terminal()
+
+    def stop_job(self, job: str) -> None:
+        self._client.stop_job(job)
+
+    def finish(self, job: str) -> Job:
+        """The job, when it has ended."""
+        wait_for(lambda: self.is_over(job), told=lambda: self.log(job))
+        info = self._client.get_job_info(job)
+        return Job(str(info.status), info.driver_exit_code, self.log(job))
+
+    def _start(self, address: str, options: list[str], ready: Callable[[], bool]) -> None:
+        """Ray gives a node 30 seconds to start, which a busy machine may not keep: then once more."""
+        command = [
+            *("ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"),
+            *(f"--num-cpus={CPUS}", "--num-gpus=0", f"--object-store-memory={100 << 20}", *options),
+        ]
+        log = self.folder.with_name(f"node-{address}.log")
+        for _ in range(STARTS):
+            log.unlink(missing_ok=True)
+            with log.open("ab") as file:
+                node = subprocess.Popen(
+                    command,
+                    env={**self.environment, MARK: f"{self.folder} {address}"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    preexec_fn=_end_with_parent,
+                )
+            self._nodes[address] = node
+            wait_for(
+                lambda node=node: node.poll() is not None or (STARTED in log.read_text() and ready()),
+                told=log.read_text,
+            )
+            if node.poll() is None:
+                return
+            self._end(address)
+        raise AssertionError(log.read_text())
+
+    def _end(self, address: str) -> None:
+        if (node := self._nodes[address]) is None:
+            return
+        node.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.wait(timeout=30)
+        for process in self._processes(address):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        node.wait()
+        self._nodes[address] = None
+
+    def _processes(self, address: str) -> list[psutil.Process]:
+        """Everything that a node has started, directly or not."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == f"{self.folder} {address}":
+                    found.append(process)
+        return found
+
+    def _takes_jobs(self) -> bool:
+        from ray.job_submission import JobSubmissionClient
+
+        try:
+            self._client = JobSubmissionClient(self.dashboard, headers=self._headers)
+            self._client.list_jobs()
+        except (ConnectionError, RuntimeError):
+            return False
+        return True
+
+
+def wait_for(what: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
+    """The first answer of `what` that is not empty."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"nothing in {PATIENCE_SECONDS:.0f} s: {told()}"
+        time.sleep(0.1)
+    return found
+
+
+def _address(number: int) -> str:
+    return f"127.0.0.{101 + number}"
+
+
+def _end_with_parent() -> None:
+    """No node outlives the tests, however they end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def ray_cluster(nodes: int) -> Iterator[RayCluster]:
+    """A running cluster; the test is skipped where Ray is not installed."""
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # sockets need short names
+        cluster = RayCluster(Path(folder, "ray"), nodes)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -1,0 +1,53 @@
+"""`megaptm launch ray` without any cluster: Ray is started here, and gone afterwards."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from megaptm.resilience.events import read_events
+from tests.drills.program import checkpoints, family_of, last_step, start, survivors, wait_for
+from tests.real.jobs import small
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def ranks(run: Path) -> list[psutil.Process]:
+    """Ray's workers are nobody's children: their ranks are found by the run they were told."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"] and process.info["cmdline"][-3:] == ["megaptm.train.worker", "--run", str(run)]:
+            found.append(process)
+    return found
+
+
+def test_a_rank_that_is_killed_is_started_again_where_it_was_saved_and_ctrl_c_saves(real_corpus, tmp_path):
+    run = tmp_path / "run"
+    words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=2", "train.steps=100000", "checkpoint.every=10")
+    program = start("launch", "ray", *words)
+    wait_for(lambda: checkpoints(run), program)
+    family = family_of(program)
+    ranks(run)[1].kill()
+    wait_for(lambda: any(event["kind"] == "resume" for event in read_events(run)), program)
+    began = last_step(run)
+    wait_for(lambda: last_step(run) > began, program)
+    left = [*family, *ranks(run)]
+    os.kill(program.pid, signal.SIGINT)
+    said, errors = program.communicate(timeout=240)
+    assert program.returncode == 75, errors
+    assert checkpoints(run)[-1] == last_step(run)
+    kinds = [event["kind"] for event in read_events(run)]
+    assert [kind for kind in kinds if kind in ("launch", "worker-lost", "restart", "stop-signal")] == [
+        *("launch", "worker-lost", "restart", "stop-signal"),
+    ]
+    assert "was killed by signal 9 (SIGKILL)" in errors
+    assert re.findall(r"^Start (\d): ranks 0-1 on ", said, re.MULTILINE) == ["1", "2"]
+    assert survivors(left) == []

@@ -1,0 +1,87 @@
+"""Nodes that are lost while a run is on them: it goes on elsewhere, or with less, and nothing is lost but time."""
+
+import re
+
+import pytest
+
+from megaptm.resilience.events import read_events
+from megaptm.track import read_metrics
+from megaptm.train.accounts import accounts, jobs
+from tests.drills.program import checkpoints, finish, losses
+from tests.real.jobs import small
+from tests.real.ray_cluster import wait_for
+
+pytestmark = [pytest.mark.real, pytest.mark.drill, pytest.mark.timeout(2400)]
+
+STEPS = 400
+SPREAD = ("layout.data=2", "layout.tensor=2", "layout.microbatch=2")
+SAVED_OFTEN = (f"train.steps={STEPS}", "checkpoint.every=20", "train.log_every=20")
+
+
+@pytest.fixture(scope="module")
+def corpus(real_corpus):
+    return real_corpus("byte-bpe")
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus, tmp_path_factory):
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    done = finish("train", *small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=1", "layout.tensor=1"))
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def lose_a_node(ray, number, run) -> str:
+    """One that has ranks of the run and is not the head, when something is saved; its address."""
+    wait_for(lambda: checkpoints(run), told=lambda: ray.log(number))
+    nodes = re.findall(r"ranks? [\d-]+ on ([\d.]+)", ray.log(number))
+    lost = next(node for node in nodes if node != "127.0.0.101")
+    ray.kill(lost)
+    return lost
+
+
+def check_story(run, unbroken, lost, restarts):
+    """Every step has the loss that it has in the unbroken run, however often it was made, and the journal says why."""
+    assert losses(run).keys() == losses(unbroken).keys()
+    for step, [loss] in losses(unbroken).items():
+        assert losses(run)[step] == [pytest.approx(loss, rel=1e-5)] * len(losses(run)[step])
+    events = read_events(run)
+    assert [event["node"] for event in events if event["kind"] == "node-lost"] == lost
+    told = [event["layout"] for event in events if event["kind"] == "restart"]
+    assert [(layout["tensor"], layout["data"]) for layout in told] == restarts
+    resumed = [event["step"] for event in events if event["kind"] == "resume"]
+    assert len(resumed) == len(restarts)
+    assert min(resumed) >= 20
+    total = accounts(jobs(events, read_metrics(run)))
+    assert total.wall == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.1)
+
+
+def test_a_run_goes_on_elsewhere_when_a_node_is_lost(ray, corpus, unbroken, tmp_path):
+    run = tmp_path / "run"
+    number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN))
+    lost = lose_a_node(ray, number, run)
+    job = ray.finish(number)
+    assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
+    assert f"Lost node {lost}" in job.log
+    check_story(run, unbroken, [lost], [(2, 2)])
+    assert finish("report", str(run)).stdout.count("in 2 starts") == 1
+
+
+def test_a_run_goes_on_with_less_when_nothing_takes_a_nodes_place(ray, corpus, unbroken, tmp_path):
+    run = tmp_path / "run"
+    number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=3"), "--wait", "3")
+    lost = lose_a_node(ray, number, run)
+    job = ray.finish(number)
+    assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
+    check_story(run, unbroken, [lost], [(2, 2)])
+
+
+def test_a_run_waits_for_a_node_that_comes_back(ray, corpus, unbroken, tmp_path):
+    run = tmp_path / "run"
+    number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=3"), "--wait", "900")
+    lost = lose_a_node(ray, number, run)
+    wait_for(lambda: f"Lost node {lost}" in ray.log(number))
+    ray.heal()
+    job = ray.finish(number)
+    assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
+    check_story(run, unbroken, [lost], [(2, 3)])
