@@ -225,8 +225,10 @@ def embedding(machine: Machine, work: Work) -> Passes:
 
 
 def head(machine: Machine, work: Work) -> Passes:
-    """Projection on the vocabulary and cross-entropy."""
+    """Projection on the vocabulary and cross-entropy, where a model has them."""
     spec, tensor = work.spec, work.layout.tensor
+    if not {"lm", "mlm"} & set(spec.family.heads):
+        return Passes(Seconds(), Seconds())
     length = work.lengths[spec.family.stacks[-1]]
     places = work.layout.microbatch * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary / tensor

@@ -1,0 +1,78 @@
+"""Two encoders side by side, which no family has yet: what the planner counts for them is the sum of the two."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from megaptm.config import Layout
+from megaptm.plan.activations import held as activations
+from megaptm.plan.count import count
+from megaptm.plan.machine import load_machine
+from megaptm.plan.memory import memory
+from megaptm.plan.stages import parameters, stages
+from megaptm.plan.step import step
+from megaptm.plan.work import Work
+from megaptm.spec import Block, Family, ModelSpec, Size
+
+TEXT = Block(norm="pre", ffn="gelu")
+IMAGE = Block(norm="pre", ffn="swiglu", bias=False)
+SIZE = Size(layers=12, width=768, heads=12, ffn=3072)
+MACHINE = load_machine("a100-80g")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Towers(Family):
+    """Two stacks of one width that do not see each other."""
+
+    text: Block = TEXT
+    image: Block = IMAGE
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        return ("text", "image")
+
+
+def spec(family: type[Family], **blocks: Block) -> ModelSpec:
+    names = {"name": "towers", "paper": "", "vocabulary": 49408, "tokenizer": "byte-bpe", "context": 256, "heads": ()}
+    return ModelSpec(family=family(**names, **blocks), size=SIZE, vocabulary=49408, context=256, dropout=0.0)
+
+
+BOTH = Work(spec=spec(Towers), lengths={"text": 77, "image": 256}, layout=Layout(data=8, microbatch=32), batch=256)
+LONE = [
+    replace(BOTH, spec=spec(Family, encoder=block), lengths={"encoder": length})
+    for block, length in ((TEXT, 77), (IMAGE, 256))
+]
+
+
+def table(work: Work) -> int:
+    return work.spec.vocabulary * work.spec.size.width
+
+
+def test_parameters_are_those_of_the_two_and_one_table():
+    assert count(BOTH.spec) == sum(count(one.spec) for one in LONE) - table(BOTH)
+
+
+def test_ranks_hold_each_parameter_once_wherever_the_towers_are_cut():
+    for number in (1, 2, 3, 4):
+        work = replace(BOTH, layout=Layout(pipeline=number, microbatch=32))
+        padded = (work.spec.padded_vocabulary - work.spec.vocabulary) * work.spec.size.width
+        total = sum(parameters(work, chunks).trained for chunks in stages(work))
+        tied = table(work) + padded if number > 1 else 0
+        assert total == count(work.spec) + padded + tied
+
+
+def test_operations_are_those_of_the_two():
+    assert BOTH.flops == sum(one.flops for one in LONE)
+
+
+def test_activations_are_those_of_the_two():
+    both, *lone = (activations(work, 0, stages(work)[0]) for work in (BOTH, *LONE))
+    assert both == pytest.approx(sum(lone))
+
+
+def test_weights_and_time_are_those_of_the_two():
+    both, *lone = (memory(work)[0].weights for work in (BOTH, *LONE))
+    assert both == pytest.approx(sum(lone) - 2 * table(BOTH), rel=1e-6)
+    together, *alone = (step(MACHINE, work) for work in (BOTH, *LONE))
+    for part in ("products", "attention"):
+        assert getattr(together, part) == pytest.approx(sum(getattr(one, part) for one in alone))
