@@ -16,6 +16,7 @@ COMMANDS = [
     ["tokenizer"],
     ["tokenizer", "train"],
     ["train"],
+    ["launch", "ray"],
     ["evaluate"],
     ["generate"],
     ["export"],

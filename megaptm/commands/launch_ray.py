@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.train import title
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
     from megaptm.config import Config
     from megaptm.plan.machine import Machine
 
+JOB, STOP_SECONDS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S"
+"""Variables of a submitted job: which every one has; and after how long `ray job stop` kills, by default after 3."""
 WAIT_AGAIN_SECONDS = 300.0
 CORPUS = "corpus."
 """Begins a setting that is the recipe's."""
@@ -112,17 +116,6 @@ def _refuse_copy(run: str) -> None:
         )
 
 
-def _title(config: Config) -> str:
-    from megaptm.config import resolve_model
-    from megaptm.plan.count import count
-
-    processes = config.layout.processes
-    model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
-    return (
-        f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(config.run)}"
-    )
-
-
 def _build(recipe: str, settings: list[str], config: Config) -> None:
     """Build the corpus on the cluster, unless it is there."""
     from data_pipeline import commands
@@ -174,14 +167,16 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
 def _dry_run(config: Config) -> None:
     from megaptm.ray.supervise import show_placement
 
-    click.echo(_title(config))
+    click.echo(title(config))
     show_placement(config)
 
 
 def _launch(config: Config, *, wait: float | None, retries: int, machine: Machine | None) -> int:
     from megaptm.ray.supervise import Supervisor
 
-    click.echo(_title(config))
+    click.echo(title(config))
+    if JOB in os.environ and STOP_SECONDS not in os.environ:
+        click.echo(f"`ray job stop` kills this job after 3 seconds, saved or not, unless {STOP_SECONDS} is set.")
     return Supervisor(
         config,
         wait=wait or 0.0,

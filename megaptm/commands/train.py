@@ -49,8 +49,6 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 
 
 def _launch(config: Config) -> int:
-    from megaptm.config import resolve_model
-    from megaptm.plan.count import count
     from megaptm.train.corpora import check_corpora
     from megaptm.train.launch import launch
     from megaptm.train.prepare import discard_unused, note_launch, prepare
@@ -59,16 +57,26 @@ def _launch(config: Config) -> int:
     check_corpora(config)
     run = prepare(config)
     note_launch(run)
-    processes = config.layout.processes
-    model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
-    click.echo(f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(run)}")
+    click.echo(title(config))
     command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
     try:
-        return launch(command, processes=processes, run=run, threads=config.train.threads)
+        return launch(command, processes=config.layout.processes, run=run, threads=config.train.threads)
     except UserError:
         if is_new:
             discard_unused(run)
         raise
+
+
+def title(config: Config) -> str:
+    """What is trained, by how many processes, and where it is written."""
+    from megaptm.config import resolve_model
+    from megaptm.plan.count import count
+
+    processes = config.layout.processes
+    model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    return (
+        f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(config.run)}"
+    )
 
 
 def _be_a_worker(config: Config, *, rank: int) -> int:
