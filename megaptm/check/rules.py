@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from megaptm.check.finding import Case, Finding
 from megaptm.config import Config, resolve_model
 from megaptm.plan.count import count
+from megaptm.train.schedule import learning_rate
+
+HIGH = 0.5
+"""Of the peak: a rate above it at the end is told."""
 
 
 def rules(case: Case) -> Iterator[Finding]:
@@ -38,10 +42,11 @@ def schedule(config: Config) -> Iterator[str]:
     end = optimizer.decay_steps
     if end is None:
         return
-    if end > steps:
+    # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
+    if end > steps and (left := learning_rate(steps - 1, optimizer, steps=steps) / optimizer.lr) > HIGH:
         yield (
-            f"optimizer.decay_steps ({end:,}) lie beyond train.steps ({steps:,}): the rate is still high when the run "
-            "ends; leave decay_steps out to decay to the last step."
+            f"optimizer.decay_steps ({end:,}) lie far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
+            "optimizer.lr when the run ends; leave decay_steps out to decay to the last step."
         )
     # A tail at the lowest rate is usual: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165, B).
     elif (optimizer.final == 0.0 and end < steps) or end < steps // 2:

@@ -456,8 +456,8 @@ WARNINGS = [
     (memory_disk, r"folder: /dev/shm/.* is in memory \(tmpfs\): what is saved there is gone with the machine"),
     (asking("optimizer.warmup_steps=20"), r"config: optimizer.warmup_steps \(20\) are not over when the run ends"),
     (
-        asking("optimizer.decay_steps=30"),
-        r"config: optimizer.decay_steps \(30\) lie beyond train.steps \(20\): the rate is",
+        asking("optimizer.decay_steps=90"),
+        r"config: optimizer.decay_steps \(90\) lie far beyond train.steps \(20\): the rate",
     ),
     (
         asking("optimizer.decay_steps=9"),
