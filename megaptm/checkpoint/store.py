@@ -47,6 +47,10 @@ VERIFYING_THREADS = 4
 log = logging.getLogger(__name__)
 
 
+class GoneError(StorageError):
+    """What was being written has been taken away: whoever did it knows why."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A committed checkpoint: `state` is what the trainer gave, `reader` reads the tensors."""
@@ -135,14 +139,16 @@ class Store:
         """Each rank, after `prepare`: write its pieces and what `commit` must know of them."""
         folder = self._writing(step)
         path = folder / f"rank-{rank:05d}.safetensors"
-        if not folder.is_dir():
-            raise StorageError(f"{folder} is gone: another rank could not write, or another job took over the run")
         try:
             with explained(f"write {path.name} of step {step}", folder):
                 record = write_pieces(path, pieces)
                 # Its record is written when the file is on the disk, so a rank with a record has written everything.
                 write_whole(self._record(path), json.dumps(record.to_json()).encode())
-        except StorageError:
+        except StorageError as error:
+            if not folder.is_dir():
+                raise GoneError(
+                    f"{folder} is gone: another rank could not write, or another job took over the run"
+                ) from error
             # A checkpoint without one rank is worth nothing; the space may be what lets the job write another.
             remove_tree(folder)
             raise

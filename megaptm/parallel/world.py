@@ -14,9 +14,14 @@ T = TypeVar("T")
 
 def agree(flag: bool) -> bool:
     """True everywhere as soon as it is true anywhere: processes must leave a loop at the same step."""
-    answer = torch.tensor(int(flag), device=device())
-    dist.all_reduce(answer, op=dist.ReduceOp.MAX)
-    return bool(answer.item())
+    return agree_on(flag)[0]
+
+
+def agree_on(*flags: bool) -> list[bool]:
+    """The same of several at once."""
+    answers = torch.tensor(flags, dtype=torch.int32, device=device())
+    dist.all_reduce(answers, op=dist.ReduceOp.MAX)
+    return [bool(answer) for answer in answers.tolist()]
 
 
 def from_rank_0(value: T) -> T:
@@ -24,6 +29,13 @@ def from_rank_0(value: T) -> T:
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def from_all(value: T) -> list[T]:
+    """Every rank's value, everywhere."""
+    box: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(box, value)
+    return box
 
 
 def wait_for_all() -> None:

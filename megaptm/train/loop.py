@@ -13,6 +13,7 @@ from megaptm.parallel.engine import Engine, StepResult
 from megaptm.parallel.world import agree
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.reporting import Seconds, StepReport
+from megaptm.train.saving import Saver
 from megaptm.train.schedule import learning_rate
 
 
@@ -29,7 +30,7 @@ class Training:
     batches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
     held_out: Callable[[], Iterator[Any]]
-    save: Callable[[int], None]
+    saver: Saver
     stop: StopRequest
     seconds: Seconds
     report: StepReport | None
@@ -50,7 +51,7 @@ def train(run: Training, *, start: int) -> int:
             result = run.engine.step(batches, step=step, lr=rate)
         done = step + 1
         last = done == config.steps
-        _refuse_nan(result, done)
+        _refuse_nan(run, result, done)
         if run.report is not None:
             run.report.step(done, result, rate)
         # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
@@ -59,11 +60,9 @@ def train(run: Training, *, start: int) -> int:
             unreadable = _validate(run, done, unreadable)
         stopping = agree(run.stop.requested or config.stop_at == done or unreadable is not None)
         if last or stopping or done % run.config.checkpoint.every == 0:
-            before = run.seconds.checkpoint
-            with run.seconds.spent_on("checkpoint"):
-                run.save(done)
-            if run.report is not None:
-                run.report.saved(done, run.seconds.checkpoint - before)
+            _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
+        else:
+            run.saver.advance()
         if isinstance(unreadable, UserError):
             raise UserError(f"{str(unreadable).removesuffix('.')}; the run is saved at step {done}.")
         if stopping and not last:
@@ -109,8 +108,17 @@ def _validate(run: Training, step: int, unreadable: UserError | StopError | None
     return None
 
 
-def _refuse_nan(result: StepResult, step: int) -> None:
+def _save(run: Training, step: int, *, wait: bool) -> None:
+    before = run.seconds.checkpoint
+    with run.seconds.spent_on("checkpoint"):
+        run.saver.save(step, wait=wait)
+    if run.report is not None:
+        run.report.stood_still(step, run.seconds.checkpoint - before)
+
+
+def _refuse_nan(run: Training, result: StepResult, step: int) -> None:
     if not math.isfinite(result.loss):
+        run.saver.finish()
         raise DivergedError(
             f"the loss of step {step} is {result.loss}: lower optimizer.lr, or look at that step's samples with "
             "`megaptm corpus inspect`; the checkpoints before it are untouched"

@@ -130,9 +130,12 @@ class StepReport:
         self.tracker.log_metrics(step, metrics)
         self._screen.validation(step, means["loss"])
 
-    def saved(self, step: int, seconds: float) -> None:
-        """After a checkpoint was committed."""
+    def stood_still(self, step: int, seconds: float) -> None:
+        """After training has waited for a checkpoint, or for the copy that it is written from."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
+
+    def saved(self, step: int, seconds: float) -> None:
+        """After a checkpoint was committed, from any thread."""
         self._screen.saved(step, seconds)
 
     def close(self, status: str) -> None:

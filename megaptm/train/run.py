@@ -61,12 +61,13 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
         feed.tokenizer.save(run / "tokenizer")
         fence = lock.must_be_mine if lock else lambda: None
         report = StepReport(run, config, spec, feed.train, events, start=start, fence=fence)
+        saver.tell = report.saved
     training = Training(
         config=config,
         engine=engine,
         batches=feed.steps(start),
         held_out=feed.held_out,
-        save=saver.save,
+        saver=saver,
         stop=stop,
         seconds=report.seconds if report else Seconds(),
         report=report,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
+from megaptm.checkpoint.host import HostCopies
 from megaptm.checkpoint.store import Store
 from megaptm.config import Config
 from megaptm.parallel import state
+from megaptm.parallel.background import Background
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.world import from_rank_0, wait_for_all
 from megaptm.plan.count import count
@@ -43,6 +47,9 @@ class Saver:
             token=from_rank_0(lock.token if lock else ""),
             report=events.write if events else None,
         )
+        self.tell: Callable[[int, float], object] = lambda step, seconds: None
+        """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
+        self._background, self._copies = Background(), HostCopies()
 
     def restore(self) -> int:
         """Continue from the newest good checkpoint, if any; returns the number of the next step to train."""
@@ -65,19 +72,38 @@ class Saver:
                 self.events.write("resume", step=step, checkpoint=checkpoint.folder.name, seconds=seconds, **how)
         return step or 0
 
-    def save(self, step: int) -> None:
-        """All ranks write, rank 0 commits; returns when the checkpoint counts."""
+    def save(self, step: int, *, wait: bool) -> None:
+        """All ranks write, then rank 0 commits. With `wait` the checkpoint counts when this returns.
+
+        Without, training stands still for a copy to host memory only, and the checkpoint counts some steps later.
+        """
+        self.finish()
         begun = time.monotonic()
         if self.events:
             self.store.prepare(step)
         wait_for_all()
-        self.store.write(step, self.place.rank, state.pieces(self.engine))
-        wait_for_all()
+        pieces = state.pieces(self.engine)
+        self._background.begin(
+            partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
+            partial(self._commit, step, self._state(step), begun),
+        )
+        if wait:
+            self.finish()
+
+    def advance(self) -> None:
+        """All ranks, at the end of a step: commit what all have written by now; what went wrong is raised here."""
+        self._background.advance()
+
+    def finish(self) -> None:
+        """All ranks: return when the checkpoint under way counts, if there is one."""
+        self._background.finish()
+
+    def _commit(self, step: int, state: dict[str, Any], begun: float) -> None:
         if self.events:
-            committed = self.store.commit(step, self._state(step), ranks=self.place.world)
+            committed = self.store.commit(step, state, ranks=self.place.world)
             seconds = round(time.monotonic() - begun, 3)
             self.events.write("checkpoint", step=step, bytes=committed.size, seconds=seconds)
-        wait_for_all()
+            self.tell(step, seconds)
 
     def _state(self, step: int) -> dict[str, Any]:
         samples = step * self.config.train.batch

@@ -1,6 +1,7 @@
 """A disk that fills up ends a run with one sentence; what was saved is whole, and with room again the run goes on."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ class Story:
     """A run of twenty steps that is stopped after ten, finds a disk with little room, none, and enough again."""
 
     run: Path
+    in_the_background: CompletedProcess[str]
+    """Of another run, whose first checkpoint fills the disk while two processes train on."""
+    left_of_it: list[str]
     short_of_room: CompletedProcess[str]
     saved: int
     without_room: CompletedProcess[str]
@@ -47,6 +51,11 @@ def _story(disk, corpus):
     words = arguments("gpt2", run, corpus, "train.steps=20", "checkpoint.every=10", "model.layers=2")
     assert finish("train", *words, "train.stop_at=10").returncode == 75
     _fill(ballast, leaving=LEFT_BYTES)
+    other = disk / "other"
+    often = ("train.steps=200", "checkpoint.every=5", "model.layers=2", "layout.pipeline=2")
+    in_the_background = finish("train", *arguments("gpt2", other, corpus, *often))
+    left_of_it = [path.name for path in (other / "checkpoints").iterdir()]
+    shutil.rmtree(other)
     short_of_room = finish("train", *words)
     saved = open_snapshot(run, step=10).step  # which compares its hashes
     _fill(ballast, leaving=0)
@@ -54,13 +63,31 @@ def _story(disk, corpus):
     without_room = finish("train", *words)
     unchanged = before == (run / "config.yaml").read_bytes()
     ballast.unlink()
-    return Story(run, short_of_room, saved, without_room, unchanged, finish("train", *words).returncode)
+    return Story(
+        run,
+        in_the_background,
+        left_of_it,
+        short_of_room,
+        saved,
+        without_room,
+        unchanged,
+        finish("train", *words).returncode,
+    )
 
 
 def _fill(ballast, *, leaving):
     room = os.statvfs(ballast.parent)
     with ballast.open("ab") as file:
         file.write(bytes(room.f_bavail * room.f_frsize - leaving))
+
+
+def test_a_disk_that_fills_up_while_training_goes_on_is_one_sentence(story):
+    assert story.in_the_background.returncode == 2
+    [sentence] = [line for line in story.in_the_background.stderr.splitlines() if line.startswith("error: ")]
+    assert "no space left to write rank-0000" in sentence
+    assert "of step 5" in sentence
+    assert "Traceback" not in story.in_the_background.stderr
+    assert story.left_of_it == []
 
 
 def test_a_checkpoint_without_room_is_one_sentence(story):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megaptm.checkpoint.tensors import Piece
 from megaptm.config import Layout, Optimizer
 from megaptm.families import CATALOGUE
 from megaptm.spec import ModelSpec, Size
@@ -100,11 +103,23 @@ def train_steps(
 
 
 def train_and_save(
-    family: str, layout: Layout, folder: str, start: int, steps: int, precision: str = "fp32", dropout: float = 0.0
+    family: str,
+    layout: Layout,
+    folder: str,
+    start: int,
+    steps: int,
+    precision: str = "fp32",
+    dropout: float = 0.0,
+    meanwhile: int = 0,
 ) -> dict[str, Any]:
-    """Continue from the checkpoint of step `start` in `folder` (0: begin), train `steps` steps, save."""
+    """Continue from the checkpoint of step `start` in `folder` (0: begin), train `steps` steps, save.
+
+    With `meanwhile` the checkpoint is written after so many more steps, from a copy.
+    """
+    from megaptm.checkpoint.host import HostCopies
     from megaptm.checkpoint.store import Store
     from megaptm.parallel import state
+    from megaptm.parallel.background import Background
     from megaptm.parallel.engine import Engine
     from megaptm.parallel.world import wait_for_all
 
@@ -112,16 +127,33 @@ def train_and_save(
     store = Store(Path(folder), keep=9, fence=lambda: True)
     if start:
         state.restore(engine, store.load(start).reader, step=start)
-    results = []
-    for step in range(start, start + steps):
+    background, trained, results = Background(), threading.Event(), []
+    end, rank = start + steps, engine.ranks.world
+
+    def write(pieces: list[Piece]) -> None:
+        assert trained.wait(300)
+        store.write(end, rank, pieces)
+
+    def commit() -> None:
+        if rank == 0:
+            store.commit(end, {}, ranks=layout.processes)
+
+    def save() -> None:
+        if rank == 0:
+            store.prepare(end)
+        wait_for_all()
+        pieces = list(state.pieces(engine))
+        background.begin(partial(write, HostCopies().take(pieces) if meanwhile else pieces), commit)
+
+    for step in range(start, end + meanwhile):
+        if step == end:
+            save()
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
         results.append(engine.step(batches, step=step, lr=ADAM.lr))
-    if engine.ranks.world == 0:
-        store.prepare(start + steps)
-    wait_for_all()
-    store.write(start + steps, engine.ranks.world, state.pieces(engine))
-    wait_for_all()
-    if engine.ranks.world == 0:
-        store.commit(start + steps, {}, ranks=layout.processes)
-    wait_for_all()
+        background.advance()
+    if not meanwhile:
+        save()
+    assert store.steps()[:1] != [end]
+    trained.set()
+    background.finish()
     return {"losses": [result.loss for result in results], "norms": [result.gradient_norm for result in results]}

@@ -23,8 +23,8 @@ PP2_DP2_DISTRIBUTED = Layout(microbatch=2, pipeline=2, data=2, distributed_optim
 BEFORE, AFTER = 2, 3
 
 
-def run(pool, family, layout, folder, *, start, steps, precision="fp32", dropout=0.0):
-    arguments = (family, layout, str(folder), start, steps, precision, dropout)
+def run(pool, family, layout, folder, *, start, steps, precision="fp32", dropout=0.0, meanwhile=0):
+    arguments = (family, layout, str(folder), start, steps, precision, dropout, meanwhile)
     return pool.run(layout.processes, train_and_save, *arguments)[0]
 
 
@@ -40,6 +40,17 @@ def test_same_layout_continues_to_the_last_bit_with_dropout(pool, tmp_path, fami
     whole = run(pool, family, layout, tmp_path / "whole", start=0, steps=BEFORE + AFTER, **more)
     run(pool, family, layout, tmp_path / "cut", start=0, steps=BEFORE, **more)
     rest = run(pool, family, layout, tmp_path / "cut", start=BEFORE, steps=AFTER, **more)
+    assert rest["losses"] == whole["losses"][BEFORE:]
+    assert rest["norms"] == whole["norms"][BEFORE:]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "layout", [ONE, PP2_INTERLEAVED, DP2_DISTRIBUTED], ids=["one", "PP2 interleaved", "DP2 distributed optimizer"]
+)
+def test_a_checkpoint_written_while_training_goes_on_is_that_of_its_step(pool, tmp_path, layout, precision):
+    whole = run(pool, "gpt2", layout, tmp_path, start=0, steps=BEFORE, precision=precision, meanwhile=AFTER)
+    rest = run(pool, "gpt2", layout, tmp_path, start=BEFORE, steps=AFTER, precision=precision)
     assert rest["losses"] == whole["losses"][BEFORE:]
     assert rest["norms"] == whole["norms"][BEFORE:]
 
