@@ -99,16 +99,19 @@ class RayCluster:
             self._end(address)
 
     def kill(self, address: str) -> None:
-        """The node's raylet dies; what it has started lives on until it finds out."""
-        for process in self._processes(address):
-            if process.name() == "raylet":
-                process.kill()
+        """The node's raylet dies. What it has started lives on until it finds out; ranks of runs do no more steps."""
         self._killed.add(address)
+        for process in self._processes(address):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "raylet":
+                    process.kill()
+                elif _is_rank(process):
+                    process.suspend()
 
     def ranks(self) -> list[psutil.Process]:
         """Processes of runs, on whatever node."""
         found = [process for address in self._nodes for process in self._processes(address)]
-        return [process for process in found if "megaptm.train.worker" in process.cmdline()]
+        return [process for process in found if _is_rank(process)]
 
     def alive(self) -> set[str]:
         """Addresses of the nodes that the cluster counts as alive; none while it is too busy to say."""
@@ -219,6 +222,10 @@ def wait_for(what: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
         assert time.monotonic() < deadline, f"nothing in {PATIENCE_SECONDS:.0f} s: {told()}"
         time.sleep(0.1)
     return found
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    return "megaptm.train.worker" in process.cmdline()
 
 
 def _address(number: int) -> str:

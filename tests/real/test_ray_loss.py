@@ -1,6 +1,7 @@
 """Nodes that are lost while a run is on them: it goes on elsewhere, or with less, and nothing is lost but time."""
 
 import re
+import sqlite3
 
 import pytest
 
@@ -13,9 +14,9 @@ from tests.real.ray_cluster import wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.drill, pytest.mark.timeout(2400)]
 
-STEPS = 400
+STEPS = 60
 SPREAD = ("layout.data=2", "layout.tensor=2", "layout.microbatch=2")
-SAVED_OFTEN = (f"train.steps={STEPS}", "checkpoint.every=20", "train.log_every=20")
+SAVED_OFTEN = (f"train.steps={STEPS}", "checkpoint.every=10", "train.log_every=10")
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +52,23 @@ def check_story(run, unbroken, lost, restarts):
     assert [(layout["tensor"], layout["data"]) for layout in told] == restarts
     resumed = [event["step"] for event in events if event["kind"] == "resume"]
     assert len(resumed) == len(restarts)
-    assert min(resumed) >= 20
+    assert min(resumed) >= 10
     total = accounts(jobs(events, read_metrics(run)))
     assert total.wall == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.1)
 
 
 def test_a_run_goes_on_elsewhere_when_a_node_is_lost(ray, corpus, unbroken, tmp_path):
-    run = tmp_path / "run"
-    number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN))
+    run, mlflow = tmp_path / "run", tmp_path / "mlflow.db"
+    tracked = ("track.enabled=true", f"track.uri=sqlite:///{mlflow}")
+    number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, *tracked))
     lost = lose_a_node(ray, number, run)
     job = ray.finish(number)
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
     assert f"Lost node {lost}" in job.log
     check_story(run, unbroken, [lost], [(2, 2)])
     assert finish("report", str(run)).stdout.count("in 2 starts") == 1
+    with sqlite3.connect(mlflow) as database:
+        assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
 
 
 def test_a_run_goes_on_with_less_when_nothing_takes_a_nodes_place(ray, corpus, unbroken, tmp_path):
