@@ -147,7 +147,7 @@ class Store:
         except StorageError as error:
             if not folder.is_dir():
                 raise GoneError(
-                    f"{folder} is gone: another rank could not write, or another job took over the run"
+                    f"{folder} is gone: another rank could not write, or another job took over the run {self.run}"
                 ) from error
             # A checkpoint without one rank is worth nothing; the space may be what lets the job write another.
             remove_tree(folder)
