@@ -28,7 +28,7 @@ from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import read_events
+from megaptm.resilience.events import last_saved
 from megaptm.train.report import PICTURE
 
 CONFIG = "configs/demo/gpt2.yaml"
@@ -123,7 +123,7 @@ class Demo:
 
     def saved(self) -> int:
         """Steps that need not be trained again."""
-        return max((event["step"] for event in read_events(self.run) if event["kind"] == "checkpoint"), default=0)
+        return last_saved(self.run)
 
     def say(self, title: str, more: str = "") -> None:
         self.console.print()

@@ -13,7 +13,7 @@ from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.train.corpora import cache_of
 from megaptm.train.identity import identity, refuse_another, refuse_other_text
-from megaptm.train.prepare import CONFIG, changes, trained
+from megaptm.train.prepare import CONFIG, changes, check_phase, trained
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint
@@ -26,6 +26,7 @@ TOPIC = "run"
 def begun(case: Case) -> Iterator[Finding]:
     """Nothing where there is no run yet."""
     run = Path(case.config.run)
+    check_phase(case.config)
     if not (run / "checkpoints").is_dir():
         return
     if (run / CONFIG).exists() and trained(run):

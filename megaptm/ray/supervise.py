@@ -16,7 +16,7 @@ from megaptm.ray.placement import place, refuse, room
 from megaptm.ray.room import Room, find_room
 from megaptm.ray.start import Outcome, Start
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, read_events
+from megaptm.resilience.events import Events, last_saved
 from megaptm.train.crew import forwarding
 from megaptm.train.prepare import discard_unused, note_launch, prepare
 from megaptm.train.verdict import judge
@@ -52,8 +52,8 @@ class Supervisor:
         with forwarding(self._asked.append):
             found = self._first_room()
             while found is not None:
-                saved, outcome = _saved(self._run), self._start(found)
-                code = self._judge(outcome, progress=_saved(self._run) > saved)
+                saved, outcome = last_saved(self._run), self._start(found)
+                code = self._judge(outcome, progress=last_saved(self._run) > saved)
                 if code is not None:
                     return code
                 found = self._next_room()
@@ -70,7 +70,8 @@ class Supervisor:
 
     def _next_room(self) -> Room | None:
         """With all that is needed if it comes in time, else with what is left."""
-        if found := find_room(self._config.layout, seconds=self._wait_again, given_up=lambda: self._asked):
+        seconds = max(self._wait_again, BUSY_SECONDS)  # what the last start had is free in a moment
+        if found := find_room(self._config.layout, seconds=seconds, given_up=lambda: self._asked):
             return found
         if self._asked:
             return None
@@ -139,8 +140,3 @@ class Supervisor:
         self._retries -= 1
         print("It had saved more than the start before: once again from there.", file=sys.stderr, flush=True)
         return None
-
-
-def _saved(run: Path) -> int:
-    """The newest step of any checkpoint."""
-    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)

@@ -89,5 +89,10 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     return events
 
 
+def last_saved(run: Path) -> int:
+    """The newest step of any checkpoint; 0 before the first."""
+    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
+
+
 def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)

@@ -9,10 +9,10 @@ import click
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import read_events
+from megaptm.resilience.events import last_saved
 from megaptm.train.corpora import check_corpora
 from megaptm.train.environment import Environment, check_processes
-from megaptm.train.prepare import read_config
+from megaptm.train.prepare import check_phase, read_config
 
 
 @click.command()
@@ -36,6 +36,7 @@ def begin(config: Config, *, attempt: str, tasks: int) -> Path | None:
     if finished(config):
         click.echo(f"{run} has all its {config.train.steps} steps.", err=True)
         return None
+    check_phase(config)
     check_processes(Environment(rank=0, world=tasks, local_rank=0), config.layout)
     check_corpora(config)
     # A folder an attempt: what a lost node still writes does not get between the lines of the next one.
@@ -47,11 +48,6 @@ def begin(config: Config, *, attempt: str, tasks: int) -> Path | None:
 def finished(config: Config) -> bool:
     """Whether the run's last step is saved."""
     return last_saved(Path(config.run)) >= config.train.steps
-
-
-def last_saved(run: Path) -> int:
-    """The newest step that was saved; 0 before the first."""
-    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE
-from megaptm.slurm.begin import finished, last_saved
+from megaptm.resilience.events import last_saved
+from megaptm.slurm.begin import finished
 from megaptm.slurm.submit import describe, follow, submit
 from megaptm.train.prepare import read_config
 

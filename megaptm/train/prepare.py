@@ -18,7 +18,7 @@ from megaptm import __version__
 from megaptm.config import Config, Draft, draft, dump, load
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, read_events
+from megaptm.resilience.events import Events, last_saved, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.storage import write_whole
 
@@ -74,11 +74,7 @@ def settle(config: Config) -> Config:
 def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
-    if (done := saved_steps(run)) < config.train.after:
-        raise UserError(
-            f"train.after ({config.train.after:,}): the run in {run} has {done:,} steps; train the phase before this "
-            "one to its end."
-        )
+    check_phase(config)
     try:
         with RunLock(run, attempt=attempt):
             if (run / CONFIG).exists() and trained(run):
@@ -88,6 +84,15 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UserError(no_folder(run, error)) from None
     return run
+
+
+def check_phase(config: Config) -> None:
+    """Raise where a phase that continues another is to begin before that one's end."""
+    if (done := last_saved(Path(config.run))) < config.train.after:
+        raise UserError(
+            f"train.after ({config.train.after:,}): the run in {config.run} has {done:,} steps; train the phase before "
+            "this one to its end."
+        )
 
 
 def no_folder(run: Path, error: OSError) -> str:
@@ -124,11 +129,6 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
 def trained(run: Path) -> bool:
     """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
     return any(event["kind"] == "checkpoint" for event in read_events(run))
-
-
-def saved_steps(run: Path) -> int:
-    """Steps of the newest checkpoint that the journal knows; 0 without one."""
-    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
 
 
 def changes(begun: Config, config: Config) -> Iterator[str]:
