@@ -5,6 +5,7 @@
 #   MEGAPTM_VENV   its Python environment; absent: $MEGAPTM_HOME/.venv
 #   MEGAPTM_IMAGE  a container instead: a file.sif runs under Apptainer, any other name under Pyxis
 #   MEGAPTM_CHAIN  any word, the same for jobs that were submitted to follow each other (--dependency=afterany)
+#   MEGAPTM_CHECK  no: the nodes are not asked, before the run starts, whether they are alike and see its folder
 
 set -uo pipefail
 cd "${MEGAPTM_HOME:=$SLURM_SUBMIT_DIR}" || exit
@@ -35,6 +36,7 @@ train() {
     [[ $logs ]] || exit 0 # nothing is left to do
     leave_failed_node
     scontrol show hostnames "$SLURM_JOB_NODELIST" >"$logs/nodes"
+    look_at_nodes
     on_all_nodes "${python[@]}" -m megaptm train "$@"
     echo "$code" >"$logs/ended"
     avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
@@ -47,6 +49,15 @@ train() {
 # A module of ours, as one process on the first node.
 once() {
     "${first[@]}" "${python[@]}" -m "$@"
+}
+
+# Each node says what it is and sees, in a second or two: a broken one is named, which would have been waited for.
+look_at_nodes() {
+    if [[ ${MEGAPTM_CHECK-} == no ]]; then return; fi
+    local begin=$EPOCHREALTIME each=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
+    timeout 120 srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
+        -m megaptm.check.node --token="$logs/nodes" --place="$logs" >"$logs/look.out" 2>"$logs/look.err"
+    once megaptm.slurm.look --asked="$begin" "$logs" || exit
 }
 
 # A process for each task of the job, each with a log of its own; rank 0's is copied to the job's. Sets `code` and `asked`.

@@ -12,7 +12,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE,MEGAPTM_CHAIN
+#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE,MEGAPTM_CHAIN,MEGAPTM_CHECK
 source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"
 
 train configs/t5/11b.yaml devices=128 "$@"

@@ -14,6 +14,8 @@ from megaptm.check.software import wrong
 TOPIC = "nodes"
 CLOCK_SECONDS = 1.0
 """Further off than this, the events of a run that moves between nodes are out of order."""
+CLOCK_FAULT_SECONDS = 60.0
+"""And than this, servers refuse what is signed with the time."""
 SHARE = 0.9
 """Of the usual memory or number of CPUs; somewhat less is nothing to speak of."""
 NAMED = 5
@@ -85,7 +87,8 @@ def clocks(answers: Answers) -> Iterator[Finding]:
         if max(ahead, behind) > CLOCK_SECONDS:
             off = f"{max(ahead, behind):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
             says = f"The clock of {node} is at least {off} that of this node: set it (chrony, NTP)."
-            yield fault(says, node=node, seconds=ahead if ahead > 0 else -behind)
+            tell = fault if max(ahead, behind) > CLOCK_FAULT_SECONDS else warning
+            yield tell(says, node=node, seconds=ahead if ahead > 0 else -behind)
 
 
 def disks(answers: Answers, asked: Asked) -> Iterator[Finding]:

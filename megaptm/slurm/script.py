@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN")
+CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN", "MEGAPTM_CHECK")
 """Variables that a job takes along from where it is submitted; no others."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.drills.program import ROOT, arguments
 from tests.real.slurm_cluster import SlurmCluster
 
+STEPS = 12
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
@@ -15,7 +16,7 @@ def small(family: str, run: Path, corpus: Path, *overrides: str) -> list[str]:
     return arguments(family, run, corpus, "model.layers=2", "data.workers=0", *overrides)
 
 
-def submit(slurm: SlurmCluster, script: str, log: Path, words: list[str], *, nodes: int, tasks: int) -> str:
+def submit(slurm: SlurmCluster, script: str, log: Path, words: list[str], *more: str, nodes: int, tasks: int) -> str:
     """`sbatch slurm/SCRIPT.sh WORDS` on `nodes` with `tasks` processes each; the job's number."""
     few = (f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1")
-    return slurm.submit(*few, f"--output={log}", str(ROOT / f"slurm/{script}.sh"), *words)
+    return slurm.submit(*few, *more, f"--output={log}", str(ROOT / f"slurm/{script}.sh"), *words)

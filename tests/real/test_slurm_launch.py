@@ -104,9 +104,12 @@ def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
     ("words", "said"),
     [
         (["--sbatch=--partition=nowhere"], "Slurm has no partition nowhere (it has main, large)"),
-        (["layout.data=6", "--per-node=1"], "partition main of Slurm gives a job 4 nodes at most, not 6"),
-        (["layout.data=12", "--gpus-per-node=12"], "partition main of Slurm has 0 nodes of 12 GPUs"),
-        (["--machine=this-cpu", "--time=16:00", "model.layers=48"], "a job of 16 min makes no step"),
+        (
+            ["layout.data=6", "layout.microbatch=2", "--per-node=1"],
+            "partition main of Slurm gives a job 4 nodes at most, not 6",
+        ),
+        (["--gpus-per-node=12"], "partition main of Slurm has 0 nodes of 12 GPUs"),
+        (["--machine=this-cpu", "--time=16:00"], "a job of 16 min makes no step"),
         (["--cpus-per-task=999"], "Slurm refuses the job ("),
     ],
 )

@@ -5,32 +5,18 @@ from pathlib import Path
 import pytest
 
 from megaptm.resilience.events import read_events
-from tests.drills.program import checkpoints, finish, last_step, losses, resumed_at
-from tests.real.jobs import ENDS, small, submit
+from tests.drills.program import checkpoints, last_step, losses, resumed_at
+from tests.real.jobs import ENDS, STEPS, small, submit
 
 pytestmark = pytest.mark.real
 
-STEPS = 12
 SAVED_OFTEN = (f"train.steps={STEPS}", "layout.data=2", "checkpoint.every=2")
 
 
-@pytest.fixture(scope="module")
-def corpus(real_corpus):
-    return real_corpus("byte-bpe")
-
-
-@pytest.fixture(scope="module")
-def unbroken(corpus, tmp_path_factory):
-    run = tmp_path_factory.mktemp("unbroken") / "run"
-    done = finish("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
-    assert done.returncode == 0, done.stderr
-    return losses(run)
-
-
-def begin(slurm, corpus, folder: Path, *, nodes, tasks):
+def begin(slurm, corpus, folder: Path, *more, nodes, tasks):
     """A job that has saved something: its run, log and number."""
     run, log = folder / "run", folder / "job.log"
-    job = submit(slurm, "gpt_175b", log, small("gpt2", run, corpus, *SAVED_OFTEN), nodes=nodes, tasks=tasks)
+    job = submit(slurm, "gpt_175b", log, small("gpt2", run, corpus, *SAVED_OFTEN, *more), nodes=nodes, tasks=tasks)
     slurm.wait_for(lambda: checkpoints(run))
     return run, log, job
 
@@ -71,6 +57,39 @@ def test_a_first_node_that_was_lost_and_is_back_is_left_again(slurm, corpus, tmp
     told = slurm.job(job)
     assert (told["Restarts"], told["ExcNodeList"]) == ("2", node)
     assert len(resumed_at(run)) == 1
+
+
+@pytest.mark.drill
+def test_nodes_that_fail_one_after_the_other_are_all_left(slurm, corpus, tmp_path):
+    run, log, job = begin(slurm, corpus, tmp_path, "train.batch=120", nodes=2, tasks=1)
+    left = []
+    for start in (1, 2):
+        # Not the first, which has the job's script.
+        lost = slurm.say("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).split()[-1]
+        slurm.kill_node(lost)
+        slurm.declare_down(lost)
+        slurm.start_now(job)
+        slurm.start_node(lost)
+        left.append(lost)
+        slurm.wait_for(lambda start=start: len(resumed_at(run)) == start)
+        assert slurm.job(job)["ExcNodeList"] == ",".join(left)
+    assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
+    assert f"Node failure on {left[1]}: the next start does without {left[0]},{left[1]}." in log.read_text()
+
+
+@pytest.mark.drill
+def test_slurm_finds_a_dead_node_by_itself(slurm, corpus, tmp_path):
+    """Nobody declares it down: it no longer answers, which takes Slurm half a minute to believe."""
+    run, log, job = begin(slurm, corpus, tmp_path, "train.steps=100000", nodes=2, tasks=1)
+    slurm.kill_node("node2")
+    slurm.wait_for_state(job, "PENDING")
+    assert slurm.job(job)["ExcNodeList"] == "node2"
+    slurm.start_now(job)
+    slurm.wait_for(lambda: resumed_at(run))
+    assert "node2" not in slurm.say("scontrol", "show", "hostnames", slurm.job(job)["NodeList"])
+    slurm.say("scancel", job)
+    assert slurm.wait_for_state(job, *ENDS) == "CANCELLED", log.read_text()
+    slurm.start_node("node2")
 
 
 def test_what_a_lost_node_still_runs_cannot_write_to_the_run_any_more(slurm, corpus, unbroken, tmp_path):

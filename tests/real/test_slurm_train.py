@@ -8,12 +8,11 @@ import pytest
 from mlflow import MlflowClient
 
 from megaptm.resilience.events import read_events
-from tests.drills.program import checkpoints, finish, last_step, losses, resumed_at
-from tests.real.jobs import ENDS, small, submit
+from tests.drills.program import checkpoints, last_step, losses, resumed_at
+from tests.real.jobs import ENDS, STEPS, small, submit
 
 pytestmark = pytest.mark.real
 
-STEPS = 12
 SPREAD = ("layout.data=2", "layout.tensor=2")
 
 
@@ -25,20 +24,6 @@ class Story:
     mlflow: Path
     log: str
     job: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def corpus(real_corpus):
-    return real_corpus("byte-bpe")
-
-
-@pytest.fixture(scope="module")
-def unbroken(corpus, tmp_path_factory):
-    """The losses of the run in one process."""
-    run = tmp_path_factory.mktemp("unbroken") / "run"
-    done = finish("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
-    assert done.returncode == 0, done.stderr
-    return losses(run)
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +103,19 @@ def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm,
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert slurm.job(job)["Restarts"] == "0"
     assert "came before the first step: give the job more --time" in log.read_text()
+
+
+def test_a_node_that_is_not_like_the_others_is_named_before_a_process_waits_for_it(slurm, corpus, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = small("gpt2", run, corpus, "train.steps=2", "layout.data=2")
+    (tmp_path / "apex").mkdir()
+    (tmp_path / "apex/__init__.py").touch()
+    with slurm.given("node2", PYTHONPATH=str(tmp_path)):
+        job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=1)
+        assert slurm.wait_for_state(job, *ENDS) == "FAILED"
+        assert "error: The apex on node2 is PyPI's, not NVIDIA's" in log.read_text()
+        assert last_step(run) == 0
+        unasked = "--export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_CHECK=no"
+        job = submit(slurm, "gpt_175b", log, words, unasked, nodes=2, tasks=1)
+        slurm.wait_for_state(job, *ENDS)
+    assert {path.name for path in run.glob(f"logs/{job}.0/*")} & {"nodes", "look.out"} == {"nodes"}
