@@ -49,14 +49,23 @@ class Supervisor:
 
     def supervise(self) -> int:
         """Until the run is done, cannot go on, or was asked to stop; returns the exit code."""
-        with forwarding(self._asked.append):
-            found = self._first_room()
-            while found is not None:
-                saved, outcome = last_saved(self._run), self._start(found)
-                code = self._judge(outcome, progress=last_saved(self._run) > saved)
-                if code is not None:
-                    return code
-                found = self._next_room()
+        is_new = not self._run.exists()
+        try:
+            with forwarding(self._asked.append):
+                return self._supervise()
+        except UserError:
+            if is_new and self._run.exists():
+                discard_unused(self._run)
+            raise
+
+    def _supervise(self) -> int:
+        found = self._first_room()
+        while found is not None:
+            saved, outcome = last_saved(self._run), self._start(found)
+            code = self._judge(outcome, progress=last_saved(self._run) > saved)
+            if code is not None:
+                return code
+            found = self._next_room()
         return EXIT_CONTINUE
 
     def _first_room(self) -> Room | None:
@@ -87,36 +96,33 @@ class Supervisor:
         return found
 
     def _start(self, found: Room) -> Outcome:
-        is_new, self._attempt = not self._run.exists(), self._attempt.next_start()
+        self._attempt = self._attempt.next_start()
         config = self._config.model_copy(update={"layout": found.layout})
-        logs = self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
-        with found, Start(found.berths, found.group, kind=found.kind, run=self._run, logs=logs) as start:
+        with found, Start(found.berths, found.group, kind=found.kind, run=self._run, logs=self._logs) as start:
             prepare(config, attempt=self._attempt)
-            self._note(found, logs)
-            try:
-                start.begin(self._attempt.environment(), threads=config.train.threads)
-                return start.watch(self._asked)
-            except UserError:
-                if is_new:
-                    discard_unused(self._run)
-                raise
+            self._note(found)
+            start.begin(self._attempt.environment(), threads=config.train.threads)
+            return start.watch(self._asked)
 
-    def _note(self, found: Room, logs: Path) -> None:
-        with Events(self._run) as events:
-            if self._attempt.start == 1:
-                note_launch(self._run)
-            else:
+    @property
+    def _logs(self) -> Path:
+        """A folder a start: what a lost node still writes does not get between the lines of the next one."""
+        return self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
+
+    def _note(self, found: Room) -> None:
+        if self._attempt.start == 1:
+            note_launch(self._run)
+        else:
+            with Events(self._run) as events:
                 layout = found.layout.model_dump()
                 events.write("restart", start=self._attempt.start, layout=layout, processes=found.layout.processes)
-        print(
-            f"Start {self._attempt.start}: {', '.join(map(str, found.berths))}; each rank's log is in {logs}",
-            flush=True,
-        )
+        where = ", ".join(map(str, found.berths))
+        print(f"Start {self._attempt.start}: {where}; each rank's log is in {self._logs}", flush=True)
 
     def _judge(self, outcome: Outcome, *, progress: bool) -> int | None:
         """The exit code; None: start again."""
         if not (outcome.lost or outcome.broken):
-            code = judge(outcome.ends, run=self._run, logs=self._run / "logs", forwarded=self._asked)
+            code = judge(outcome.ends, run=self._run, logs=self._logs, forwarded=self._asked)
             return code if code != EXIT_FAILURE else self._again(progress=progress)
         with Events(self._run) as events:
             for berth in outcome.lost:

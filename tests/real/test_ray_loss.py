@@ -20,11 +20,6 @@ SAVED_OFTEN = (f"train.steps={STEPS}", "checkpoint.every=10", "train.log_every=1
 
 
 @pytest.fixture(scope="module")
-def corpus(real_corpus):
-    return real_corpus("byte-bpe")
-
-
-@pytest.fixture(scope="module")
 def unbroken(corpus, tmp_path_factory):
     run = tmp_path_factory.mktemp("unbroken") / "run"
     done = finish("train", *small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=1", "layout.tensor=1"))
