@@ -79,6 +79,11 @@ def look(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
             yield Finding(topic, "fault", str(error))
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def must_pass(findings: Iterable[Finding]) -> None:
     """A `UserError` with the sentence of the first fault, and how many more there are."""
     faults = [finding.says for finding in findings if finding.state == "fault"]

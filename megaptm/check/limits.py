@@ -50,7 +50,9 @@ def warning_seconds(options: Sequence[str]) -> float:
 
 
 def words(seconds: float) -> str:
-    """`90 s`, `25 min`, `5.1 h`, `2.5 days`."""
+    """`3 ms`, `90 s`, `25 min`, `5.1 h`, `2.5 days`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f}".removesuffix(".0") + f" {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import Case, Finding, counted
 from megaptm.errors import UserError
 
 
@@ -45,23 +45,24 @@ def arithmetic(case: Case) -> Iterator[Finding]:
     found, layout, machine = places(case), case.config.layout, case.machine
     if found is None:
         return
+    nodes, each = counted(found.nodes, "node", "nodes"), counted(found.per_node, "process", "processes")
     if machine is not None and found.per_node > machine.devices:
         raise UserError(
-            f"{found.per_node} processes on each node are more than the {machine.devices} devices of {machine.name}: "
+            f"{each} on each node are more than the {counted(machine.devices, 'device', 'devices')} of {machine.name}: "
             f"give --per-node {machine.devices} and more nodes, or another --machine."
         )
     yield Finding(
         "processes",
         "good",
-        f"{found.nodes:,} x {found.per_node} processes are the {layout.processes:,} of the layout.",
+        f"{nodes} x {each} are the layout's.",
         {"nodes": found.nodes, "processes_per_node": found.per_node},
     )
     if found.nodes > 1 and found.per_node % layout.tensor:
         yield Finding(
             "processes",
             "warning",
-            f"layout.tensor ({layout.tensor}) does not divide the {found.per_node} processes of a node: tensor ranks "
-            "talk in every layer, and some of them would from node to node; change layout.tensor or --per-node.",
+            f"layout.tensor ({layout.tensor}) does not divide the {each} of a node: tensor ranks talk in every layer, and "
+            "some of them would from node to node; change layout.tensor or --per-node.",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config, resolve_model
 from megaptm.plan.count import count
 from megaptm.train.schedule import learning_rate
@@ -20,7 +20,7 @@ def rules(case: Case) -> Iterator[Finding]:
         return
     config, layout = case.config, case.config.layout
     parameters = count(resolve_model(config))
-    processes = f"{layout.processes:,} process{'es' if layout.processes > 1 else ''}"
+    processes = counted(layout.processes, "process", "processes")
     yield Finding(
         "config",
         "good",

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import Case, Finding, counted
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.shards import TOKENS_AT, Shard, ShardInfo, damaged, misfit
@@ -49,8 +49,8 @@ def _good(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInf
     }
     whose = "all" if len(hashed) == len(shards) else f"{len(hashed):,}"
     bytes_ = f"{whose} hashed ({read / 2**20:,.1f} MiB)" if hashed else "none hashed"
-    shard = "shard" if len(shards) == 1 else "shards"
-    says = f"{corpus.name}: {len(shards):,} {shard} of {numbers['tokens']:,} tokens, each of its size; {bytes_}."
+    shard = counted(len(shards), "shard", "shards")
+    says = f"{corpus.name}: {shard} of {numbers['tokens']:,} tokens, each of its size; {bytes_}."
     return Finding("data", "good", says, numbers)
 
 

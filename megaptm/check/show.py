@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megaptm.check.finding import Finding, State
+from megaptm.check.finding import Finding, State, counted
 
 MARKS: dict[State, Text] = {
     "good": Text("✓", style="green"),
@@ -17,21 +17,21 @@ MARKS: dict[State, Text] = {
     "fault": Text("✗", style="bold red"),
     "unknown": Text("?", style="cyan"),
 }
-WORDS: dict[State, str] = {"good": "good", "warning": "to be warned of", "fault": "at fault", "unknown": "not known"}
+WORDS: dict[State, str] = {"fault": "faults", "warning": "warnings", "unknown": "unknown", "good": "good"}
 TOPIC_WIDTH = 10
 
 
 def show(findings: Iterable[Finding], console: Console) -> bool:
     """Print each, a topic named once, and how many there are; whether a fault is among them."""
-    counted, before = Counter[State](), ""
+    found, before = Counter[State](), ""
     for finding in findings:
         console.print(_line(finding, finding.topic if finding.topic != before else ""))
-        counted[finding.state] += 1
+        found[finding.state] += 1
         before = finding.topic
-    number = [f"{counted[state]} {word}" for state, word in WORDS.items() if counted[state]]
-    verdict = ("It cannot start", "bold red") if counted["fault"] else ("It can start", "bold green")
+    number = [counted(found[state], state, many) for state, many in WORDS.items() if found[state]]
+    verdict = Text("Faults", MARKS["fault"].style) if found["fault"] else Text("No fault", MARKS["good"].style)
     console.print(Text.assemble("\n", verdict, f": {', '.join(number)}."))
-    return bool(counted["fault"])
+    return bool(found["fault"])
 
 
 def _line(finding: Finding, topic: str) -> Table:

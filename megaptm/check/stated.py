@@ -41,10 +41,10 @@ def look_at(stated: Stated, tell: Callable[[str], object]) -> Iterator[Finding]:
     faults: list[Finding] = []
     seconds = _read(seconds_of, stated.time, "time", faults)
     machine = _read(load_machine, stated.machine, "machine", faults)
-    checks = _chosen(stated.only)
+    checks = _read(_chosen, stated.only, "topic", faults)
     draft = _read(lambda path: read_draft(path, stated.overrides), stated.config, "config", faults)
     yield from faults
-    if draft is None:
+    if draft is None or checks is None:
         return
     if draft.config is None:
         yield from (Finding("config", "fault", mistake) for mistake in draft.mistakes)

@@ -61,7 +61,7 @@ def check(
       megaptm check runs/gpt3-175b train.steps=120000 --json | jq '.findings[] | select(.state == "fault")'
 
     \b
-    Exit codes: 0 the run can start (there may be warnings), 2 it cannot: there is a fault.
+    Exit codes: 0 no fault (there may be warnings, and what is not known), 2 a fault.
     """
     from rich.console import Console
 

@@ -368,7 +368,7 @@ FAULTS = [
     ),
     (
         asking("layout.data=2", "--nodes=1", *MACHINE),
-        r"processes: 2 processes on each node are more than the 1 devices of",
+        r"processes: 2 processes on each node are more than the 1 device of",
     ),
     (asking("layout.pipeline=3"), r"config: layout.pipeline \(3\) must divide the 4 layers of gpt2/custom"),
     (
@@ -441,7 +441,7 @@ def memory_disk(bench, stack):
 WARNINGS = [
     (
         straddling,
-        r"processes: layout.tensor \(2\) does not divide the 1 processes of a node: tensor ranks talk in every",
+        r"processes: layout.tensor \(2\) does not divide the 1 process of a node: tensor ranks talk in every",
     ),
     (
         many_epochs,
