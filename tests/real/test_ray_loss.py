@@ -29,9 +29,9 @@ def unbroken(corpus, tmp_path_factory):
 
 def lose_a_node(ray, number, run) -> str:
     """One that has ranks of the run and is not the head, when something is saved; its address."""
+    [placed] = wait_for(lambda: re.findall("^Start 1: .*", ray.log(number), re.MULTILINE))
+    lost = next(node for node in re.findall(r" on ([\d.]+)", placed) if node != "127.0.0.101")
     wait_for(lambda: checkpoints(run), told=lambda: ray.log(number))
-    nodes = re.findall(r"ranks? [\d-]+ on ([\d.]+)", ray.log(number))
-    lost = next(node for node in nodes if node != "127.0.0.101")
     ray.kill(lost)
     return lost
 
