@@ -5,6 +5,9 @@ import shutil
 
 import pytest
 
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.slurm.begin import begin
 from megaptm.track import read_metrics
 from tests.bad_input.mistakes import content, told
 from tests.drills.program import arguments, finish, losses, resumed_at
@@ -92,6 +95,12 @@ def test_what_is_no_next_phase_is_refused_and_the_run_left_as_it_is(runs, more, 
 def test_a_phase_is_not_begun_without_the_one_before(runs):
     assert "has 0 steps; train the phase before this one to its end." in told(*runs.words("nothing", *SECOND))
     assert not (runs.place / "nothing").exists()
+
+
+def test_a_job_of_slurm_is_refused_before_its_processes_start(runs):
+    path, *overrides = runs.words("nothing", *SECOND)[1:]
+    with pytest.raises(UserError, match=r"train\.after \(4\): the run in .* has 0 steps"):
+        begin(load(path, overrides), attempt="1.0", tasks=1)
 
 
 def test_there_is_no_way_back(runs, second):
