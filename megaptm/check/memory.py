@@ -29,12 +29,17 @@ def memory(case: Case) -> Iterator[Finding]:
     numbers = {"stage": stage, "bytes": needed, "usable_bytes": usable, "free_bytes": free}
     if free < 0:
         remedy = "raise layout.tensor or layout.pipeline, set layout.recompute=full, or see megaptm plan --search."
-        yield Finding("memory", "fault", f"{rank} needs {needed / GIB:,.2f} GiB of {device}: {remedy}", numbers)
+        yield Finding("memory", "fault", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", numbers)
     elif needed > FULL * usable:
         remedy = (
             f"the plan is right to some percent, only {share:.1%} are left; leave more, or try it on one node first."
         )
-        yield Finding("memory", "warning", f"{rank} needs {needed / GIB:,.2f} GiB of {device}: {remedy}", numbers)
+        yield Finding("memory", "warning", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", numbers)
     else:
         left = f"{free / GIB:,.1f} GiB ({share:.0%}) are left"
-        yield Finding("memory", "good", f"{rank} needs {needed / GIB:,.2f} GiB of {device}; {left}.", numbers)
+        yield Finding("memory", "good", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", numbers)
+
+
+def _gib(size: float) -> str:
+    """With the digits that say something: 0.02, 61.3."""
+    return f"{size / GIB:,.{1 if size > GIB else 2}f}"

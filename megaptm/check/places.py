@@ -61,8 +61,8 @@ def arithmetic(case: Case) -> Iterator[Finding]:
         yield Finding(
             "processes",
             "warning",
-            f"layout.tensor ({layout.tensor}) does not divide the {each} of a node: tensor ranks talk in every layer, and "
-            "some of them would from node to node; change layout.tensor or --per-node.",
+            f"layout.tensor ({layout.tensor}) does not divide the {each} of a node: tensor ranks talk in every layer, "
+            "and some of them would from node to node; change layout.tensor or --per-node.",
         )
 
 
