@@ -12,7 +12,7 @@ from megaptm.ray.placement import Node
 ANSWER_SECONDS = 15.0
 # Ray gives itself 30 seconds to start, which a machine busy with other work can miss; the next start finds its files
 # in memory.
-STARTS = 3
+STARTS = 5
 
 
 def connect(address: str | None, *, processes: int) -> None:
