@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 CPUS, GPUS = 16, 8
 PR_SET_PDEATHSIG = 1
 
