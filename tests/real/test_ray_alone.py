@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from megaptm.resilience.events import read_events
-from tests.drills.program import checkpoints, family_of, last_step, start, survivors, wait_for
+from tests.drills.program import checkpoints, family_of, last_step, start, survivors
 from tests.real.jobs import small
+from tests.real.ray_cluster import wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -33,15 +34,15 @@ def test_a_rank_that_is_killed_is_started_again_where_it_was_saved_and_ctrl_c_sa
     run = tmp_path / "run"
     words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=2", "train.steps=100000", "checkpoint.every=10")
     program = start("launch", "ray", *words)
-    wait_for(lambda: checkpoints(run), program)
+    wait_for(lambda: checkpoints(run) or program.poll())
     family = family_of(program)
     ranks(run)[1].kill()
-    wait_for(lambda: any(event["kind"] == "resume" for event in read_events(run)), program)
+    wait_for(lambda: any(event["kind"] == "resume" for event in read_events(run)) or program.poll())
     began = last_step(run)
-    wait_for(lambda: last_step(run) > began, program)
+    wait_for(lambda: last_step(run) > began or program.poll())
     left = [*family, *ranks(run)]
     os.kill(program.pid, signal.SIGINT)
-    said, errors = program.communicate(timeout=240)
+    said, errors = program.communicate(timeout=500)
     assert program.returncode == 75, errors
     assert checkpoints(run)[-1] == last_step(run)
     kinds = [event["kind"] for event in read_events(run)]
