@@ -126,7 +126,7 @@ def test_data_reads_without_torch_except_in_the_loader():
 
 
 @pytest.mark.parametrize(
-    "name", [*NO_TORCH, "train.launch", "train.prepare", "train.report", "track", "resilience.lock"]
+    "name", [*NO_TORCH, "train.launch", "train.prepare", "train.report", "track", "resilience.lock", "check.stated"]
 )
 def test_plain_parts_never_load_torch(name):
     loading = f"import importlib, sys; importlib.import_module('megaptm.{name}'); sys.exit('torch' in sys.modules)"
