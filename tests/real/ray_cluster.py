@@ -80,7 +80,7 @@ class RayCluster:
     def start(self) -> None:
         port, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
         head = [
-            *("--head", f"--port={port}", f"--temp-dir={self.folder}", f"--dashboard-port={dashboard}"),
+            *("--head", f"--port={port}", f"--dashboard-port={dashboard}"),
             f"--system-config={json.dumps(NOTICE_SOON)}",
         ]
         self._start(_address(0), head, self._takes_jobs)
@@ -159,9 +159,10 @@ class RayCluster:
         """Ray gives a node 30 seconds to start, which a busy machine may not keep: then once more."""
         command = [
             *("ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"),
+            f"--temp-dir={self.folder / address.rpartition('.')[2]}",  # each its own copy of a job's working directory
             *(f"--num-cpus={CPUS}", "--num-gpus=0", f"--object-store-memory={100 << 20}", *options),
         ]
-        log = self.folder.with_name(f"node-{address}.log")
+        log = self.folder / f"node-{address}.log"
         for _ in range(STARTS):
             log.unlink(missing_ok=True)
             with log.open("ab") as file:
@@ -242,7 +243,7 @@ def ray_cluster(nodes: int) -> Iterator[RayCluster]:
     """A running cluster; the test is skipped where Ray is not installed."""
     pytest.importorskip("ray")
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # sockets need short names
-        cluster = RayCluster(Path(folder, "ray"), nodes)
+        cluster = RayCluster(Path(folder), nodes)
         try:
             cluster.start()
             yield cluster
