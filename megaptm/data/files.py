@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
+
+_PARSING = Lock()
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -22,6 +26,15 @@ def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
     return buffer.getvalue()
+
+
+def open_array(path: str | os.PathLike[str], *, mapped: bool) -> np.ndarray:
+    """The array in a `.npy` file; `mapped`: what is read of it is all that takes memory.
+
+    One thread at a time: numpy parses its header as Python, which Python 3.11 does not reliably do in several at once.
+    """
+    with _PARSING:
+        return np.load(path, mmap_mode="r" if mapped else None)
 
 
 TAR_NAME = 100

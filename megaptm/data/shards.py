@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from megaptm.data.files import open_array
 from megaptm.data.manifest import ANNOTATIONS, Manifest, Split, read_manifest, write_manifest
 from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
@@ -116,7 +117,7 @@ def open_index(folder: str | os.PathLike[str], info: ShardInfo) -> np.ndarray:
     """int64 [documents, 2 * fields]: the index of a shard, mapped into memory."""
     path = Path(folder) / info.index_name
     try:
-        return np.asarray(np.load(path, mmap_mode="r"))
+        return np.asarray(open_array(path, mapped=True))
     except (OSError, ValueError, EOFError):
         raise UserError(f"{path} is missing or damaged: copy the shard again or rebuild the corpus.") from None
 

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from megaptm.data.files import open_array
 from megaptm.errors import UserError
 
 ROW = np.dtype(
@@ -134,7 +135,7 @@ def table_name(split: str) -> str:
 
 def _mapped(path: Path) -> np.ndarray:
     # Small ones are read whole: an array of no rows cannot be mapped.
-    rows = np.load(path, mmap_mode="r" if path.stat().st_size > 4096 else None)
+    rows = open_array(path, mapped=path.stat().st_size > 4096)
     if rows.dtype != ROW:
         raise UserError(f"{path} is not a table of shards: rebuild the corpus with this version of megaptm.")
     return rows
