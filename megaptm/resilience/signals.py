@@ -54,6 +54,10 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def deaf_from_now_on(self) -> None:
+        """The work is done and saved: a signal that comes late, or again, must not make a death of an orderly end."""
+        self._before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
+
     @contextmanager
     def ends_waiting(self) -> Iterator[None]:
         """For what may wait for a server: `StopError` some seconds after a stop is requested, wherever it waits."""

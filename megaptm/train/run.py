@@ -32,9 +32,11 @@ def run_worker(folder: str) -> int:
         # Before the world is joined, so that a second job on the same folder fails alone and at once.
         lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
         try:
-            return _work(run, config, place, lock, stop)
+            code = _work(run, config, place, lock, stop)
         except StopError:  # before the first step: what was saved earlier stands
-            return EXIT_CONTINUE
+            code = EXIT_CONTINUE
+        stop.deaf_from_now_on()
+        return code
 
 
 def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest) -> int:

@@ -114,7 +114,7 @@ def no_corpus(bench, _):
 def silent_object_store(bench, stack):
     given = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ACCESS_KEY_ID": "a"}
     stack.enter_context(environment(**given, AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION="us-east-1"))
-    return bench.words("data.mix={s3://bucket/corpus: 1}", "data.patience=1")
+    return bench.words("data.mix={s3://bucket/corpus: 1}", "data.patience=5")
 
 
 @contextmanager

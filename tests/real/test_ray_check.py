@@ -13,7 +13,7 @@ pytestmark = pytest.mark.real
 
 
 def test_every_node_is_asked_and_measured(ray, corpus, tmp_path):
-    words = small("gpt2", tmp_path / "run", corpus, "layout.data=3")
+    words = small("gpt2", tmp_path / "run", corpus, "layout.data=3", "layout.microbatch=2")
     done = subprocess.run(
         [sys.executable, "-m", "megaptm", "check", *words, "--speed", "--json"],
         env={**ray.environment, "RAY_ADDRESS": ray.address},

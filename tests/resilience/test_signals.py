@@ -50,6 +50,18 @@ def test_handlers_are_as_before_afterwards():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
 
 
+def test_a_signal_that_comes_when_all_is_done_does_no_harm():
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    try:
+        with StopRequest() as stop:
+            stop.deaf_from_now_on()
+        for number in signals.SIGNALS:
+            send(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_loader_s_worker_serves_through_a_stop_but_dies_of_sigterm():
     with StopRequest() as stop:
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
