@@ -67,9 +67,9 @@ on_all_nodes() {
     trap 'woken=yes' TERM                                # a node was lost, or the job canceled: stay to note what happened
     # The first process that ends, for whatever reason, leaves the others a minute to end by themselves.
     srun "${options[@]}" --export=ALL --wait=60 --kill-on-bad-exit=0 --output="$logs/rank-%t.log" "$@" \
-        2> >(tee "$logs/srun.log" >&2) &
+        2>"$logs/srun.log" &
     tasks=$!
-    tail -F -n +1 -s 0.2 --pid="$tasks" "$logs/rank-0.log" 2>/dev/null &
+    tail -q -F -n +1 -s 0.2 --pid="$tasks" "$logs/srun.log" "$logs/rank-0.log" 2>/dev/null &
     while woken=""; wait "$tasks"; code=$?; [[ $woken ]] && ((code > 128)); do :; done
     wait $! 2>/dev/null
 }

@@ -44,7 +44,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 JobRequeue=1
 MinJobAge=600
-KillWait=5
+KillWait=15
 SlurmctldTimeout=10
 SlurmdTimeout=5
 ReturnToService=2
