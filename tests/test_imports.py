@@ -34,16 +34,17 @@ MAY_IMPORT = {
         *(*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "data", "track"),
         *("checkpoint", "resilience", "parallel", "hub"),
     ),
+    "ray_cluster": (),
     "check": (
         *(*NO_TORCH, "storage", "tokenizers", "data", "track", "checkpoint", "resilience"),
-        *("parallel", "train"),
+        *("parallel", "train", "ray_cluster"),
     ),
     "slurm": ("config", "plan", "resilience", "train", "check"),
-    "ray": ("config", "plan", "resilience", "train", "check"),
+    "ray": ("config", "plan", "resilience", "train", "check", "ray_cluster"),
 }
 ENTRANCES = ("__main__", "commands", "demo")
 """The command line, which may import everything."""
-PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "storage", "tokenizers")
+PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "ray_cluster", "storage", "tokenizers")
 
 
 def modules(package):

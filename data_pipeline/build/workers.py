@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from megaptm.errors import UserError
+from megaptm.ray_cluster import connected
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -21,10 +20,6 @@ SMALL = 64 << 20
 # A worker that dies (out of memory, lost machine) is replaced, and its job runs again; jobs write under a temporary
 # name and rename, so a worker believed dead does no harm.
 RETRIES = 3
-
-# Ray gives itself 30 seconds to start, which a machine busy with other work, reading Ray's files for the first time,
-# can miss; the next start finds them in memory.
-STARTS = 3
 
 
 class Workers(Protocol):
@@ -83,47 +78,12 @@ def open_workers(count: int | None, input_bytes: int, scratch: Path | None = Non
     if count == 0:
         yield InProcess()
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with connected(cpus=count):
         import ray
-    except ImportError:
-        raise UserError(
-            "building with workers needs Ray: `pip install megaptm[corpus]`, or ask for 0 workers."
-        ) from None
-    started = not ray.is_initialized()
-    if started:
-        _start_ray(count)
-    try:
+
         if scratch is not None:
             _check_shared(scratch)
         yield OnRay(count or int(ray.cluster_resources()["CPU"]))
-    finally:
-        if started:
-            ray.shutdown()
-
-
-def _start_ray(count: int | None) -> None:
-    import ray
-
-    if address := os.environ.get("RAY_ADDRESS"):
-        _check_answers(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        return
-    for attempts_left in reversed(range(STARTS)):
-        try:
-            ray.init(
-                address="local",
-                num_cpus=count,
-                object_store_memory=128 << 20,  # jobs exchange file names and tables, not text
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-            return
-        except Exception as error:  # Ray raises the bare class
-            if not attempts_left or "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
 
 
 def _check_shared(scratch: Path) -> None:
@@ -147,19 +107,6 @@ def _check_shared(scratch: Path) -> None:
             f"machine {blind} of the Ray cluster does not see {scratch}: name a folder that all machines share with "
             "scratch=FOLDER."
         )
-
-
-def _check_answers(address: str) -> None:
-    """Ray itself would try for minutes before it says that nobody is there."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # `auto`, `local`: Ray looks for itself
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise UserError(
-            f"no Ray answers at RAY_ADDRESS ({address}): {error.strerror or error}; correct or unset it."
-        ) from None
 
 
 def _quietly(function: Callable[[Job], Result], job: Job) -> Result:

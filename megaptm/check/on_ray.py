@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import secrets
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaptm.check.process import Output, last_line, run
-from megaptm.errors import UserError
-
-ANSWER_SECONDS = 10.0
-PORTS = range(12000, 32000)
-"""Below those that Linux gives to outgoing connections."""
+from megaptm.check.process import Output, run
+from megaptm.ray_cluster import connected
+from megaptm.train.environment import MEETING_PORTS
 
 
 def run_on_ray(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[Output]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with _cluster():
+    with connected():
         nodes = [node for node in ray.nodes() if node["Alive"]]
         meeting = {
             "WORLD_SIZE": str(len(nodes)),
             "LOCAL_RANK": "0",
             "MASTER_ADDR": nodes[0]["NodeManagerAddress"],
-            "MASTER_PORT": str(secrets.choice(PORTS)),
+            "MASTER_PORT": str(secrets.choice(MEETING_PORTS)),
         }
         task = ray.remote(num_cpus=0, max_retries=0)(_on_node)
         asked = [
@@ -64,33 +58,3 @@ def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}"
         for host, node in zip(hosts, nodes, strict=True)
     ]
-
-
-@contextlib.contextmanager
-def _cluster() -> Iterator[None]:
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    address = os.environ["RAY_ADDRESS"]
-    _must_answer(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UserError(f"RAY_ADDRESS={address} is no Ray cluster ({last_line(str(error))}): unset it.") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _must_answer(address: str) -> None:
-    """Ray itself tries for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not port.isdigit():
-        return  # a word, as `auto`
-    try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-    except OSError as error:
-        raise UserError(f"RAY_ADDRESS={address} does not answer ({error}): start Ray there, or unset it.") from None

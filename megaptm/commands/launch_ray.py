@@ -73,7 +73,7 @@ def ray(
     \b
     Exit codes: 0 done, 1 a failure, 2 a mistake, 75 saved or cut short: start it again, it goes on where it was.
     """
-    from megaptm.ray.cluster import connect
+    from megaptm.ray.cluster import join
     from megaptm.train.prepare import read_config
 
     recipe = [word.removeprefix(CORPUS) for word in overrides if word.startswith(CORPUS)]
@@ -84,7 +84,7 @@ def ray(
     _refuse_copy(wanted.run)
     if corpus is None:
         _check(wanted, described)
-    connect(address, processes=wanted.layout.processes)
+    join(address, processes=wanted.layout.processes)
     if dry_run:
         _dry_run(wanted)
         return

@@ -12,7 +12,7 @@ from megaptm.config import Layout
 from megaptm.errors import UserError
 
 # Below the range that Linux gives to outgoing connections (32768 and up), above the well-known ports.
-SLURM_PORTS = range(12000, 32000)
+MEETING_PORTS = range(12000, 32000)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _from_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_address(environ),
         # Two steps of one job may share a node, so the step counts as well; and the restart: what was left of the start
         # before it may still listen.
-        "MASTER_PORT": str(SLURM_PORTS[(job * 64 + restart * 8 + step) % len(SLURM_PORTS)]),
+        "MASTER_PORT": str(MEETING_PORTS[(job * 64 + restart * 8 + step) % len(MEETING_PORTS)]),
     }
 
 

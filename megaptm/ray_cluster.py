@@ -1,0 +1,119 @@
+"""Connects this process to a Ray cluster: one that is named, or one of its own on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from megaptm.errors import UserError
+
+ANSWER_SECONDS = 15.0
+CLIENT = "ray://"
+"""Begins the address of Ray's client, which sees less of a cluster than a process on one of its nodes."""
+
+# Ray gives itself 30 seconds to start, which a machine busy with other work, reading Ray's files for the first time,
+# can miss; the next start finds them in memory.
+STARTS = 5
+
+
+@contextmanager
+def connected(*, cpus: int | None = None) -> Iterator[None]:
+    """Connected as by `connect` while it is entered; a process that already is stays so."""
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    connect(None, cpus=cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def connect(address: str | None, *, cpus: int | None = None) -> None:
+    """Join the cluster at `address`, or at RAY_ADDRESS; absent: start one here, of so many CPUs, or all there are.
+
+    A Ray that merely happens to run on this machine is left alone, unless the address is `auto`. A `UserError` in
+    bounded time where no cluster answers.
+    """
+    ray, wanted = _ray(), address or os.environ.get("RAY_ADDRESS") or "local"
+    if wanted == "local":
+        _start_here(ray, cpus)
+        return
+    _check_answers(wanted)
+    try:
+        ray.init(address=wanted, **_quiet())
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise _unreachable(wanted, error) from None
+
+
+def _ray() -> Any:
+    """The module, which must not report to its makers; a `UserError` where it is not."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("Ray is not installed, and this needs it: `pip install megaptm[corpus]`.") from None
+    return ray
+
+
+def _start_here(ray: Any, cpus: int | None) -> None:
+    for attempts_left in reversed(range(STARTS)):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                object_store_memory=128 << 20,  # what goes through it are names, tables and lines of logs
+                include_dashboard=False,
+                **_quiet(),
+            )
+            return
+        except Exception as error:  # Ray raises the bare class
+            if not attempts_left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+
+
+def _quiet() -> dict[str, Any]:
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for minutes, and then end this process, before it says that nobody is there."""
+    place = address.removeprefix(CLIENT)
+    if not place.rpartition(":")[2].isdigit():
+        return  # `auto`: Ray looks for itself
+    for answers in (_speaks_grpc,) if address.startswith(CLIENT) else (_speaks_grpc, _is_rays):
+        try:
+            answers(place)
+        except Exception as error:
+            raise _unreachable(address, error) from None
+
+
+def _speaks_grpc(place: str) -> None:
+    """Said in seconds where nobody listens, or another service does."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return
+    import grpc
+
+    with grpc.insecure_channel(place) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise ConnectionError(f"nothing in {ANSWER_SECONDS:.0f} s") from None
+
+
+def _is_rays(place: str) -> None:
+    """Raises within a minute where it is not, or where the token is not the cluster's."""
+    import ray._raylet
+
+    raylet: Any = ray._raylet
+    raylet.GcsClient(address=place)
+
+
+def _unreachable(address: str, error: Exception) -> UserError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return UserError(f"no Ray cluster answers at {address} ({said}): correct RAY_ADDRESS or --address, or unset it.")
