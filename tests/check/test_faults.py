@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import yaml
@@ -114,6 +115,10 @@ def no_corpus(bench, _):
 def silent_object_store(bench, stack):
     given = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ACCESS_KEY_ID": "a"}
     stack.enter_context(environment(**given, AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION="us-east-1"))
+    # A process keeps the file system that it first opened, which is of the server of other tests.
+    forget = fsspec.get_filesystem_class("s3").clear_instance_cache
+    forget()
+    stack.callback(forget)
     return bench.words("data.mix={s3://bucket/corpus: 1}", "data.patience=5")
 
 
