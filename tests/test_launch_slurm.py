@@ -1,15 +1,13 @@
 """`megaptm launch slurm`, before Slurm is asked for anything."""
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
+from megaptm.check.timing import jobs_needed
 from megaptm.config import load
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import plan
-from megaptm.slurm.wanted import Wanted, jobs_needed
 from tests.drills.program import ROOT, arguments
 
 HUGE = ("model.width=4096", "model.ffn=16384", "model.layers=24", "model.heads=32")
@@ -42,13 +40,11 @@ def test_the_nodes_follow_from_the_layout(launch):
 
 def test_the_number_of_jobs_follows_from_the_plan():
     """Not exactly one a day: starting and saving take their part of each."""
-    config, machine = load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g")
-    days = plan(config, machine).days_with_failures
-    whole = jobs_needed(config, machine, Wanted(config=Path("175b"), limit="24:00:00"))
-    halves = jobs_needed(config, machine, Wanted(config=Path("175b"), limit="24:00:00", more=("--time=12:00:00",)))
-    assert days < whole < 1.1 * days
-    assert halves > 2 * days
-    assert jobs_needed(config, machine, Wanted(config=Path("175b"), limit="60-00")) == 1
+    made = plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
+    days = made.days_with_failures
+    assert days < jobs_needed(made, 24 * 3600.0, warned=900.0) < 1.1 * days
+    assert jobs_needed(made, 12 * 3600.0, warned=900.0) > 2 * days
+    assert jobs_needed(made, 60 * 86400.0, warned=900.0) == 1
 
 
 def test_how_many_jobs_there_will_be_is_said(launch):

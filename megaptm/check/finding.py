@@ -44,6 +44,10 @@ class Request:
     slurm_options: tuple[str, ...] | None = None
     """Further options of sbatch: --partition=large; None: it is no job of Slurm, which is not asked."""
 
+    def gpus_on_node(self, processes: int) -> int:
+        """Of a node with so many processes."""
+        return processes if self.gpus_per_node is None else self.gpus_per_node
+
 
 def _silent(words: str) -> None:
     pass

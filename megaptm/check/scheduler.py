@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
 from megaptm.check.finding import Case, Finding, Request
 from megaptm.check.limits import option, seconds_of, words
 from megaptm.check.places import Places, places
+from megaptm.check.slurm import ask
 from megaptm.errors import UserError
 
-ANSWER_SECONDS = 30.0
 TOPIC = "slurm"
 
 
@@ -41,7 +39,7 @@ def scheduler(case: Case) -> Iterator[Finding]:
 
 def _partition(options: Sequence[str]) -> dict[str, str]:
     """What Slurm says of the partition that is asked for, or of the one that jobs go to."""
-    found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in _ask("scontrol", "show", "partition", "--oneliner")]
+    found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in ask("scontrol", "show", "partition", "--oneliner")]
     wanted = option(options, "partition", "p")
     for partition in found:
         if partition["PartitionName"] == wanted or (wanted is None and partition.get("Default") == "YES"):
@@ -110,12 +108,12 @@ def gpus_asked(case: Case, asked: Places) -> int:
     written = option(options, "gpus-per-node") or option(options, "gres")
     if written:
         return _gpus_in(written if "gpu" in written else f"gpu:{written}")  # of any kind: a100:8
-    return asked.per_node if request.gpus_per_node is None else request.gpus_per_node
+    return request.gpus_on_node(asked.per_node)
 
 
 def _nodes(partition: str) -> dict[str, int]:
     """Node of a partition -> its GPUs."""
-    lines = _ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
+    lines = ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
     return {node: _gpus_in(gres) for node, _, gres in (line.partition("|") for line in lines)}
 
 
@@ -127,32 +125,11 @@ def _gpus_in(gres: str) -> int:
 
 def _test_only(request: Request, asked: Places) -> None:
     """The last word is Slurm's: accounts, limits, features, whatever a site has."""
-    gpus = asked.per_node if request.gpus_per_node is None else request.gpus_per_node
+    gpus = request.gpus_on_node(asked.per_node)
     limit = request.seconds
     given = [
         *(f"--nodes={asked.nodes}", f"--ntasks-per-node={asked.per_node}"),
         *([f"--gpus-per-node={gpus}"] if gpus else []),
         *([f"--time={ceil(limit / 60)}"] if limit is not None and not isinf(limit) else []),
     ]
-    _ask("sbatch", "--test-only", *given, *(request.slurm_options or ()), "--wrap=true")
-
-
-def _ask(*command: str) -> list[str]:
-    """The lines that a command of Slurm prints."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, env=dict(os.environ)
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        raise UserError(_no_answer(command[0], f"nothing in {ANSWER_SECONDS:.0f} s")) from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        said = re.sub(r"^(\w+: )?(error: |fatal: |allocation failure: )+", "", said)
-        if command[0] != "sbatch":
-            raise UserError(_no_answer(command[0], said))
-        raise UserError(f"Slurm refuses the job ({said}): change the request, `sinfo` shows what there is.")
-    return [line for line in done.stdout.splitlines() if line]
-
-
-def _no_answer(program: str, why: str) -> str:
-    return f"Slurm does not answer ({program}: {why}): see that slurmctld runs, and that SLURM_CONF is right."
+    ask("sbatch", "--test-only", *given, *(request.slurm_options or ()), "--wrap=true")

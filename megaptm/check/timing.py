@@ -8,8 +8,7 @@ from math import ceil, isinf
 from megaptm.check.finding import Case, Finding
 from megaptm.check.limits import option, seconds_of, warning_seconds, words
 from megaptm.errors import UserError
-from megaptm.plan.machine import Machine
-from megaptm.plan.plan import Plan, plan
+from megaptm.plan.plan import DAY, Plan, plan
 
 LOST = 0.02
 LOST_DEVICE_HOURS = 100.0
@@ -34,18 +33,26 @@ def timing(case: Case) -> Iterator[Finding]:
         return
     made = plan(case.config, case.machine)
     if limit is not None and not isinf(limit):
-        yield _job(made, case.machine, limit, warned)
+        yield _job(made, limit, warned)
     else:
         yield Finding(TOPIC, "good", f"{made.steps:,} steps of {words(made.step.seconds)} take {_whole(made)}.")
     yield _saving(made)
 
 
-def _job(made: Plan, machine: Machine, limit: float, warned: float) -> Finding:
-    step, saving = made.step.seconds, made.failures.checkpoint_seconds
-    # Reading a checkpoint takes what writing it took.
-    start = machine.restart_minutes * 60 + saving
+def jobs_needed(made: Plan, limit: float, warned: float) -> int:
+    """Jobs of the whole run: its days, with failures, over what starting and saving leave of a job's limit."""
+    return max(1, ceil(made.days_with_failures * DAY / _seconds_of_steps(made, limit, warned)))
+
+
+def _seconds_of_steps(made: Plan, limit: float, warned: float) -> float:
+    return limit - warned - made.failures.restart_seconds
+
+
+def _job(made: Plan, limit: float, warned: float) -> Finding:
+    step, saving, start = made.step.seconds, made.failures.checkpoint_seconds, made.failures.restart_seconds
     numbers = {"limit": limit, "start_seconds": start, "step_seconds": step, "checkpoint_seconds": saving}
-    if limit - warned < start + step:
+    left = _seconds_of_steps(made, limit, warned)
+    if left < step:
         raise UserError(
             f"a job of {words(limit)} makes no step: it starts in {words(start)}, a step takes {words(step)}, and "
             f"{words(warned)} before its end it is told to save: raise --time above {words(start + step + warned)}."
@@ -55,10 +62,9 @@ def _job(made: Plan, machine: Machine, limit: float, warned: float) -> Finding:
             f"a job is told to save {words(warned)} before its end, but a step and a checkpoint take "
             f"{words(step + saving)}: have it told earlier (--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
         )
-    steps = int((limit - warned - start) / (step + saving / made.every))
-    jobs = ceil(made.steps / max(1, steps))
+    steps, jobs = max(1, int(left / (step + saving / made.every))), jobs_needed(made, limit, warned)
     says = f"a job of {words(limit)} makes {min(steps, made.steps):,} steps of {words(step)}: "
-    says += "the whole run." if jobs == 1 else f"{jobs:,} jobs for {made.steps:,}."
+    says += "the whole run." if jobs == 1 else f"{jobs:,} jobs for {made.steps:,}, failures included."
     return Finding(TOPIC, "good", says, {**numbers, "steps_per_job": steps, "jobs": jobs})
 
 

@@ -9,6 +9,7 @@ from megaptm.config.check import check
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest, memory
+from megaptm.plan.search import divisors
 from megaptm.plan.work import work_of
 
 
@@ -29,15 +30,11 @@ def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
         yield layout.model_copy(update={"data": data})
     others = [
         _of(layout, tensor=tensor, pipeline=pipeline, data=data)
-        for tensor in _divisors(spec.size.heads, most=room(1))
-        for pipeline in _divisors(spec.size.layers * len(spec.family.stacks), most=room(tensor) // tensor)
-        for data in _divisors(config.train.batch, most=room(tensor) // (tensor * pipeline))
+        for tensor in divisors(spec.size.heads, most=room(1))
+        for pipeline in divisors(spec.size.layers * len(spec.family.stacks), most=room(tensor) // tensor)
+        for data in divisors(config.train.batch, most=room(tensor) // (tensor * pipeline))
     ]
     yield from sorted(others, key=lambda one: (-one.processes, _distance(one, layout)))
-
-
-def _divisors(number: int, *, most: int) -> list[int]:
-    return [one for one in range(1, min(number, most) + 1) if number % one == 0]
 
 
 def _of(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:

@@ -24,6 +24,8 @@ class Failures:
 
     checkpoint_bytes: float
     checkpoint_seconds: float
+    restart_seconds: float
+    """Of a job that goes on, before its first step: what the machine needs, and reading the checkpoint."""
     mtbf_hours: float
     """Between two failures of the job: that of a node over the number of nodes."""
     expected: float
@@ -118,6 +120,7 @@ class Plan:
             "failures": {
                 "mtbf_hours": failures.mtbf_hours,
                 "expected": failures.expected,
+                "restart_seconds": failures.restart_seconds,
                 "goodput": failures.goodput,
                 "best_goodput": failures.best_goodput,
             },
@@ -169,6 +172,7 @@ def failures(machine: Machine, *, nodes: int, parameters: int, step_seconds: flo
     return Failures(
         checkpoint_bytes=size,
         checkpoint_seconds=saving,
+        restart_seconds=restart,
         mtbf_hours=between / 3600,
         expected=steps * step_seconds / at_config / between,
         best_interval_steps=max(1, round(best / step_seconds)),

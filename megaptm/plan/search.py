@@ -85,14 +85,14 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
     """Combinations worth looking at: tensor ranks within a node, moments divided wherever there are copies."""
     work = work_of(config)
     layers = work.spec.size.layers * len(work.spec.family.stacks)
-    for tensor in _divisors(min(machine.devices, devices)):
-        for pipeline in _divisors(layers):
+    for tensor in divisors(min(machine.devices, devices)):
+        for pipeline in divisors(layers):
             if devices % (tensor * pipeline):
                 continue
             data = devices // (tensor * pipeline)
             rows = config.train.batch // data  # where data ranks do not divide the batch, the check says so
-            for virtual in _divisors(layers // pipeline) if pipeline > 1 else [1]:
-                for microbatch in [one for one in _divisors(rows) if one <= 64] or [1]:
+            for virtual in divisors(layers // pipeline) if pipeline > 1 else [1]:
+                for microbatch in [one for one in divisors(rows) if one <= 64] or [1]:
                     for recompute in ("none", "full"):
                         yield Layout(
                             data=data,
@@ -110,8 +110,9 @@ def _can_slice(work: Work, tensor: int) -> bool:
     return tensor > 1 and not any(length % tensor for length in work.lengths.values())
 
 
-def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+def divisors(number: int, *, most: int | None = None) -> list[int]:
+    """All, or those up to `most`, ascending."""
+    return [one for one in range(1, min(number, number if most is None else most) + 1) if number % one == 0]
 
 
 def _kind(sentence: str) -> str:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megaptm.check.limits import WARNING_SECONDS
+
 CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN", "MEGAPTM_CHECK")
 """Variables that a job takes along from where it is submitted; no others."""
 
@@ -32,7 +34,7 @@ class Job:
         options = [
             *(f"--job-name={self.name}", f"--nodes={self.nodes}", f"--ntasks-per-node={self.tasks}", *gpus),
             *(f"--cpus-per-task={self.cpus}", "--mem=0", "--exclusive", f"--time={self.time}"),
-            *("--signal=B:USR1@900", "--requeue", "--open-mode=append", f"--output={self.output}"),
+            *(f"--signal=B:USR1@{WARNING_SECONDS:.0f}", "--requeue", "--open-mode=append", f"--output={self.output}"),
             *(f"--export={','.join(CARRIED)}", *self.more),
         ]
         return [f"#SBATCH {option}" for option in options]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import megaptm
+from megaptm.check.slurm import ask
 from megaptm.errors import UserError
 
 POLL_SECONDS = 1.0
@@ -24,7 +25,7 @@ def check_slurm(home: Path, script: str) -> None:
         )
     if not (home / "slurm/common.sh").is_file():
         raise UserError(f"{home} has no slurm/common.sh: set MEGAPTM_HOME to the checkout of megaptm.")
-    _slurm("sbatch", "--test-only", environment=os.environ, script=script)
+    ask("sbatch", "--test-only", script=script)
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -42,8 +43,8 @@ def submit(script: Path, *, jobs: int, chain: str) -> list[str]:
     numbers: list[str] = []
     for _ in range(jobs):
         after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
-        said = _slurm("sbatch", "--parsable", *after, str(script), environment=environment)
-        numbers.append(said.strip().partition(";")[0])
+        [said] = ask("sbatch", "--parsable", *after, str(script), environment=environment)
+        numbers.append(said.partition(";")[0])
     return numbers
 
 
@@ -76,12 +77,3 @@ def describe(job: str) -> dict[str, str]:
     command = ["scontrol", "show", "job", job, "--oneliner"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return dict(word.partition("=")[::2] for word in done.stdout.split() if "=" in word)
-
-
-def _slurm(*command: str, environment: Mapping[str, str], script: str | None = None) -> str:
-    done = subprocess.run(command, env=dict(environment), input=script, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        reason = lines[-1].removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
-        raise UserError(f"Slurm refuses the job ({reason}): change the request, `sinfo` shows what there is.")
-    return done.stdout

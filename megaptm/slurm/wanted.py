@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 
 from megaptm.check.all import before_submission
 from megaptm.check.finding import Case, Request
 from megaptm.check.limits import option, seconds_of, warning_seconds
 from megaptm.check.places import places
+from megaptm.check.timing import jobs_needed
 from megaptm.config import Config
 from megaptm.plan.machine import Machine, load_machine
-from megaptm.plan.plan import DAY, plan
+from megaptm.plan.plan import plan
 from megaptm.slurm.script import Job, render
 from megaptm.slurm.submit import check_slurm, home
 from megaptm.train.prepare import prepare, read_config
@@ -61,7 +61,8 @@ def submission(wanted: Wanted) -> Submission:
     """The script and how many jobs of it; a `UserError` where the run cannot start so."""
     config = read_config(wanted.config, wanted.overrides)
     machine = load_machine(wanted.machine) if wanted.machine else None
-    case = Case(config=config, machine=machine, request=_request(wanted, config, machine))
+    request = _request(wanted, config, machine)
+    case = Case(config=config, machine=machine, request=request)
     before_submission(case)
     found = places(case)
     assert found is not None
@@ -69,23 +70,20 @@ def submission(wanted: Wanted) -> Submission:
         name=Path(config.run).name,
         nodes=found.nodes,
         tasks=found.per_node,
-        gpus=found.per_node if wanted.gpus is None else wanted.gpus,
+        gpus=request.gpus_on_node(found.per_node),
         cpus=wanted.cpus,
         time=wanted.limit,
         output=f"{config.run}/logs/job-%j.log",
         more=wanted.more,
     )
     script = render(job, [config.run], title=f"Written by megaptm launch slurm {wanted.config}")
-    jobs = wanted.jobs or (jobs_needed(config, machine, wanted) if machine else 1)
+    jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
     return Submission(config=config, script=script, jobs=jobs)
 
 
-def jobs_needed(config: Config, machine: Machine, wanted: Wanted) -> int:
-    """Jobs of the whole run: its days, with failures, over what starting and saving leave of a job's limit."""
-    made = plan(config, machine)
-    start = machine.restart_minutes * 60 + made.failures.checkpoint_seconds
-    left = seconds_of(option(wanted.more, "time", "t") or wanted.limit) - warning_seconds(wanted.more) - start
-    return max(1, ceil(made.days_with_failures * DAY / left))
+def _jobs(config: Config, machine: Machine, wanted: Wanted) -> int:
+    limit = seconds_of(option(wanted.more, "time", "t") or wanted.limit)
+    return jobs_needed(plan(config, machine), limit, warning_seconds(wanted.more))
 
 
 def _request(wanted: Wanted, config: Config, machine: Machine | None) -> Request:
