@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from data_pipeline.report import CorpusReport
+from data_pipeline.report import CorpusReport
+
+PAGE = "report.html"
 
 STYLE = """
 :root { color-scheme: light dark; --bar: #4477aa; --lost: #cc6677; --line: #8884; --faint: #808080 }
@@ -23,6 +24,11 @@ td.chart { width: 50%; padding-right: 0 }
 .faint, summary { color: var(--faint) } code, pre { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere }
 pre { white-space: pre-wrap; margin: .2rem 0 .8rem } .note { color: var(--lost) }
 """
+
+
+def write_page(report: CorpusReport, folder: Path) -> None:
+    """Write the page beside the corpus."""
+    (folder / PAGE).write_text(html(report), encoding="utf-8")
 
 
 def html(report: CorpusReport) -> str:

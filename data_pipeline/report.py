@@ -16,17 +16,15 @@ from rich.text import Text
 
 from data_pipeline.build.tokenizing import ShardResult
 from data_pipeline.document import Dropped
-from data_pipeline.page import html
 from megaptm.data.shards import Manifest, Split
 
 REPORT = "report.json"
-PAGE = "report.html"
 BAR_WIDTH = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport:
-    """Saved as `report.json` and `report.html` in the corpus; not part of its identity, since it holds times."""
+    """Saved as `report.json` in the corpus; not part of its identity, since it holds times."""
 
     folder: str
     id: str
@@ -70,7 +68,6 @@ class CorpusReport:
         totals = {what: self.total(what) for what in ("documents", "tokens", "bytes")}
         content = {**asdict(self), **totals, "tokens_per_byte": self.tokens_per_byte}
         (folder / REPORT).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        (folder / PAGE).write_text(html(self), encoding="utf-8")
 
     def print(self, console: Console) -> None:
         table = Table(title=f"corpus {self.folder}", title_justify="left")

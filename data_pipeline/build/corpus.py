@@ -24,6 +24,7 @@ from data_pipeline.build.work import Work
 from data_pipeline.build.workers import open_workers
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
+from data_pipeline.page import write_page
 from data_pipeline.progress import Stages
 from data_pipeline.recipe import Recipe
 from data_pipeline.report import CorpusReport, report_on
@@ -90,6 +91,7 @@ def build_corpus(
             seconds=stages.seconds,
         )
         report.save(output.folder)
+        write_page(report, output.folder)
         output.publish(work)
     return report
 

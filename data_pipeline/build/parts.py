@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.build.work import Work, key_of
 from data_pipeline.clean import Step, run_steps
 from data_pipeline.deduplicate import Deduplicate, write_part
-from data_pipeline.deduplicate.files import load
+from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped
 from data_pipeline.recipe import Recipe
 from data_pipeline.sources import InputFile, OnError, Span, deal, read

@@ -16,9 +16,9 @@ import numpy as np
 
 from data_pipeline.deduplicate.buckets import Listing, within
 from data_pipeline.deduplicate.components import Components
-from data_pipeline.deduplicate.files import load, save
 from data_pipeline.deduplicate.options import Near
 from data_pipeline.deduplicate.sketch import PLACE_BITS
+from data_pipeline.deduplicate.tables import load, save
 
 WINDOW = 8
 CONSIDERED, DECIDING = 32, 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipeline.deduplicate.buckets import Listing, Run, buckets, within
-from data_pipeline.deduplicate.files import load, save
+from data_pipeline.deduplicate.tables import load, save
 
 DUPLICATE = "duplicate"
 """Why a document is left out that is equal to an earlier one."""

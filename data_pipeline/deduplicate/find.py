@@ -9,9 +9,10 @@ import numpy as np
 
 from data_pipeline.deduplicate.buckets import Listing, Run
 from data_pipeline.deduplicate.exact import DUPLICATE, equal
-from data_pipeline.deduplicate.files import Part, load, read_part, save
+from data_pipeline.deduplicate.files import Part, read_part
 from data_pipeline.deduplicate.near import near
 from data_pipeline.deduplicate.options import Deduplicate
+from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.document import EXAMPLES
 
 REASONS = ("", DUPLICATE, "near duplicate")

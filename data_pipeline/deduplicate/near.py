@@ -11,8 +11,8 @@ from data_pipeline.deduplicate.bands import BandJob, compare_bands
 from data_pipeline.deduplicate.buckets import Listing, Run, buckets
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.exact import between
-from data_pipeline.deduplicate.files import load, save
 from data_pipeline.deduplicate.options import Near
+from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.deduplicate.texts import Texts
 
 PAIRS = 1 << 15

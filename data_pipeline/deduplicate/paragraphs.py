@@ -10,9 +10,10 @@ import numpy as np
 from data_pipeline.clean.step import with_text
 from data_pipeline.deduplicate.buckets import Listing, Run
 from data_pipeline.deduplicate.exact import DUPLICATE, between, equal
-from data_pipeline.deduplicate.files import Part, load, read_part, write_part
+from data_pipeline.deduplicate.files import Part, read_part, write_part
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.split import repeatable, without
+from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Document, Dropped
 
 NOTHING_NEW = "nothing but repeated paragraphs"

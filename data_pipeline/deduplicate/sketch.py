@@ -1,7 +1,7 @@
 """What later jobs need to know of a part's documents, written while the part is: tables sorted by hash, so that a job
 for a range of hashes reads that range and no more.
 
-    <stem>.columns.npy      one row a document, `files.COLUMNS`
+    <stem>.columns.npy      one row a document, `tables.COLUMNS`
     <stem>.digests.npy      uint64 [3, documents]: both halves of the digest, then the row, sorted by digest
     <stem>.paragraphs.npy   uint64 [3, paragraphs]: the same of paragraphs, numbered through the part
     <stem>.signatures.npy   uint32 [documents, hashes]
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipeline.deduplicate.files import COLUMNS, Rows, save
 from data_pipeline.deduplicate.minhash import EMPTY, PIECE, band_keys, bins, densify, shingles
 from data_pipeline.deduplicate.options import Deduplicate, Near
 from data_pipeline.deduplicate.split import repeatable
+from data_pipeline.deduplicate.tables import COLUMNS, Rows, save
 from data_pipeline.document import Document
 
 PLACE_BITS = 24

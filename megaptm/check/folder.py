@@ -15,7 +15,7 @@ from megaptm.checkpoint.files import FULL, HashedWriter, human_bytes, sha256_of
 from megaptm.config import Config, resolve_model
 from megaptm.errors import UserError
 from megaptm.plan.count import count
-from megaptm.plan.plan import CHECKPOINT_BYTES
+from megaptm.plan.saving import CHECKPOINT_BYTES
 from megaptm.resilience.lock import RunLock, in_use
 from megaptm.storage import sync, write_whole
 from megaptm.train.prepare import no_folder

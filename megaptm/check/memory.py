@@ -1,16 +1,22 @@
-"""Does the fullest rank fit on a device of the machine?"""
+"""Does the fullest rank fit on a device of the machine, and what checkpoints are written from in its host's memory?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding
+from megaptm.config import Config
+from megaptm.plan.count import count
+from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest
 from megaptm.plan.memory import memory as planned
+from megaptm.plan.saving import saving
 from megaptm.plan.search import FULL
 from megaptm.plan.work import work_of
 
 GIB = 2**30
+HOST_SHARE = 0.75
+"""Of the host's memory that copies may take: the rest is of the processes, some GiB each, and of the system."""
 
 
 def memory(case: Case) -> Iterator[Finding]:
@@ -20,7 +26,8 @@ def memory(case: Case) -> Iterator[Finding]:
         how = "the config must be right first" if case.mistakes else "name one with --machine"
         yield Finding("memory", "unknown", f"whether a rank fits on its device is not known: {how}.")
         return
-    held = planned(work_of(case.config))
+    work = work_of(case.config)
+    held = planned(work)
     stage = fullest(held)
     needed, usable = held[stage].total, machine.usable_bytes
     free, share = usable - needed, (usable - needed) / usable
@@ -38,6 +45,25 @@ def memory(case: Case) -> Iterator[Finding]:
     else:
         left = f"{free / GIB:,.1f} GiB ({share:.0%}) are left"
         yield Finding("memory", "good", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", numbers)
+    if free >= 0:
+        yield from _copies(case.config, machine, count(work.spec, with_heads=True), free)
+
+
+def _copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
+    """`free`: bytes of a device that the run leaves."""
+    needed = saving(config, machine, parameters).host_bytes
+    if not needed:
+        return
+    on_node = min(machine.devices, config.layout.processes)
+    room = on_node * free if machine.host_gib is None else HOST_SHARE * machine.host_gib * GIB
+    numbers = {"host_bytes": needed, "usable_host_bytes": room}
+    says = (
+        f"copies that checkpoints are written from take {_gib(needed)} of the {_gib(room)} GiB that a host has for them"
+    )
+    if needed > room:
+        yield Finding("memory", "fault", f"{says}: set checkpoint.asynchronous=false, or use more nodes.", numbers)
+    else:
+        yield Finding("memory", "good", f"{says}.", numbers)
 
 
 def _gib(size: float) -> str:

@@ -8,7 +8,8 @@ from math import ceil, isinf
 from megaptm.check.finding import Case, Finding
 from megaptm.check.limits import option, seconds_of, warning_seconds, words
 from megaptm.errors import UserError
-from megaptm.plan.plan import DAY, Plan, plan
+from megaptm.plan.failures import DAY
+from megaptm.plan.plan import Plan, plan
 
 LOST = 0.02
 LOST_DEVICE_HOURS = 100.0
@@ -49,7 +50,7 @@ def _seconds_of_steps(made: Plan, limit: float, warned: float) -> float:
 
 
 def _job(made: Plan, limit: float, warned: float) -> Finding:
-    step, saving, start = made.step.seconds, made.failures.checkpoint_seconds, made.failures.restart_seconds
+    step, saving, start = made.step.seconds, made.saving.seconds, made.failures.restart_seconds
     numbers = {"limit": limit, "start_seconds": start, "step_seconds": step, "checkpoint_seconds": saving}
     left = _seconds_of_steps(made, limit, warned)
     if left < step:
@@ -62,7 +63,7 @@ def _job(made: Plan, limit: float, warned: float) -> Finding:
             f"a job is told to save {words(warned)} before its end, but a step and a checkpoint take "
             f"{words(step + saving)}: have it told earlier (--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
         )
-    steps, jobs = max(1, int(left / (step + saving / made.every))), jobs_needed(made, limit, warned)
+    steps, jobs = max(1, int(left / (step + made.saving.stall / made.every))), jobs_needed(made, limit, warned)
     says = f"a job of {words(limit)} makes {min(steps, made.steps):,} steps of {words(step)}: "
     says += "the whole run." if jobs == 1 else f"{jobs:,} jobs for {made.steps:,}, failures included."
     return Finding(TOPIC, "good", says, {**numbers, "steps_per_job": steps, "jobs": jobs})

@@ -67,6 +67,10 @@ class Machine(Section):
     """Between devices of a node."""
     between: Link
     """Between nodes: each device's share of the node's network."""
+    host_gib: Positive | None = None
+    """Memory of a node's CPUs; absent where the device is a CPU, whose own it is."""
+    host_gigabytes_per_second: Positive
+    """Rate at which one device copies to the host's memory, all of a node at once."""
     disk_gigabytes_per_second: Positive
     """Rate at which one node writes checkpoints."""
     node_mtbf_days: Positive

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil
 from typing import Any
 
 from megaptm.config import Config
 from megaptm.plan.count import count
+from megaptm.plan.failures import DAY, Failures, failures
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, fullest, memory
+from megaptm.plan.saving import Saving, saving
 from megaptm.plan.step import Step, step
 from megaptm.plan.work import Work, work_of
-
-CHECKPOINT_BYTES = 12
-"""Of a parameter in a checkpoint: float32 weight and two moments (parallel/state.py)."""
-DAY = 86400.0
-
-
-@dataclass(frozen=True)
-class Failures:
-    """What saving and failing cost, to first order in interval / time between failures (Young, 1974)."""
-
-    checkpoint_bytes: float
-    checkpoint_seconds: float
-    restart_seconds: float
-    """Of a job that goes on, before its first step: what the machine needs, and reading the checkpoint."""
-    mtbf_hours: float
-    """Between two failures of the job: that of a node over the number of nodes."""
-    expected: float
-    """Failures in the whole run."""
-    best_interval_steps: int
-    """Steps between two checkpoints that lose least: sqrt(2 x time to save x time between failures)."""
-    goodput: float
-    """Share of time that makes steps, at the config's `checkpoint.every`."""
-    best_goodput: float
 
 
 @dataclass(frozen=True)
@@ -52,6 +31,7 @@ class Plan:
     steps: int
     """Of this phase of the run."""
     every: int
+    saving: Saving
     failures: Failures
 
     @property
@@ -79,7 +59,7 @@ class Plan:
 
     def numbers(self) -> dict[str, Any]:
         """The plan as JSON: plain numbers, seconds and bytes."""
-        work, layout, failures = self.work, self.work.layout, self.failures
+        work, layout, saving, failures = self.work, self.work.layout, self.saving, self.failures
         return {
             "model": self.title,
             "machine": self.machine.name,
@@ -112,8 +92,10 @@ class Plan:
                 "device_hours": self.device_hours,
             },
             "checkpoint": {
-                "bytes": failures.checkpoint_bytes,
-                "seconds": failures.checkpoint_seconds,
+                "bytes": saving.bytes,
+                "seconds": saving.seconds,
+                "stall_seconds": saving.stall,
+                "host_bytes": saving.host_bytes,
                 "every": self.every,
                 "best_every": failures.best_interval_steps,
             },
@@ -134,6 +116,7 @@ def plan(config: Config, machine: Machine) -> Plan:
     nodes = ceil(work.layout.processes / machine.devices)
     parameters = count(work.spec, with_heads=True)
     steps = config.train.steps - config.train.after
+    saved = saving(config, machine, parameters)
     return Plan(
         title=f"{config.model.family}/{config.model.size}",
         machine=machine,
@@ -144,38 +127,8 @@ def plan(config: Config, machine: Machine) -> Plan:
         step=timed,
         steps=steps,
         every=config.checkpoint.every,
+        saving=saved,
         failures=failures(
-            machine,
-            nodes=nodes,
-            parameters=parameters,
-            step_seconds=timed.seconds,
-            steps=steps,
-            every=config.checkpoint.every,
+            machine, saved, nodes=nodes, step_seconds=timed.seconds, steps=steps, every=config.checkpoint.every
         ),
-    )
-
-
-def failures(machine: Machine, *, nodes: int, parameters: int, step_seconds: float, steps: int, every: int) -> Failures:
-    """What a run of `steps` pays for checkpoints, and for the work that a failed node takes with it."""
-    size = float(CHECKPOINT_BYTES * parameters)
-    saving = size / (nodes * machine.disk_gigabytes_per_second * 1e9)
-    between = machine.node_mtbf_days * DAY / nodes
-    restart = machine.restart_minutes * 60 + saving  # reading takes what writing took
-
-    def goodput(interval: float) -> float:
-        saved = saving / (interval + saving)
-        lost = (interval / 2 + restart) / between
-        return max(0.0, (1 - saved) * (1 - min(1.0, lost)))
-
-    best = min(max(sqrt(2 * saving * between), step_seconds), steps * step_seconds)
-    at_config = max(goodput(min(every, steps) * step_seconds), 1e-9)
-    return Failures(
-        checkpoint_bytes=size,
-        checkpoint_seconds=saving,
-        restart_seconds=restart,
-        mtbf_hours=between / 3600,
-        expected=steps * step_seconds / at_config / between,
-        best_interval_steps=max(1, round(best / step_seconds)),
-        goodput=at_config,
-        best_goodput=goodput(best),
     )

@@ -11,6 +11,7 @@ from rich.text import Text
 from megaptm.config import Layout
 from megaptm.plan.dry import Dry
 from megaptm.plan.plan import Plan
+from megaptm.plan.saving import Saving
 from megaptm.plan.search import Candidate, Search
 
 GIB = 2**30
@@ -100,12 +101,12 @@ PARTS = {
 
 
 def _run(plan: Plan, console: Console) -> None:
-    failures = plan.failures
+    saving, failures = plan.saving, plan.failures
     rows = {
         "steps": f"{plan.steps:,}, {plan.work.tokens * plan.steps:,} tokens",
         "time": f"{_days(plan.days)} of steps, {_days(plan.days_with_failures)} with saving and failures",
         "device hours": f"{plan.device_hours:,.0f}",
-        "checkpoint": f"{failures.checkpoint_bytes / 1e9:,.1f} GB in {_seconds(failures.checkpoint_seconds)}, "
+        "checkpoint": f"{saving.bytes / 1e9:,.1f} GB in {_seconds(saving.seconds)}{_beside(saving)}, "
         f"every {plan.every:,} steps; least is lost at every {failures.best_interval_steps:,}",
         "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
         "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",
@@ -114,6 +115,12 @@ def _run(plan: Plan, console: Console) -> None:
     for name, words in rows.items():
         table.add_row(name, words)
     console.print(table)
+
+
+def _beside(saving: Saving) -> str:
+    if not saving.host_bytes:
+        return ""
+    return f" (steps wait for {_seconds(saving.stall)}, and {saving.host_bytes / GIB:,.1f} GiB of each host hold it)"
 
 
 def bar(parts: Mapping[str, float], *, whole: float) -> Text:

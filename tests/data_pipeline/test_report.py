@@ -1,5 +1,6 @@
 import html.parser
 
+from data_pipeline.page import write_page
 from data_pipeline.report import CorpusReport
 
 REPORT = CorpusReport(
@@ -38,7 +39,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def test_the_page_says_what_the_report_does_and_closes_what_it_opens(tmp_path):
-    REPORT.save(tmp_path)
+    write_page(REPORT, tmp_path)
     reader = Reader()
     reader.feed((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert reader.open == []
@@ -50,5 +51,5 @@ def test_the_page_says_what_the_report_does_and_closes_what_it_opens(tmp_path):
 
 
 def test_text_of_documents_is_never_part_of_the_page(tmp_path):
-    REPORT.save(tmp_path)
+    write_page(REPORT, tmp_path)
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ import pytest
 
 from megaptm.families import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
-from megaptm.plan.plan import CHECKPOINT_BYTES
 from megaptm.plan.published import MISSES, Row, compare_all, markdown, sources, summary, work_of_row
+from megaptm.plan.saving import CHECKPOINT_BYTES
 from megaptm.plan.software import Software
 from megaptm.plan.work import Work
 

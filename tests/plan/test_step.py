@@ -9,7 +9,7 @@ from megaptm.config import load
 from megaptm.families import CATALOGUE
 from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
-from megaptm.plan.plan import CHECKPOINT_BYTES, failures, plan
+from megaptm.plan.plan import plan
 from megaptm.plan.schedule import timeline
 from megaptm.plan.search import best, search
 from megaptm.plan.stages import chunks, stages
@@ -93,19 +93,6 @@ def test_the_best_layout_is_legal_fits_and_is_faster_than_the_shipped_one():
     assert chosen.step.seconds <= plan(config, A100).step.seconds
     assert chosen.layout.processes == config.layout.processes
     assert [one.step.seconds for one in found.fitting] == sorted(one.step.seconds for one in found.fitting)
-
-
-def test_saving_as_often_as_young_says_loses_least():
-    """The best interval is no worse than its neighbors; more nodes fail more and are saved more often."""
-
-    def at(every: int, nodes: int = 128):
-        return failures(A100, nodes=nodes, parameters=175 * 10**9, step_seconds=30, steps=90_000, every=every)
-
-    interval = at(1000).best_interval_steps
-    assert at(interval).goodput == pytest.approx(at(1000).best_goodput, abs=1e-3)
-    assert at(interval).goodput > max(at(interval // 4).goodput, at(interval * 4).goodput)
-    assert at(1000, nodes=512).best_interval_steps < interval
-    assert at(1000).checkpoint_bytes == 175e9 * CHECKPOINT_BYTES
 
 
 def test_encoder_and_decoder_have_their_own_lengths():

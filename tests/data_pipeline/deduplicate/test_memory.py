@@ -9,8 +9,8 @@ import pytest
 from data_pipeline.deduplicate import Deduplicate, Near
 from data_pipeline.deduplicate.buckets import Listing
 from data_pipeline.deduplicate.exact import equal
-from data_pipeline.deduplicate.files import save
 from data_pipeline.deduplicate.near import near
+from data_pipeline.deduplicate.tables import save
 from tests.data_pipeline.deduplicate.corpora import Written
 
 ENTRIES, ROWS, NEAR = 50_000, 2_000, Near()

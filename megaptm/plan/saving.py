@@ -1,0 +1,43 @@
+"""What a checkpoint takes: bytes, time, and memory of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from megaptm.config import Config
+from megaptm.plan.machine import Machine
+
+CHECKPOINT_BYTES = 12
+"""Of a parameter in a checkpoint: float32 weight and two moments (parallel/state.py)."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One checkpoint, of which every rank writes its part (train/saving.py)."""
+
+    bytes: float
+    seconds: float
+    """Until it counts."""
+    stall: float
+    """Seconds that training stands still: all of them, or those of a copy to the host's memory."""
+    host_bytes: float
+    """Memory of each node that copies take; it is kept from one checkpoint to the next."""
+
+    def held_up(self, interval: float) -> float:
+        """Seconds that training stands still at each of checkpoints `interval` seconds of steps apart.
+
+        One that begins while the one before is being written waits for it.
+        """
+        return max(self.stall, self.seconds - interval)
+
+
+def saving(config: Config, machine: Machine, parameters: int) -> Saving:
+    """A checkpoint of a model of so many parameters, from all nodes at once."""
+    size, processes = float(CHECKPOINT_BYTES * parameters), config.layout.processes
+    nodes = ceil(processes / machine.devices)
+    writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)
+    if not config.checkpoint.asynchronous:
+        return Saving(size, writing, stall=writing, host_bytes=0.0)
+    copying = size / (processes * machine.host_gigabytes_per_second * 1e9)
+    return Saving(size, copying + writing, stall=copying, host_bytes=size / nodes)

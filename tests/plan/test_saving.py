@@ -1,0 +1,66 @@
+"""What checkpoints and failures cost, as the plan has it."""
+
+import pytest
+
+from megaptm.config import load
+from megaptm.plan.failures import DAY, failures
+from megaptm.plan.machine import load_machine
+from megaptm.plan.plan import plan
+from megaptm.plan.saving import CHECKPOINT_BYTES, Saving, saving
+from tests.drills.program import ROOT
+
+A100 = load_machine("a100-80g")
+LARGE = ROOT / "configs/gpt3/175b.yaml"
+PARAMETERS = 175 * 10**9
+NODES = 128
+
+
+def cost(saved: Saving, *, every: int, nodes: int = NODES):
+    return failures(A100, saved, nodes=nodes, step_seconds=30, steps=90_000, every=every)
+
+
+@pytest.fixture(params=["true", "false"])
+def saved(request):
+    config = load(LARGE, [f"checkpoint.asynchronous={request.param}"])
+    return saving(config, A100, PARAMETERS)
+
+
+def test_saving_as_often_as_young_says_loses_least(saved):
+    """The best interval is no worse than its neighbors; more nodes fail more and are saved more often."""
+    interval = cost(saved, every=1000).best_interval_steps
+    best = cost(saved, every=interval).goodput
+    assert best == pytest.approx(cost(saved, every=1000).best_goodput, abs=1e-3)
+    assert best > max(cost(saved, every=max(1, interval // 4)).goodput, cost(saved, every=interval * 4).goodput)
+    assert cost(saved, every=1000, nodes=4 * NODES).best_interval_steps < interval
+
+
+def test_an_asynchronous_checkpoint_stops_steps_for_a_copy_and_takes_memory_of_the_hosts():
+    waits, copies = (
+        saving(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS) for word in ("false", "true")
+    )
+    assert waits.bytes == copies.bytes == PARAMETERS * CHECKPOINT_BYTES
+    assert waits.stall == waits.seconds
+    assert copies.stall < waits.stall / 20
+    assert copies.seconds == pytest.approx(waits.seconds + copies.stall)
+    assert (waits.host_bytes, copies.host_bytes * NODES) == (0, copies.bytes)
+    assert cost(copies, every=100).goodput > cost(waits, every=100).goodput
+
+
+def test_a_checkpoint_waits_for_the_one_before_it():
+    saved = Saving(bytes=1.0, seconds=10.0, stall=1.0, host_bytes=1.0)
+    assert [saved.held_up(interval) for interval in (2.0, 9.0, 100.0)] == [8.0, 1.0, 1.0]
+
+
+def test_work_that_a_failure_takes_is_half_an_interval_and_what_was_not_yet_written():
+    instant = Saving(bytes=1.0, seconds=600.0, stall=0.0, host_bytes=1.0)
+    found = cost(instant, every=100)
+    between = A100.node_mtbf_days * DAY / NODES
+    lost = 100 * 30 / 2 + 600 + (A100.restart_minutes * 60 + 600)
+    assert found.goodput == pytest.approx(1 - lost / between)
+    assert found.restart_seconds == A100.restart_minutes * 60 + 600
+
+
+def test_the_plan_says_what_is_kept_on_the_hosts():
+    numbers = plan(load(LARGE), A100).numbers()["checkpoint"]
+    assert numbers["host_bytes"] * NODES == numbers["bytes"]
+    assert 0 < numbers["stall_seconds"] < numbers["seconds"]
