@@ -12,10 +12,11 @@ ROOT = Path(__file__).parents[1]
 # Part -> the parts it may import. `megaptm.errors` and the package itself (its version) are everybody's.
 NO_TORCH = {
     "spec": (),
+    "batches": (),
     "objectives": (),
     "families": ("spec",),
-    "config": ("spec", "objectives", "families"),
-    "plan": ("spec", "objectives", "families", "config"),
+    "config": ("spec", "batches", "objectives", "families"),
+    "plan": ("spec", "batches", "objectives", "families", "config"),
 }
 MAY_IMPORT = {
     **NO_TORCH,
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "models": ("spec", "layers", "losses"),
     "storage": (),
     "tokenizers": ("objectives", "storage"),
-    "data": ("objectives", "storage"),
+    "data": ("batches", "objectives", "storage"),
     "track": ("storage",),
     "checkpoint": ("storage",),
     "resilience": ("checkpoint",),

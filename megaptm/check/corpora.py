@@ -71,7 +71,7 @@ def _mix(config: Config) -> Iterator[Finding]:
     text = open_corpora(config, tokenizer, "train")
     check_epochs(config, text)
     held_out = open_corpora(config, tokenizer, "validation").fresh_batches(train.batch)
-    samples = train.steps * train.batch
+    samples = config.batches.first(train.steps)
     yield Finding(
         "data",
         "good",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config, resolve_model
 from megaptm.plan.count import count
-from megaptm.train.schedule import learning_rate
+from megaptm.train.schedule import rate_of
 
 HIGH = 0.5
 """Of the peak: a rate above it at the end is told."""
@@ -33,7 +33,9 @@ def rules(case: Case) -> Iterator[Finding]:
 
 def schedule(config: Config) -> Iterator[str]:
     """What the learning rate does that a run of this length can hardly want."""
-    optimizer, steps = config.optimizer, config.train.steps
+    optimizer, last = config.optimizer, config.train.steps - 1
+    # In whole batches, as the schedule is.
+    steps = config.batches.first(config.train.steps) // config.train.batch
     if optimizer.warmup_steps >= steps:
         yield (
             f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "
@@ -43,7 +45,7 @@ def schedule(config: Config) -> Iterator[str]:
     if end is None:
         return
     # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
-    if end > steps and (left := learning_rate(steps - 1, optimizer, steps=steps) / optimizer.lr) > HIGH:
+    if end > steps and (left := rate_of(config, last) / optimizer.lr) > HIGH:
         yield (
             f"optimizer.decay_steps ({end:,}) lie far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
             "optimizer.lr when the run ends; leave decay_steps out to decay to the last step."

@@ -85,4 +85,4 @@ def _saving(made: Plan) -> Finding:
 
 
 def _whole(made: Plan) -> str:
-    return words(made.steps * made.step.seconds)
+    return words(made.seconds)

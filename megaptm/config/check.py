@@ -97,6 +97,7 @@ def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
 
 def _rows(config: Config) -> Iterator[str]:
     layout, batch = config.layout, config.train.batch
+    yield from _ramp(config)
     if batch % (layout.data * layout.microbatch):
         yield (
             f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch "
@@ -107,6 +108,27 @@ def _rows(config: Config) -> Iterator[str]:
             f"layout.pipeline ({layout.pipeline}) must divide the {config.microbatches} micro-batches of a step when "
             "layout.virtual is more than 1; change train.batch or layout.microbatch."
         )
+
+
+def _ramp(config: Config) -> Iterator[str]:
+    """Every batch of the ramp must be one that the layout can take."""
+    if (ramp := config.train.ramp) is None:
+        return
+    try:
+        _ = config.batches
+    except UserError as error:
+        yield str(error)
+        return
+    layout = config.layout
+    unit, made_of = (
+        layout.data * layout.microbatch,
+        f"layout.data x layout.microbatch ({layout.data} x {layout.microbatch}",
+    )
+    if layout.virtual > 1:
+        unit, made_of = unit * layout.pipeline, f"{made_of}, x layout.pipeline {layout.pipeline} for layout.virtual"
+    for name, rows in (("start", ramp.start), ("increment", ramp.increment)):
+        if rows % unit:
+            yield f"train.ramp.{name} ({rows}) must be a multiple of {made_of})."
 
 
 def _schedule(config: Config) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+from megaptm.batches import Batches
 from megaptm.families import CATALOGUE
 from megaptm.spec import ModelSpec, Size
 
@@ -132,6 +133,17 @@ class Optimizer(Section):
     """Step, counted from the start of the run, at which cosine and linear reach the end; absent: train.steps."""
 
 
+class Ramp(Section):
+    """A batch that grows linearly in the samples seen."""
+
+    start: Count
+    """Rows of the first step."""
+    increment: Count
+    """By so many rows it grows at a time."""
+    samples: Count
+    """Rows read when it has grown to train.batch."""
+
+
 class Train(Section):
     """How long, how much at a time, and what is said meanwhile."""
 
@@ -141,6 +153,8 @@ class Train(Section):
     """Steps of the run's phase before this one, whose last checkpoint it continues; only rows and layout may differ."""
     batch: Count
     """Rows in one step, over all processes."""
+    ramp: Ramp | None = None
+    """Fewer rows at the beginning; the learning rate counts as steps what is a whole batch."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Everything random follows from it."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -209,8 +223,14 @@ class Config(Section):
 
     @property
     def microbatches(self) -> int:
-        """Forward passes of one process in one step."""
+        """Forward passes of one process in one step of a whole batch."""
         return self.train.batch // (self.layout.data * self.layout.microbatch)
+
+    @property
+    def batches(self) -> Batches:
+        """Which rows each step takes."""
+        ramp = self.train.ramp
+        return Batches(self.train.batch, **(ramp.model_dump() if ramp else {}))
 
 
 SHAPE = ("layers", "width", "heads", "ffn", "head_width")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from megaptm.batches import Batches
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Sample
@@ -28,23 +29,23 @@ MicroBatch = dict[str, torch.Tensor]
 class Share:
     """Which samples of a step one data rank reads: the contiguous `rank`-th part, in micro-batches."""
 
-    batch: int
-    """Samples of a step over all ranks."""
+    batches: Batches
+    """Samples of each step over all ranks."""
     microbatch: int
     rank: int
     ranks: int
 
     def __post_init__(self) -> None:
-        if self.batch % (self.ranks * self.microbatch):
+        if self.batches.whole % (self.ranks * self.microbatch):
             raise UserError(
-                f"train.batch ({self.batch}) must be a multiple of layout.data ({self.ranks}) x layout.microbatch "
-                f"({self.microbatch})."
+                f"train.batch ({self.batches.whole}) must be a multiple of layout.data ({self.ranks}) x "
+                f"layout.microbatch ({self.microbatch})."
             )
 
     def of(self, step: int) -> list[range]:
         """Sample numbers of each micro-batch of a step."""
-        mine = self.batch // self.ranks
-        first = step * self.batch + self.rank * mine
+        mine = self.batches.size(step) // self.ranks
+        first = self.batches.first(step) + self.rank * mine
         return [range(at, at + self.microbatch) for at in range(first, first + mine, self.microbatch)]
 
 
@@ -59,7 +60,7 @@ class Loader:
         mix: Mix,
         *,
         start_step: int = 0,
-        batch: int,
+        batch: int | Batches,
         microbatch: int,
         rank: int = 0,
         ranks: int = 1,
@@ -70,7 +71,8 @@ class Loader:
         self.mix = mix
         self.step = start_step
         """The step that comes next."""
-        self.share = Share(batch=batch, microbatch=microbatch, rank=rank, ranks=ranks)
+        batches = batch if isinstance(batch, Batches) else Batches(batch)
+        self.share = Share(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
         self.wait_seconds = 0.0
         """Time the consumer has spent waiting for data, so far."""
         self._pin = pin
@@ -108,7 +110,7 @@ def validation_batches(
     mix: Mix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
-    share = Share(batch=batch, microbatch=microbatch, rank=rank, ranks=ranks)
+    share = Share(batches=Batches(batch), microbatch=microbatch, rank=rank, ranks=ranks)
     steps = mix.fresh_batches(batch)
     steps = steps if most is None else min(steps, most)
     return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in range(steps)]

@@ -28,8 +28,10 @@ class Failures:
     best_goodput: float
 
 
-def failures(machine: Machine, saving: Saving, *, nodes: int, step_seconds: float, steps: int, every: int) -> Failures:
-    """What a run of `steps` pays for checkpoints, and for the work that a failed node takes with it."""
+def failures(
+    machine: Machine, saving: Saving, *, nodes: int, step_seconds: float, seconds: float, every: int
+) -> Failures:
+    """What a run of so many `seconds` of steps pays for checkpoints, and for the work that a failed node takes."""
     between = machine.node_mtbf_days * DAY / nodes
     writing = saving.seconds - saving.stall  # beside steps, which a failure takes too
     restart = machine.restart_minutes * 60 + saving.seconds  # reading takes what writing took
@@ -39,12 +41,12 @@ def failures(machine: Machine, saving: Saving, *, nodes: int, step_seconds: floa
         lost = (interval / 2 + writing + restart) / between
         return max(0.0, interval / (interval + stall) * (1 - min(1.0, lost)))
 
-    best = min(max(sqrt(2 * saving.stall * between), writing, step_seconds), steps * step_seconds)
-    at_config = max(goodput(min(every, steps) * step_seconds), 1e-9)
+    best = min(max(sqrt(2 * saving.stall * between), writing, step_seconds), seconds)
+    at_config = max(goodput(min(every * step_seconds, seconds)), 1e-9)
     return Failures(
         restart_seconds=restart,
         mtbf_hours=between / 3600,
-        expected=steps * step_seconds / at_config / between,
+        expected=seconds / at_config / between,
         best_interval_steps=max(1, round(best / step_seconds)),
         goodput=at_config,
         best_goodput=goodput(best),

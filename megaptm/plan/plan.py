@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -30,6 +30,10 @@ class Plan:
     step: Step
     steps: int
     """Of this phase of the run."""
+    samples: int
+    """Rows that they read."""
+    seconds: float
+    """Of all of them, nothing lost; those of a ramp take less than `step`."""
     every: int
     saving: Saving
     failures: Failures
@@ -47,7 +51,12 @@ class Plan:
     @property
     def days(self) -> float:
         """Of steps alone, nothing lost."""
-        return self.steps * self.step.seconds / DAY
+        return self.seconds / DAY
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole phase."""
+        return self.samples * self.work.stream
 
     @property
     def days_with_failures(self) -> float:
@@ -68,10 +77,10 @@ class Plan:
             "layout": layout.model_dump(),
             "parameters": self.parameters,
             "tokens_per_step": work.tokens,
-            "tokens": work.tokens * self.steps,
+            "tokens": self.tokens,
             "flops_per_token": work.flops / work.tokens,
             "flops_per_step": work.flops,
-            "flops": work.flops * self.steps,
+            "flops": work.flops * self.samples // work.batch,
             "fits": self.fits,
             "memory": {
                 "usable_bytes": self.machine.usable_bytes,
@@ -115,7 +124,11 @@ def plan(config: Config, machine: Machine) -> Plan:
     timed = step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)
     parameters = count(work.spec, with_heads=True)
-    steps = config.train.steps - config.train.after
+    train, batches = config.train, config.batches
+    seconds = sum(
+        number * step(machine, replace(work, batch=size)).seconds
+        for size, number in batches.sizes(train.after, train.steps).items()
+    )
     saved = saving(config, machine, parameters)
     return Plan(
         title=f"{config.model.family}/{config.model.size}",
@@ -125,10 +138,12 @@ def plan(config: Config, machine: Machine) -> Plan:
         parameters=parameters,
         memory=memory(work),
         step=timed,
-        steps=steps,
+        steps=train.steps - train.after,
+        samples=batches.first(train.steps) - batches.first(train.after),
+        seconds=seconds,
         every=config.checkpoint.every,
         saving=saved,
         failures=failures(
-            machine, saved, nodes=nodes, step_seconds=timed.seconds, steps=steps, every=config.checkpoint.every
+            machine, saved, nodes=nodes, step_seconds=timed.seconds, seconds=seconds, every=config.checkpoint.every
         ),
     )

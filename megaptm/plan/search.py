@@ -121,6 +121,7 @@ def _kind(sentence: str) -> str:
         ("attention heads", "tensor ranks do not divide the attention heads"),
         ("feed-forward", "tensor ranks do not divide the feed-forward units"),
         ("padded vocabulary", "tensor ranks do not divide the vocabulary"),
+        ("train.ramp", "a batch of the ramp is not a multiple of data ranks x micro-batch"),
         ("train.batch", "the batch is not a multiple of data ranks x micro-batch"),
         ("micro-batches of a step", "stages do not divide the micro-batches, as interleaving needs"),
     ):

@@ -103,7 +103,7 @@ PARTS = {
 def _run(plan: Plan, console: Console) -> None:
     saving, failures = plan.saving, plan.failures
     rows = {
-        "steps": f"{plan.steps:,}, {plan.work.tokens * plan.steps:,} tokens",
+        "steps": f"{plan.steps:,}, {plan.tokens:,} tokens",
         "time": f"{_days(plan.days)} of steps, {_days(plan.days_with_failures)} with saving and failures",
         "device hours": f"{plan.device_hours:,.0f}",
         "checkpoint": f"{saving.bytes / 1e9:,.1f} GB in {_seconds(saving.seconds)}{_beside(saving)}, "

@@ -22,7 +22,7 @@ def check_corpora(config: Config) -> None:
 def check_epochs(config: Config, mix: Mix) -> None:
     """With a number of `data.epochs` the steps must not outlast the text."""
     epochs, train = config.data.epochs, config.train
-    if epochs is not None and train.steps > (most := mix.samples_in(epochs) // train.batch):
+    if epochs is not None and train.steps > (most := config.batches.steps_in(mix.samples_in(epochs))):
         raise UserError(
             f"train.steps ({train.steps:,}) is more than the {most:,} steps that data.mix has text for when none is "
             f"read more than {epochs} time{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise "

@@ -38,7 +38,7 @@ class Feed:
         self._loader = Loader(
             self.train,
             start_step=start,
-            batch=self.config.train.batch,
+            batch=self.config.batches,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
             ranks=self.ranks.data_size,

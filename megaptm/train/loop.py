@@ -14,7 +14,7 @@ from megaptm.parallel.world import agree
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.reporting import Seconds, StepReport
 from megaptm.train.saving import Saver
-from megaptm.train.schedule import learning_rate
+from megaptm.train.schedule import rate_of
 
 
 class DivergedError(RuntimeError):
@@ -46,7 +46,7 @@ def train(run: Training, *, start: int) -> int:
     if unreadable is not None:
         raise unreadable
     for step in range(start, config.steps):
-        rate = learning_rate(step, run.config.optimizer, steps=config.steps)
+        rate = rate_of(run.config, step)
         with run.seconds.spent_on("productive"):
             result = run.engine.step(batches, step=step, lr=rate)
         done = step + 1

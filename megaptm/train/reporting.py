@@ -73,12 +73,12 @@ class StepReport:
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         self.tracker.log_artifact(run / CONFIG)
         shapes = mix.shapes
-        rows, sequence = config.train.batch, shapes["tokens"][0]
+        sequence = shapes["tokens"][0]
         target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
         asked = shapes["asked"][0] if "asked" in shapes else None
-        self.tokens_per_step = rows * (sequence + target)
-        self.flops_per_step = step_flops(spec, rows=rows, sequence=sequence, target_sequence=target, asked=asked)
-        self._epochs = mix.epochs_begun(start * rows)
+        self.tokens_per_row = sequence + target
+        self.flops_per_row = step_flops(spec, rows=1, sequence=sequence, target_sequence=target, asked=asked)
+        self._epochs = mix.epochs_begun(config.batches.first(start))
         self._begun, self._since_step, self._since = False, start, Seconds()
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
@@ -94,20 +94,21 @@ class StepReport:
         if step % self.config.train.log_every and step != self.config.train.steps:
             self._screen.advance(step)
             return
-        steps = step - self._since_step
+        samples = self.config.batches.first(step)
+        steps, rows = step - self._since_step, samples - self.config.batches.first(self._since_step)
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
-        speed = steps / max(productive + waited, 1e-9)
+        seconds = max(productive + waited, 1e-9)
         metrics = {
             "loss": result.loss,
             **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
-            "tokens_per_second": speed * self.tokens_per_step,
-            "model_flops_per_second": speed * self.flops_per_step,
+            "tokens_per_second": rows * self.tokens_per_row / seconds,
+            "model_flops_per_second": rows * self.flops_per_row / seconds,
             "data_wait_seconds": waited / steps,
-            "step_seconds": 1 / speed,
-            "samples": float(step * self.config.train.batch),
+            "step_seconds": seconds / steps,
+            "samples": float(samples),
         }
         self.tracker.log_metrics(step, metrics)
         self._screen.show(step, metrics)
@@ -115,7 +116,7 @@ class StepReport:
 
     def _tell_epochs(self, step: int) -> None:
         """Say which corpora have begun to be read again."""
-        begun = self.mix.epochs_begun(step * self.config.train.batch)
+        begun = self.mix.epochs_begun(self.config.batches.first(step))
         for name, epoch in begun.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write("epoch", step=step, corpus=name, epoch=epoch)

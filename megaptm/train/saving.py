@@ -106,7 +106,7 @@ class Saver:
             self.tell(step, seconds)
 
     def _state(self, step: int) -> dict[str, Any]:
-        samples = step * self.config.train.batch
+        samples = self.config.batches.first(step)
         return {
             **self.identity,
             "samples": samples,

@@ -70,6 +70,22 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "train.batch (100) must be a multiple of layout.data x layout.microbatch (8 x 16).",
         ),
         (
+            "gpt2/small",
+            ["train.ramp={start: 64, increment: 64, samples: 9000}"],
+            "train.ramp.start (64) must be a multiple of layout.data x layout.microbatch (8 x 16).",
+        ),
+        (
+            "gpt2/small",
+            ["train.ramp={start: 512, increment: 64, samples: 9000}"],
+            "train.ramp.start (512) must be less than train.batch (512).",
+        ),
+        (
+            "tiny/gpt2",
+            ["layout.pipeline=2", "layout.virtual=2", "train.ramp={start: 8, increment: 8, samples: 99}"],
+            "train.ramp.start (8) must be a multiple of layout.data x layout.microbatch (1 x 8, x layout.pipeline 2 "
+            "for layout.virtual).",
+        ),
+        (
             "tiny/gpt2",
             ["layout.pipeline=2", "layout.virtual=2", "train.batch=24"],
             "layout.pipeline (2) must divide the 3 micro-batches",

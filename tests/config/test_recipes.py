@@ -53,6 +53,23 @@ def test_gpt3_has_the_papers_batch_rate_and_tokens(size):
     assert (optimizer.warmup_steps, optimizer.decay_steps) == (ceil(375e6 / tokens), ceil(260e9 / tokens))
 
 
+@pytest.mark.parametrize(
+    ("size", "words", "billions", "steps"),
+    [
+        ("175b", ["devices=64"], 12, 111_355),
+        ("small", ["layout.microbatch=2"], 4, 591_581),
+    ],
+)
+def test_gpt3_ramps_as_docs_say(size, words, billions, steps):
+    """Appendix B: from 32 thousand tokens; the commands of docs/configs.md read 300 billion of them."""
+    ramp = f"train.ramp={{start: 16, increment: 16, samples: {billions * 10**9 // 2048}}}"
+    command = " ".join(["megaptm train", f"configs/gpt3/{size}.yaml", *words, ramp, f"train.steps={steps}"])
+    assert command in (CONFIGS.parent / "docs/configs.md").read_text(encoding="utf-8").replace("'", "")
+    batches = load(CONFIGS / f"gpt3/{size}.yaml", [*words, ramp, f"train.steps={steps}"]).batches
+    assert batches.size(0) * 2048 == 32_768
+    assert batches.first(steps - 1) * 2048 < 300e9 <= batches.first(steps) * 2048
+
+
 @pytest.mark.parametrize("size", ["base", "large", "base-chinese"])
 def test_bert_has_the_papers_two_phases(size):
     """arXiv:1810.04805, appendix A.2."""

@@ -16,7 +16,7 @@ NODES = 128
 
 
 def cost(saved: Saving, *, every: int, nodes: int = NODES):
-    return failures(A100, saved, nodes=nodes, step_seconds=30, steps=90_000, every=every)
+    return failures(A100, saved, nodes=nodes, step_seconds=30, seconds=90_000 * 30, every=every)
 
 
 @pytest.fixture(params=["true", "false"])
@@ -58,6 +58,18 @@ def test_work_that_a_failure_takes_is_half_an_interval_and_what_was_not_yet_writ
     lost = 100 * 30 / 2 + 600 + (A100.restart_minutes * 60 + 600)
     assert found.goodput == pytest.approx(1 - lost / between)
     assert found.restart_seconds == A100.restart_minutes * 60 + 600
+
+
+def test_steps_of_a_ramp_take_less_and_read_less():
+    """All rows are read in more steps, which take longer: small steps have less to hide their bubbles behind."""
+    whole = plan(load(LARGE), A100)
+    words = ["train.ramp={start: 384, increment: 384, samples: 5859840}"]
+    steps = load(LARGE, words).batches.steps_in(whole.samples)
+    ramped = plan(load(LARGE, [*words, f"train.steps={steps}"]), A100)
+    assert whole.samples - 1536 < ramped.samples <= whole.samples
+    assert ramped.steps > whole.steps
+    assert whole.seconds == pytest.approx(whole.steps * whole.step.seconds)
+    assert whole.seconds < ramped.seconds < 1.02 * whole.seconds
 
 
 def test_the_plan_says_what_is_kept_on_the_hosts():

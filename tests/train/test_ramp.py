@@ -1,0 +1,63 @@
+"""A run whose batch grows, from the command line: on other layouts, and cut off in the middle."""
+
+import pytest
+
+from megaptm.config import load
+from megaptm.track import read_metrics
+from megaptm.train.schedule import learning_rate, rate_of
+from tests.drills.program import ROOT, arguments, finish, losses, resumed_at
+
+SIZES = [4, 4, 4, 8, 8, 12, 12, 12]
+RAMP = (
+    *("train.batch=12", "train.ramp={start: 4, increment: 4, samples: 24}", f"train.steps={len(SIZES)}"),
+    *("layout.microbatch=2", "optimizer.warmup_steps=2", "optimizer.decay=cosine"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(real_corpus, tmp_path_factory):
+    place = tmp_path_factory.mktemp("ramp")
+
+    def train(name, *more, code=0):
+        done = finish("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *RAMP, *more))
+        assert done.returncode == code, done.stderr
+        return place / name
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def whole(runs):
+    return runs("whole")
+
+
+def column(run, name):
+    return [record[name] for record in read_metrics(run) if name in record]
+
+
+def test_steps_read_more_and_more_rows(whole):
+    assert column(whole, "samples") == [sum(SIZES[: step + 1]) for step in range(len(SIZES))]
+
+
+def test_the_rate_rises_with_the_rows_that_were_read(whole):
+    """Two whole batches of warm-up: 24 rows, of which each of the first three steps reads a sixth."""
+    assert column(whole, "learning_rate")[:4] == pytest.approx([rows / 24 * 1e-3 for rows in (4, 8, 12, 20)])
+
+
+def test_other_layouts_and_a_stop_in_the_middle_make_the_same_run(runs, whole):
+    runs("moved", "layout.data=2", "train.stop_at=4", code=75)
+    moved = runs("moved", "layout.pipeline=2", "layout.tensor=2", "layout.virtual=2", "layout.microbatch=1")
+    assert resumed_at(moved) == [4]
+    assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
+
+
+def test_in_whole_batches_the_schedule_is_that_of_a_run_without_a_ramp():
+    """Where as many rows were read, the rate is the same: GPT-3's warm-up and decay are told in tokens."""
+    base = load(ROOT / "configs/gpt3/175b.yaml")
+    ramped = load(ROOT / "configs/gpt3/175b.yaml", ["train.ramp={start: 384, increment: 384, samples: 1000000}"])
+    batches = ramped.batches
+    for step in range(0, 5000, 97):
+        at, size = batches.first(step) / base.train.batch, batches.size(step) / base.train.batch
+        expected = learning_rate(at, base.optimizer, steps=base.train.steps, size=size)
+        assert rate_of(ramped, step) == pytest.approx(expected, rel=1e-12)
+    assert rate_of(base, 50) == learning_rate(50, base.optimizer, steps=base.train.steps)
