@@ -24,7 +24,7 @@ def rate_of(config: Config, step: int) -> float:
 def learning_rate(step: float, optimizer: Optimizer, *, steps: float, size: float = 1.0) -> float:
     """The rate of the step after `step` others: a linear warm-up to the peak, then the decay, never below `final`.
 
-    `size` is this step's share of a whole one. `cosine` and `linear` reach the end at `decay_steps` (all of `steps` when
+    `size`: this step's share of a whole one. `cosine` and `linear` reach the end at `decay_steps` (all of `steps` when
     absent) and stay there; `rsqrt` is peak x sqrt(warmup / step), T5's and the Transformer's; `constant` stays.
     """
     peak, warmup = optimizer.lr, optimizer.warmup_steps
