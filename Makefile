@@ -5,6 +5,9 @@ CONSTRAINTS ?= .ci/constraints.txt
 VENV := .venv/bin
 READY := .venv/.ready
 
+# All tests in two processes, real clusters in one of them (tests/conftest.py).
+BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test format-check lint types tests drills fmt bench clean
 
@@ -14,7 +17,7 @@ help:  ## this list
 demo: $(READY)  ## real text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
 	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')
 
-test: format-check lint types tests  ## formatter, linter, types and tests; CI runs this and the drills
+test: format-check lint types tests  ## formatter, linter, types and tests: what CI runs
 
 format-check: $(READY)  ## the formatter has nothing to change
 	@$(VENV)/ruff format --check .
@@ -26,7 +29,7 @@ types: $(READY)  ## the types fit
 	@$(VENV)/mypy megaptm data_pipeline
 
 tests: $(READY)  ## the tests; one of them: make tests ARGS="tests/config -k nearest"
-	@$(VENV)/python -m pytest -m 'not drill' $(ARGS)
+	@$(VENV)/python -m pytest -m 'not drill' $(or $(ARGS),$(BESIDE))
 
 drills: $(READY)  ## runs and builds that are killed, cut off, and starved of disk and network
 	@$(VENV)/python -m pytest -m drill $(ARGS)

@@ -35,5 +35,6 @@ def test_a_ray_that_does_not_answer_is_told_at_once(monkeypatch):
         nobody.bind(("127.0.0.1", 0))  # taken, and not listened to
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr("megaptm.ray_cluster.ANSWER_SECONDS", 2.0)
         with pytest.raises(UserError, match=f"no Ray cluster answers at {address}"):
             ask("megaptm.check.node", seconds=60)

@@ -40,7 +40,8 @@ def web():
 
 
 @pytest.mark.parametrize("where", ["closed", "web"])
-def test_an_address_where_no_ray_answers_is_told_in_bounded_time(launch, tmp_path, request, where):
+def test_an_address_where_no_ray_answers_is_told_in_bounded_time(launch, tmp_path, request, monkeypatch, where):
+    monkeypatch.setattr("megaptm.ray_cluster.ANSWER_SECONDS", 2.0)
     address = request.getfixturevalue(where)
     refused = launch("--address", address)
     assert refused.exit_code == 2

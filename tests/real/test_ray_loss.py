@@ -12,7 +12,7 @@ from tests.drills.program import checkpoints, finish, losses
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 
-pytestmark = [pytest.mark.real, pytest.mark.drill, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
 
 STEPS = 60
 SPREAD = ("layout.data=2", "layout.tensor=2", "layout.microbatch=2")
@@ -66,6 +66,7 @@ def test_a_run_goes_on_elsewhere_when_a_node_is_lost(ray, corpus, unbroken, tmp_
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
 
 
+@pytest.mark.drill
 def test_a_run_goes_on_with_less_when_nothing_takes_a_nodes_place(ray, corpus, unbroken, tmp_path):
     run = tmp_path / "run"
     number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=3"), "--wait", "3")
@@ -75,6 +76,7 @@ def test_a_run_goes_on_with_less_when_nothing_takes_a_nodes_place(ray, corpus, u
     check_story(run, unbroken, [lost], [(2, 2)])
 
 
+@pytest.mark.drill
 def test_a_run_waits_for_a_node_that_comes_back(ray, corpus, unbroken, tmp_path):
     run = tmp_path / "run"
     number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=3"), "--wait", "900")
