@@ -6,7 +6,7 @@ VENV := .venv/bin
 READY := .venv/.ready
 
 # All tests in two processes, real clusters in one of them (tests/conftest.py).
-BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+BESIDE := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test format-check lint types tests drills fmt bench clean

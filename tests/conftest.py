@@ -1,6 +1,6 @@
 """Fixtures that tests of several parts share, and which tests may run beside which."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,15 +9,24 @@ from tests.storage.server import faults, s3
 
 __all__ = ["faults", "real_corpus", "s3"]
 
-TESTS = Path(__file__).parent
 
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (pytest-xdist) each takes a folder's tests at a time, for the sake of what they share.
+    """Those of real clusters first: they take longest and mostly wait, so that others can compute beside them."""
+    items.sort(key=lambda item: folder_of(item.nodeid) != "real")
 
-    Those of real clusters come first, because they take longest and mostly wait: what computes runs beside them.
-    """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(TESTS).parts[0]))
-    items.sort(key=lambda item: "real" not in item.path.relative_to(TESTS).parts)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where there are several workers, each takes a folder's tests at a time, for the sake of what they share."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return folder_of(nodeid)
+
+    return ByFolder(config, log)
+
+
+def folder_of(nodeid: str) -> str:
+    """`tests/real/test_slurm.py::test_it` -> `real`; a file that is in no folder is one by itself."""
+    return nodeid.partition("::")[0].split("/")[1]

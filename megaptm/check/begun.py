@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from megaptm.check.corpora import away_from_the_cache
 from megaptm.check.finding import Case, Finding
+from megaptm.checkpoint.committed import FOLDER
 from megaptm.config import Config, load, resolve_model
 from megaptm.data import Corpus
 from megaptm.errors import UserError
@@ -27,7 +28,7 @@ def begun(case: Case) -> Iterator[Finding]:
     """Nothing where there is no run yet."""
     run = Path(case.config.run)
     check_phase(case.config)
-    if not (run / "checkpoints").is_dir():
+    if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and trained(run):
         changed = list(changes(load(run / CONFIG), case.config))

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megaptm.checkpoint.committed import FOLDER, MANIFEST, committed
 from megaptm.checkpoint.files import (
     StorageError,
     explained,
@@ -41,7 +42,6 @@ from megaptm.errors import UserError
 from megaptm.storage import sync, write_whole
 
 FORMAT = "megaptm-checkpoint-1"
-MANIFEST = "manifest.json"
 VERIFYING_THREADS = 4
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Store:
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}: keep at least 1 checkpoint")
         self.run = Path(run)
-        self.folder = self.run / "checkpoints"
+        self.folder = self.run / FOLDER
         self.keep = keep
         self._fence = fence
         self._token = token
@@ -181,11 +181,11 @@ class Store:
 
     def steps(self) -> list[int]:
         """Committed steps, the newest first. Nothing is said of their health."""
-        return sorted(self._committed(), reverse=True)
+        return sorted(committed(self.run), reverse=True)
 
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of this step; its manifest is checked, its files are not."""
-        folder = self._committed().get(step)
+        folder = committed(self.run).get(step)
         if folder is None:
             raise StorageError(f"{self.folder} has no checkpoint of step {step}: it has {self.steps() or 'none'}")
         path = folder / MANIFEST
@@ -214,7 +214,7 @@ class Store:
                     checkpoint.verify()
                 return checkpoint
             except StorageError as error:
-                if step in self._committed():  # else its owner has just removed it, being the oldest
+                if step in committed(self.run):  # else its owner has just removed it, being the oldest
                     self.set_aside(step, str(error))
         if self.steps() or any(self.folder.glob("step-*.damaged*")):
             raise UserError(
@@ -225,7 +225,7 @@ class Store:
 
     def set_aside(self, step: int, problem: str) -> None:
         """Report that a committed checkpoint is damaged and, where this job owns the run, take it out of the way."""
-        kept = self._committed()[step]
+        kept = committed(self.run)[step]
         if self._fence is not None and self._fence():
             damaged = kept.with_name(f"{kept.name}.damaged")
             number = 1
@@ -238,19 +238,11 @@ class Store:
         self._report("damaged-checkpoint", step=step, problem=problem, kept=str(kept))
 
     def _newest_bytes(self) -> int:
-        newest = self._committed().get(max(self.steps(), default=-1))
+        newest = committed(self.run).get(max(self.steps(), default=-1))
         return sum(path.stat().st_size for path in newest.iterdir()) if newest else 0
 
-    def _committed(self) -> dict[int, Path]:
-        found = {}
-        # Sorted: `step-1.replaced`, met when a job died while replacing it, comes before `step-1` and gives way to it.
-        for folder in sorted(self.folder.glob("step-*"), key=lambda path: path.suffix == ""):
-            if folder.suffix in ("", ".replaced") and (folder / MANIFEST).exists():
-                found[int(folder.stem.removeprefix("step-"))] = folder
-        return found
-
     def _remove_leftovers(self) -> None:
-        kept = set(self._committed().values())
+        kept = set(committed(self.run).values())
         for folder in self.folder.glob("step-*"):
             if folder not in kept and ".damaged" not in folder.name:
                 aside = folder.with_name(f"{folder.name}.removed")
@@ -264,7 +256,7 @@ class Store:
         self._remove_leftovers()
         others = [step for step in self.steps() if step != just_committed]
         for step in others[self.keep - 1 :]:
-            folder = self._committed()[step]
+            folder = committed(self.run)[step]
             # The manifest first: who finds the folder half removed sees that it is no checkpoint any more.
             (folder / MANIFEST).unlink(missing_ok=True)
             remove_tree(folder)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from megaptm.checkpoint.committed import committed
+
 FILE = "events.jsonl"
 
 # Every line has `time` (seconds since 1970), `kind` and the fields named here. A kind that is not here is an error, so
@@ -90,8 +92,12 @@ def read_events(run: Path) -> list[dict[str, Any]]:
 
 
 def last_saved(run: Path) -> int:
-    """The newest step of any checkpoint; 0 before the first."""
-    return max((event["step"] for event in read_events(run) if event["kind"] == "checkpoint"), default=0)
+    """The newest step of any checkpoint; 0 before the first.
+
+    A job may be killed between committing one and writing that down: what lies there counts as well.
+    """
+    written = (event["step"] for event in read_events(run) if event["kind"] == "checkpoint")
+    return max([*written, *committed(run)], default=0)
 
 
 def _not_finite(value: Any) -> bool:

@@ -128,7 +128,7 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
 
 def trained(run: Path) -> bool:
     """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
-    return any(event["kind"] == "checkpoint" for event in read_events(run))
+    return last_saved(run) > 0
 
 
 def changes(begun: Config, config: Config) -> Iterator[str]:

@@ -126,7 +126,16 @@ class RayCluster:
     def submit(self, *words: str) -> str:
         """`ray job submit --working-dir . -- python -m megaptm launch ray WORDS` in the checkout; the job's number."""
         command = shlex.join(["python", "-m", "megaptm", "launch", "ray", *words])
-        return self._client.submit_job(entrypoint=command, runtime_env={"working_dir": str(ROOT)})
+        return wait_for(lambda: self._submit(command))
+
+    def _submit(self, command: str) -> str | None:
+        """None while the nodes' agents, who start after the nodes, are not there."""
+        try:
+            return self._client.submit_job(entrypoint=command, runtime_env={"working_dir": str(ROOT)})
+        except RuntimeError as error:
+            if "No available agent" not in str(error):
+                raise
+            return None
 
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`ray job WORDS`."""

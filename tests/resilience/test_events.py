@@ -6,8 +6,11 @@ import sys
 import time
 
 import pytest
+import torch
 
-from megaptm.resilience.events import Events, read_events
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import Piece
+from megaptm.resilience.events import Events, last_saved, read_events
 
 
 def test_events_come_back_in_order_with_their_fields(tmp_path):
@@ -55,3 +58,16 @@ def test_lines_of_several_processes_do_not_mix(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines() if line]
     for name in "ab":
         assert [line["number"] for line in lines if line["writer"] == name] == list(range(200))
+
+
+def test_a_checkpoint_that_was_committed_and_not_written_down_counts(tmp_path):
+    """A job can be killed between the two."""
+    assert last_saved(tmp_path) == 0
+    with Events(tmp_path) as events:
+        events.write("checkpoint", step=10, bytes=1, seconds=0.1)
+    store = Store(tmp_path, fence=lambda: True)
+    store.prepare(20)
+    store.write(20, 0, [Piece("weight/a", (1,), (0,), (1,), torch.ones(1))])
+    assert last_saved(tmp_path) == 10
+    store.commit(20, {}, ranks=1)
+    assert last_saved(tmp_path) == 20
