@@ -7,18 +7,13 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.options import of_a_job
 from megaptm.errors import EXIT_USER_ERROR
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--machine", help="A name in configs/machines, or a YAML file; without it memory and time are not known.")
-@click.option("--nodes", type=int, help="Nodes of the job; absent: as many as the layout and the machine need.")
-@click.option("--per-node", type=int, help="Processes on a node; absent: as the layout or the machine have it.")
-@click.option("--gpus-per-node", type=int, help="Absent: one for each process; 0: none.")
+@of_a_job
 @click.option("--time", "limit", help="Limit of a job, as sbatch takes it: 24:00:00.")
-@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="As for sbatch: --sbatch=--partition=large.")
 @click.option("--full", is_flag=True, help="Read every byte of the corpora and of the newest checkpoint, not a sample.")
 @click.option("--speed", is_flag=True, help="Measure the nodes: products, disk, links; half a minute.")
 @click.option("--only", multiple=True, metavar="TOPIC", help="Look at this alone: --only data --only memory.")
@@ -30,8 +25,8 @@ def check(
     nodes: int | None,
     per_node: int | None,
     gpus_per_node: int | None,
+    sbatch: tuple[str, ...],
     limit: str | None,
-    options: tuple[str, ...],
     full: bool,
     speed: bool,
     only: tuple[str, ...],
@@ -76,7 +71,7 @@ def check(
         processes_per_node=per_node,
         gpus_per_node=gpus_per_node,
         time=limit,
-        slurm_options=options,
+        slurm_options=sbatch,
         full=full,
         speed=speed,
         only=only,

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.options import of_a_job
+
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--machine", help="A name in configs/machines, or a YAML file: what memory and time are checked against.")
-@click.option("--nodes", type=int, help="Must make up the layout; absent: as many as it needs.")
-@click.option("--per-node", type=int, help="Processes on a node; absent: 8, or fewer.")
-@click.option("--gpus-per-node", "gpus", type=click.IntRange(min=0), help="Absent: one for each process; 0: none.")
+@of_a_job
 @click.option("--cpus-per-task", "cpus", type=click.IntRange(min=1), default=12, show_default=True)
 @click.option(
     "--time", "limit", default="24:00:00", show_default=True, help="Limit of a job; near it the run is saved."
@@ -24,7 +21,6 @@ import click
     type=click.IntRange(min=1),
     help="Jobs, each after the other; absent: as many as the run takes on --machine, or one.",
 )
-@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="For sbatch, e.g. --sbatch=--partition=large.")
 @click.option("--dry-run", is_flag=True, help="Only check, and print the script.")
 @click.option("--follow/--no-follow", default=True, help="Show what the jobs say until the run is done.")
 def slurm(
@@ -33,11 +29,11 @@ def slurm(
     machine: str | None,
     nodes: int | None,
     per_node: int | None,
-    gpus: int | None,
+    gpus_per_node: int | None,
+    sbatch: tuple[str, ...],
     cpus: int,
     limit: str,
     jobs: int | None,
-    more: tuple[str, ...],
     dry_run: bool,
     follow: bool,
 ) -> None:
@@ -63,11 +59,11 @@ def slurm(
         machine=machine,
         nodes=nodes,
         per_node=per_node,
-        gpus=gpus,
+        gpus=gpus_per_node,
         cpus=cpus,
         limit=limit,
         jobs=jobs,
-        more=more,
+        more=sbatch,
     )
     made = submission(asked)
     if dry_run:

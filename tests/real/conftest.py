@@ -26,7 +26,17 @@ def ray_nodes():
 def ray(ray_nodes):
     """The same, with all its nodes, whatever the test before did to them."""
     ray_nodes.heal()
-    return ray_nodes
+    yield ray_nodes
+    ray_nodes.stop_jobs()
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(request):
+    """What a test that failed has submitted would take the cores of those after it."""
+    cluster = request.getfixturevalue("slurm") if "slurm" in request.fixturenames else None
+    yield
+    if cluster is not None:
+        cluster.cancel_all()
 
 
 @pytest.fixture(scope="session")

@@ -158,6 +158,12 @@ class RayCluster:
     def stop_job(self, job: str) -> None:
         self._client.stop_job(job)
 
+    def stop_jobs(self) -> None:
+        """All that are not over."""
+        for job in self._client.list_jobs():
+            if not job.status.is_terminal():
+                self.stop_job(job.submission_id)
+
     def finish(self, job: str) -> Job:
         """The job, when it has ended."""
         wait_for(lambda: self.is_over(job), told=lambda: self.log(job))

@@ -72,7 +72,7 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Cancel what runs, end the daemons, and kill whatever is left of any job."""
-        subprocess.run(["scancel", "--user", str(os.getuid())], env=self.environment, timeout=30, check=False)
+        self.cancel_all()
         deadline = time.monotonic() + 10
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -86,6 +86,10 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+    def cancel_all(self) -> None:
+        """End every job that there is."""
+        self.say("scancel", "--user", str(os.getuid()), check=False)
 
     def say(self, *command: str, check: bool = True) -> str:
         """What a command of Slurm prints."""

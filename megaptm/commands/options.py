@@ -1,0 +1,26 @@
+"""Options that more than one command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+OF_A_JOB = (
+    click.argument("config", type=click.Path(path_type=Path)),
+    click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
+    click.option("--machine", help="In configs/machines, or a YAML file: what memory and time are checked against."),
+    click.option("--nodes", type=int, help="Nodes of the job; absent: as many as the layout and the machine need."),
+    click.option("--per-node", type=int, help="Processes on a node; absent: as the layout or the machine have it."),
+    click.option("--gpus-per-node", type=click.IntRange(min=0), help="Absent: one for each process; 0: none."),
+    click.option("--sbatch", multiple=True, metavar="OPTION", help="For sbatch, e.g. --sbatch=--partition=large."),
+)
+
+
+def of_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command its config, the words that change it, and what is asked of a scheduler."""
+    for option in reversed(OF_A_JOB):
+        command = option(command)
+    return command
