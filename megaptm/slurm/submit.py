@@ -15,6 +15,10 @@ from megaptm.check.slurm import ask
 from megaptm.errors import UserError
 
 POLL_SECONDS = 1.0
+COULD_NOT_START = "launch failed requeued held"
+"""Why Slurm holds a job that a node did not get going: nothing of it has run."""
+STARTS = 5
+"""Of a job that nodes do not get going."""
 
 
 def check_slurm(home: Path, script: str) -> None:
@@ -49,10 +53,13 @@ def submit(script: Path, *, jobs: int, chain: str) -> list[str]:
 
 
 def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
-    """Show what is added to a job's log until the job is over."""
-    at = 0
+    """Show what is added to a job's log until the job is over; a job that a node could not start is let go again.
+
+    A `UserError` where no node can start it.
+    """
+    at, failures = 0, 0
     while True:
-        waiting = state(job)
+        waiting, reason = state(job)
         if log.exists():
             with log.open("rb") as file:
                 file.seek(at)
@@ -61,15 +68,24 @@ def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
                 at = file.tell()
         if not waiting:
             return
+        if reason == COULD_NOT_START:
+            failures += 1
+            if failures == STARTS:
+                raise UserError(
+                    f"Slurm could not start job {job} {STARTS} times and holds it: see slurmd's log on its nodes, then "
+                    f"let it go by scontrol release {job}."
+                )
+            show(f"Slurm could not start job {job}, and held it: let go again.\n")
+            ask("scontrol", "release", job)
         time.sleep(POLL_SECONDS)
 
 
-def state(job: str) -> str:
-    """PENDING, RUNNING ...; empty when the job is over."""
-    done = subprocess.run(
-        ["squeue", "--noheader", f"--jobs={job}", "--format=%T"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
+def state(job: str) -> tuple[str, str]:
+    """PENDING, RUNNING ..., and why it waits; empty when the job is over."""
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    now, _, reason = done.stdout.strip().partition("|")
+    return now, reason
 
 
 def describe(job: str) -> dict[str, str]:

@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from megaptm.slurm.submit import COULD_NOT_START
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 PATIENCE_SECONDS = 300.0
@@ -122,11 +124,24 @@ class SlurmCluster:
 
     def wait_for(self, what: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
         """The first answer of `what` that is not empty."""
-        deadline = time.monotonic() + seconds
+        begun = time.monotonic()
+        looked = begun
         while not (found := what()):
-            assert time.monotonic() < deadline, f"nothing in {seconds:.0f} s\n{self.say('squeue', '-l')}{self.logs()}"
+            now = time.monotonic()
+            assert now < begun + seconds, f"nothing in {seconds:.0f} s\n{self.say('squeue', '-l')}{self.logs()}"
+            if now > looked + 3:
+                looked = now
+                self._let_go()
             time.sleep(0.1)
         return found
+
+    def _let_go(self) -> None:
+        """Of jobs that Slurm holds because a node could not start them: a busy one fails to at times."""
+        for line in self.say("squeue", "--noheader", "--format=%A|%r").splitlines():
+            job, _, reason = line.partition("|")
+            if reason == COULD_NOT_START:
+                self.say("scontrol", "release", job)
+                self.say("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def wait_for_state(self, number: int | str, *states: str) -> str:
         """The state of a job, as soon as it is one of these."""

@@ -16,13 +16,16 @@ FEW = ("--gpus-per-node=0", "--cpus-per-task=1", "--time=1:00:00")
 
 
 @pytest.fixture
-def begin(slurm):
-    """`megaptm launch slurm WORDS`, begun; what is left of it ends with the test."""
+def begin(slurm, tmp_path):
+    """`megaptm launch slurm WORDS`, begun; what is left of it ends with the test.
+
+    In a folder of its own: a slurmstepd that fails leaves its core there.
+    """
     begun = []
 
     def launching(*words, cluster=slurm):
         command = [sys.executable, "-m", "megaptm", "launch", "slurm", *words]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
         begun.append(subprocess.Popen(command, env=cluster.environment, text=True, **pipes))
         return begun[-1]
 
@@ -83,6 +86,23 @@ def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm
     assert program.returncode == 0, out + err
     assert "The run is not done and no job is left: submitted job " in out
     assert (len(resumed_at(run)), last_step(run)) == (2, 14)
+
+
+def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_corpus, tmp_path):
+    """Slurm would hold it for good, and nobody notice."""
+    coming = int(max(jobs(slurm), key=int, default="0")) + 1
+    in_the_way = [slurm.folder / f"spool/node{node}/job{coming + n:05d}" for node in (1, 2, 3, 4) for n in range(6)]
+    for script in in_the_way:
+        script.touch()
+    program = begin(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "train.steps=3"), *FEW)
+    [job] = submitted(program.stdout.readline())
+    assert program.stdout.readline() == f"Slurm could not start job {job}, and held it: let go again.\n"
+    for script in in_the_way:
+        script.unlink(missing_ok=True)
+    slurm.start_now(job)
+    out, err = program.communicate(timeout=400)
+    assert program.returncode == 0, out + err
+    assert "step 3/3  loss" in out
 
 
 def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
