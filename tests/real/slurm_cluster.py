@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -290,16 +291,19 @@ def _path() -> str:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
+def slurm_cluster(nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
     """A running cluster; the test is skipped where Slurm cannot be had."""
     missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=_path()) is None]
     if missing:
         pytest.skip(f"needs Slurm: apt-get install {' '.join(missing)}")
     if os.geteuid():
         pytest.skip("needs root: slurmd and the device files of its nodes do")
-    cluster = SlurmCluster(folder, nodes, gpus=gpus)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
+    with tempfile.TemporaryDirectory(
+        prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:  # sockets need short names
+        cluster = SlurmCluster(Path(folder), nodes, gpus=gpus)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -40,11 +40,14 @@ def test_a_submitted_job_trains_as_one_process_does(ray, real_corpus, tmp_path, 
         assert job.log.count(f"step {step}/{STEPS}  loss") == 1
 
 
-def test_a_job_that_is_stopped_saves_and_a_rank_that_fails_is_told(ray, corpus, tmp_path):
+def test_a_run_has_one_job_which_saves_when_it_is_stopped_and_tells_of_a_rank_that_fails(ray, corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, corpus, "layout.data=3", "layout.microbatch=2", "train.steps=100000")
     number = ray.submit(*words)
     wait_for(lambda: last_step(run) > 1, told=lambda: ray.log(number))
+    another = ray.finish(ray.submit(*words))
+    assert (another.status, another.code) == ("FAILED", 2)
+    assert re.search(f"^error: .*{run}.* is in use by ", another.log, re.MULTILINE), another.log
     ray.stop_job(number)
     assert ray.finish(number).status == "STOPPED"
     assert checkpoints(run)[-1] == last_step(run)

@@ -146,7 +146,7 @@ def test_a_wrong_request_is_refused_before_it_is_submitted(launch, slurm, real_c
 def test_a_slurm_without_gpus_says_so_and_takes_the_job_without(launch, real_corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=2")
-    with slurm_cluster(tmp_path / "slurm", nodes=1, gpus=0) as cpus:
+    with slurm_cluster(nodes=1, gpus=0) as cpus:
         refused = launch(*words, "--cpus-per-task=1", cluster=cpus)
         assert refused.returncode == 2
         assert "partition main of Slurm has no GPUs declared, and 1 are asked for on each node" in refused.stderr

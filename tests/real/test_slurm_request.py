@@ -84,8 +84,8 @@ def test_a_request_that_slurm_cannot_grant_is_the_only_fault(cluster, asked, cas
     assert re.match(sentence, says), says
 
 
-def test_a_slurm_without_gpus_is_asked_for_none(asked, tmp_path):
-    with slurm_cluster(tmp_path / "slurm", nodes=2, gpus=0) as plain:
+def test_a_slurm_without_gpus_is_asked_for_none(asked):
+    with slurm_cluster(nodes=2, gpus=0) as plain:
         _, findings = asked(plain, "--nodes=2")
         [fault] = [one["says"] for one in findings if one["state"] == "fault"]
         code, _ = asked(plain, "--nodes=2", "--gpus-per-node=0")
