@@ -170,10 +170,14 @@ class SlurmCluster:
             self.restart_node(node)
 
     def restart_node(self, node: str, *, hide: Path | None = None) -> None:
-        """Its daemon ends and another one starts, on an idle node."""
+        """Its daemon ends and another one starts, when the node is idle: Slurm waits a minute for one that is not."""
+        self.wait_for(lambda: self._is_idle(node))
         self.kill_daemon_of(node)
         self.start_node(node, hide=hide)
-        self.wait_for(lambda: self.say("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0] == "idle")
+        self.wait_for(lambda: self._is_idle(node))
+
+    def _is_idle(self, node: str) -> bool:
+        return self.say("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0] == "idle"
 
     @contextmanager
     def given(self, node: str, **variables: str) -> Iterator[None]:
