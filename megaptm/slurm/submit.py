@@ -47,8 +47,8 @@ def submit(script: Path, *, jobs: int, chain: str) -> list[str]:
     numbers: list[str] = []
     for _ in range(jobs):
         after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
-        [said] = ask("sbatch", "--parsable", *after, str(script), environment=environment)
-        numbers.append(said.partition(";")[0])
+        said = ask("sbatch", "--parsable", *after, str(script), environment=environment)
+        numbers.append(said[-1].partition(";")[0])
     return numbers
 
 
@@ -81,9 +81,11 @@ def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
 
 
 def state(job: str) -> tuple[str, str]:
-    """PENDING, RUNNING ..., and why it waits; empty when the job is over."""
+    """PENDING, RUNNING ..., and why it waits; empty when the job is over, UNKNOWN while Slurm does not answer."""
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "Invalid job id" not in done.stderr:
+        return "UNKNOWN", ""
     now, _, reason = done.stdout.strip().partition("|")
     return now, reason
 

@@ -226,6 +226,7 @@ class SlurmCluster:
         self._daemons[name] = subprocess.Popen(
             [*within, shutil.which(name.partition("-")[0], path=_path()) or name, *arguments],
             env=self.environment,
+            cwd=self.folder,  # where a slurmstepd that fails leaves its core
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -3,9 +3,12 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from megaptm.slurm.submit import state
+from megaptm.train.crew import free_port
 from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
 from tests.real.jobs import ENDS, small
 from tests.real.slurm_cluster import slurm_cluster
@@ -103,6 +106,16 @@ def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_co
     out, err = program.communicate(timeout=400)
     assert program.returncode == 0, out + err
     assert "step 3/3  loss" in out
+
+
+def test_a_job_is_over_where_slurm_says_so_and_not_where_it_says_nothing(slurm, monkeypatch, tmp_path):
+    configured = Path(slurm.environment["SLURM_CONF"])
+    monkeypatch.setenv("SLURM_CONF", str(configured))
+    assert state("999999") == ("", "")
+    nobody = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", configured.read_text())
+    (tmp_path / "slurm.conf").write_text(nobody)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    assert state("999999") == ("UNKNOWN", "")
 
 
 def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
