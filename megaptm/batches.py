@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from itertools import pairwise
 
 from megaptm.errors import UserError
@@ -59,31 +59,33 @@ class Batches:
 
     def steps_in(self, samples: int) -> int:
         """Steps that so many samples are enough for."""
-        level = self._levels[bisect_right(self._levels, samples, key=lambda one: one.sample) - 1]
+        level = _levels(self)[bisect_right(_levels(self), samples, key=lambda one: one.sample) - 1]
         return level.step + (samples - level.sample) // level.size
 
     def sizes(self, begin: int, end: int) -> dict[int, int]:
         """Size of a step -> how many of the steps `begin` to `end` have it."""
-        bounds = [*(level.step for level in self._levels), max(end, self._levels[-1].step + 1)]
+        bounds = [*(level.step for level in _levels(self)), max(end, _levels(self)[-1].step + 1)]
         counted = {
             level.size: min(stop, end) - max(start, begin)
-            for level, (start, stop) in zip(self._levels, pairwise(bounds), strict=True)
+            for level, (start, stop) in zip(_levels(self), pairwise(bounds), strict=True)
         }
         return {size: number for size, number in counted.items() if number > 0}
 
     def _level(self, step: int) -> _Level:
-        return self._levels[bisect_right(self._levels, step, key=lambda one: one.step) - 1]
+        return _levels(self)[bisect_right(_levels(self), step, key=lambda one: one.step) - 1]
 
-    @cached_property
-    def _levels(self) -> list[_Level]:
-        levels, step, sample = [], 0, 0
-        while sample < self.samples:
-            times = (self.whole - self.start) // self.increment
-            grown = sample * times // self.samples
-            size = self.start + grown * self.increment
-            levels.append(_Level(step, sample, size))
-            # The sample at which it has grown once more is rounded up, and so are the steps until then.
-            until = -(-(grown + 1) * self.samples // times)
-            steps = -(-(until - sample) // size)
-            step, sample = step + steps, sample + steps * size
-        return [*levels, _Level(step, sample, self.whole)]
+
+@lru_cache(maxsize=16)
+def _levels(batches: Batches) -> list[_Level]:
+    """In the order of their steps; a run asks at each."""
+    levels, step, sample = [], 0, 0
+    while sample < batches.samples:
+        times = (batches.whole - batches.start) // batches.increment
+        grown = sample * times // batches.samples
+        size = batches.start + grown * batches.increment
+        levels.append(_Level(step, sample, size))
+        # The sample at which it has grown once more is rounded up, and so are the steps until then.
+        until = -(-(grown + 1) * batches.samples // times)
+        steps = -(-(until - sample) // size)
+        step, sample = step + steps, sample + steps * size
+    return [*levels, _Level(step, sample, batches.whole)]

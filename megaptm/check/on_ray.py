@@ -13,10 +13,10 @@ from megaptm.train.environment import MEETING_PORTS
 
 
 def run_on_ray(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[Output]]:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     with connected():
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         nodes = [node for node in ray.nodes() if node["Alive"]]
         meeting = {
             "WORLD_SIZE": str(len(nodes)),

@@ -120,12 +120,11 @@ def _ramp(config: Config) -> Iterator[str]:
         yield str(error)
         return
     layout = config.layout
-    unit, made_of = (
-        layout.data * layout.microbatch,
-        f"layout.data x layout.microbatch ({layout.data} x {layout.microbatch}",
-    )
+    unit = layout.data * layout.microbatch
+    made_of = f"layout.data x layout.microbatch ({layout.data} x {layout.microbatch}"
     if layout.virtual > 1:
-        unit, made_of = unit * layout.pipeline, f"{made_of}, x layout.pipeline {layout.pipeline} for layout.virtual"
+        unit *= layout.pipeline
+        made_of += f", x layout.pipeline {layout.pipeline} for layout.virtual"
     for name, rows in (("start", ramp.start), ("increment", ramp.increment)):
         if rows % unit:
             yield f"train.ramp.{name} ({rows}) must be a multiple of {made_of})."

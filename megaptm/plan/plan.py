@@ -126,7 +126,7 @@ def plan(config: Config, machine: Machine) -> Plan:
     parameters = count(work.spec, with_heads=True)
     train, batches = config.train, config.batches
     seconds = sum(
-        number * step(machine, replace(work, batch=size)).seconds
+        number * (timed if size == work.batch else step(machine, replace(work, batch=size))).seconds
         for size, number in batches.sizes(train.after, train.steps).items()
     )
     saved = saving(config, machine, parameters)

@@ -35,7 +35,7 @@ def begin(slurm, tmp_path):
     yield launching
     for program in begun:
         program.kill()
-    slurm.say("scancel", "--user=root")
+    slurm.cancel_all()
     slurm.wait_for(lambda: not slurm.processes())
 
 
