@@ -62,7 +62,7 @@ class Input:
 
 def ours(given: Input, recipe: dict[str, Any], rounds: int = 3) -> dict[str, Any]:
     """The median of some builds; the workers are there before the first."""
-    from data_pipeline.build.workers import open_workers
+    from data_pipeline.corpus.workers import open_workers
 
     with open_workers(WORKERS, 0):
         _build(dataclasses.replace(given, files=[_beginning(given)]), recipe)  # workers import
@@ -79,7 +79,7 @@ def _beginning(given: Input) -> Path:
 
 
 def _build(given: Input, recipe: dict[str, Any]) -> dict[str, Any]:
-    from data_pipeline.build.corpus import build_corpus
+    from data_pipeline.corpus.build import build_corpus
     from data_pipeline.recipe import read_recipe
     from megaptm.data.shards import read_manifest
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from data_pipeline.build.corpus import build_corpus, choose
-from data_pipeline.build.parts import read_parts
-from data_pipeline.build.training import train_tokenizer
-from data_pipeline.build.work import Work
-from data_pipeline.build.workers import InProcess
+from data_pipeline.corpus.build import build_corpus, choose
+from data_pipeline.corpus.parts import read_parts
+from data_pipeline.corpus.training import train_tokenizer
+from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.workers import InProcess
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
 from data_pipeline.recipe import TokenizerRecipe, read_recipe

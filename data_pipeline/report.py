@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data_pipeline.build.tokenizing import ShardResult
+from data_pipeline.corpus.tokenizing import ShardResult
 from data_pipeline.document import Dropped
 from megaptm.data.shards import Manifest, Split
 

@@ -48,4 +48,4 @@ def recipe(text: Path) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.parts.PART_BYTES", 100 << 10)
+    monkeypatch.setattr("data_pipeline.corpus.parts.PART_BYTES", 100 << 10)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data_pipeline.build.corpus import build_corpus
+from data_pipeline.corpus.build import build_corpus
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from data_pipeline.build.work import key_of
+from data_pipeline.corpus.work import key_of
 from data_pipeline.deduplicate import Deduplicate, Duplicates, find_duplicates, write_part
 from data_pipeline.document import Document
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.build.parts import Part
-from data_pipeline.build.selection import Selection
-from data_pipeline.build.work import Work
+from data_pipeline.corpus.parts import Part
+from data_pipeline.corpus.selection import Selection
+from data_pipeline.corpus.work import Work
 from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.tokenizers import Tokenizer, train

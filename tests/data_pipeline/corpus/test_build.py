@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.annotate.sentences import split_sentences
-from data_pipeline.build.corpus import build_corpus
+from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.data.shards import Corpus, read_manifest
@@ -85,7 +85,7 @@ def test_building_again_gives_the_same_bytes_and_another_seed_does_not(built, re
 
 
 def test_parts_of_another_size_change_nothing(built, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.parts.PART_BYTES", 1)
+    monkeypatch.setattr("data_pipeline.corpus.parts.PART_BYTES", 1)
     build_corpus(recipe, tmp_path / "again", workers=0)
     assert files_of(tmp_path / "again") == files_of(built)
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from rich.console import Console
 
 from data_pipeline.annotate import Annotations
-from data_pipeline.build.output import Output, building
-from data_pipeline.build.parts import Part, read_parts
-from data_pipeline.build.selection import Selection, select
-from data_pipeline.build.tokenizing import ShardResult, stored_as, stored_fields, write_shards
-from data_pipeline.build.training import train_tokenizer
-from data_pipeline.build.work import Work
-from data_pipeline.build.workers import open_workers
+from data_pipeline.corpus.output import Output, building
+from data_pipeline.corpus.parts import Part, read_parts
+from data_pipeline.corpus.selection import Selection, select
+from data_pipeline.corpus.tokenizing import ShardResult, stored_as, stored_fields, write_shards
+from data_pipeline.corpus.training import train_tokenizer
+from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.workers import open_workers
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
 from data_pipeline.page import write_page

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from data_pipeline.build.workers import Workers
+from data_pipeline.corpus.workers import Workers
 from data_pipeline.progress import Stages
 from megaptm import __version__
 from megaptm.storage import write_whole

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.build.corpus import build_corpus
-from data_pipeline.build.workers import SMALL, InProcess, OnRay, open_workers
+from data_pipeline.corpus.build import build_corpus
+from data_pipeline.corpus.workers import SMALL, InProcess, OnRay, open_workers
 from megaptm.errors import UserError
-from tests.data_pipeline.build.test_build import files_of
+from tests.data_pipeline.corpus.test_build import files_of
 
 
 def test_little_text_is_worked_on_here():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.build.selection import EVERY, Selection, hash_bound, select, shards_of
+from data_pipeline.corpus.selection import EVERY, Selection, hash_bound, select, shards_of
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=40, unique=True)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.build.work import Work, key_of
 from data_pipeline.clean import Step, run_steps
+from data_pipeline.corpus.work import Work, key_of
 from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import psutil
 import pytest
 
-from data_pipeline.build.corpus import build_corpus
 from data_pipeline.clean import STEPS
+from data_pipeline.corpus.build import build_corpus
 from data_pipeline.document import Document, Dropped
-from tests.data_pipeline.build.test_build import files_of
+from tests.data_pipeline.corpus.test_build import files_of
 
 NOTICE_SOON = {
     "health_check_initial_delay_ms": 1000,
@@ -50,7 +50,7 @@ def cluster():
 
 @pytest.fixture
 def slow(recipe, monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.parts.PART_BYTES", 20 << 10)
+    monkeypatch.setattr("data_pipeline.corpus.parts.PART_BYTES", 20 << 10)
     monkeypatch.setitem(STEPS, "dawdle", Dawdle)
     return replace(recipe, steps=(Dawdle(), *recipe.steps))
 

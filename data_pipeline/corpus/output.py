@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_pipeline.build.work import Work
+from data_pipeline.corpus.work import Work
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.build.corpus import build_corpus
+from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import read_recipe
 from megaptm.data.shards import Corpus
 from megaptm.tokenizers import load

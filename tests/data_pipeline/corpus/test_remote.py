@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from data_pipeline.build.corpus import build_corpus
+from data_pipeline.corpus.build import build_corpus
 from megaptm.errors import UserError
 from megaptm.storage import download, exists, join, listed, read, upload
-from tests.data_pipeline.build.test_build import files_of
+from tests.data_pipeline.corpus.test_build import files_of
 from tests.storage.server import BUCKET
 
 pytestmark = pytest.mark.real
@@ -25,7 +25,7 @@ def url(s3, request) -> str:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.build.output.CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("data_pipeline.corpus.output.CACHE", str(tmp_path / "cache"))
 
 
 def test_a_corpus_at_a_url_is_the_corpus_of_a_folder(url, recipe, tmp_path):
@@ -68,7 +68,7 @@ def test_there_is_no_corpus_before_all_of_it_is_there(url, recipe, monkeypatch):
             raise UserError("the server is gone.")
         return upload(path, place, **options)
 
-    monkeypatch.setattr("data_pipeline.build.output.upload", broken)
+    monkeypatch.setattr("data_pipeline.corpus.output.upload", broken)
     with pytest.raises(UserError, match="server is gone"):
         build_corpus(recipe, url, workers=0)
     assert not exists(join(url, "manifest.json"))

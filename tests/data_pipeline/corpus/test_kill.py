@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.data_pipeline.build.test_build import files_of
+from tests.data_pipeline.corpus.test_build import files_of
 
 PROGRAM = """
 import sys
-import data_pipeline.build.parts as parts
+import data_pipeline.corpus.parts as parts
 from megaptm.__main__ import main
 parts.PART_BYTES = 40 << 10
 main()

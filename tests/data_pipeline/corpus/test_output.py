@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.build.output import building
-from data_pipeline.build.work import Work
-from data_pipeline.build.workers import InProcess
+from data_pipeline.corpus.output import building
+from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import Stages
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
@@ -46,7 +46,7 @@ def test_a_failed_build_leaves_nothing(failure, tmp_path):
 
 def test_a_build_keeps_the_finished_work_of_a_killed_one_and_nothing_else(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from data_pipeline.build.output import building\n"
+        "import os, sys; from pathlib import Path; from data_pipeline.corpus.output import building\n"
         "with building(Path(sys.argv[1]), overwrite=False) as work:\n"
         "    (work.folder / 'left').mkdir(); (work.folder / 'stale.tar').touch(); (work.scratch / 'half.part').touch();"
         "(work.scratch / 'whole').touch(); os._exit(9)\n"

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.annotate import Annotations, annotate
-from data_pipeline.build.parts import Part, hashes_of
-from data_pipeline.build.selection import Place, Selection, shards_of
-from data_pipeline.build.work import Work, key_of
 from data_pipeline.clean.step import batches
+from data_pipeline.corpus.parts import Part, hashes_of
+from data_pipeline.corpus.selection import Place, Selection, shards_of
+from data_pipeline.corpus.work import Work, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped
 from data_pipeline.recipe import Recipe

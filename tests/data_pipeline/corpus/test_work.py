@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.build.work import Work, key_of
-from data_pipeline.build.workers import InProcess
+from data_pipeline.corpus.work import Work, key_of
+from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import Stages
 
 
