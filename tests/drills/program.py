@@ -91,9 +91,3 @@ def checkpoints(run: Path) -> list[int]:
 def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
     """All processes that descend from a program: the ranks, and their loaders."""
     return psutil.Process(program.pid).children(recursive=True)
-
-
-def survivors(processes: list[psutil.Process], *, seconds: float = 15.0) -> list[psutil.Process]:
-    """Those that are still alive some time later; a zombie is not."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -3,7 +3,6 @@
 import signal
 from dataclasses import dataclass, field
 
-import psutil
 import pytest
 
 from megaptm.resilience.events import read_events
@@ -15,9 +14,9 @@ from tests.drills.program import (
     losses,
     resumed_at,
     start,
-    survivors,
     wait_for,
 )
+from tests.processes import command_of, environment_of, send, survivors
 
 pytestmark = pytest.mark.drill
 
@@ -83,16 +82,14 @@ def _kill_in_a_checkpoint(words, run, told):
     while True:
         [writing] = wait_for(lambda: set(_being_written(run)) - seen, job, every=0.0)
         everybody = family_of(job)
-        for process in everybody:
-            process.suspend()
+        send(everybody, signal.SIGSTOP)
         if writing.exists() and not (writing / "manifest.json").exists():
             break
         seen.add(writing)  # it was committed while we were looking: catch the next one
-        for process in everybody:
-            process.resume()
+        send(everybody, signal.SIGCONT)
     told.half_written = int(writing.name.removeprefix("step-").partition(".")[0])
-    for process in [psutil.Process(job.pid), *everybody]:
-        process.send_signal(signal.SIGKILL)
+    job.kill()
+    send(everybody, signal.SIGKILL)
     job.communicate(timeout=120)
     told.saved.append(checkpoints(run)[-1])
 
@@ -102,7 +99,7 @@ def _being_written(run):
 
 
 def _is_rank(process, rank):
-    return "megaptm.train.worker" in process.cmdline() and process.environ().get("RANK") == str(rank)
+    return "megaptm.train.worker" in command_of(process) and environment_of(process).get("RANK") == str(rank)
 
 
 def test_a_killed_worker_is_named_first(story):

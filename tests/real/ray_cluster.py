@@ -25,6 +25,7 @@ import pytest
 
 from megaptm.train.crew import free_port
 from tests.drills.program import ROOT
+from tests.processes import command_of, environment_of
 
 CPUS = 2
 """Of each node, whatever the machine has."""
@@ -213,12 +214,8 @@ class RayCluster:
 
     def _processes(self, address: str) -> list[psutil.Process]:
         """Everything that a node has started, directly or not."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == f"{self.folder} {address}":
-                    found.append(process)
-        return found
+        mark = f"{self.folder} {address}"
+        return [process for process in psutil.process_iter() if environment_of(process).get(MARK) == mark]
 
     def _takes_jobs(self) -> bool:
         from ray.job_submission import JobSubmissionClient
@@ -241,7 +238,7 @@ def wait_for(what: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    return "megaptm.train.worker" in process.cmdline()
+    return "megaptm.train.worker" in command_of(process)
 
 
 def _address(number: int) -> str:

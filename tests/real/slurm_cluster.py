@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from megaptm.slurm.submit import COULD_NOT_START
+from tests.processes import environment_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
@@ -199,7 +200,11 @@ class SlurmCluster:
         """As when the power fails: the daemon, those that would tell Slurm how the tasks ended, and the tasks."""
         self.kill_daemon_of(node)
         tasks = self.tasks_of(node)
-        watchers = [parent for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"]
+        watchers = []
+        for task in tasks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if (parent := task.parent()) and parent.name() == "slurmstepd":
+                    watchers.append(parent)
         for process in watchers + tasks:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -210,7 +215,7 @@ class SlurmCluster:
 
     def tasks_of(self, node: str) -> list[psutil.Process]:
         """Every process that Slurm started on a node."""
-        return [process for process in self.processes() if _environ(process).get("SLURMD_NODENAME") == node]
+        return [process for process in self.processes() if environment_of(process).get("SLURMD_NODENAME") == node]
 
     def logs(self) -> str:
         return "".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
@@ -218,7 +223,7 @@ class SlurmCluster:
     def processes(self) -> list[psutil.Process]:
         """Every process of every job: all inherit the name of this cluster's configuration from its daemons."""
         name = self.environment["SLURM_CONF"]
-        found = [(process, _environ(process)) for process in psutil.process_iter()]
+        found = [(process, environment_of(process)) for process in psutil.process_iter()]
         return [process for process, given in found if given.get("SLURM_CONF") == name and "SLURM_JOB_ID" in given]
 
     def _start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> None:
@@ -272,13 +277,6 @@ class SlurmCluster:
 def _end_with_parent() -> None:
     """No daemon outlives the tests, however they end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}
 
 
 def _free_ports(count: int) -> list[int]:

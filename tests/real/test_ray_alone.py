@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from megaptm.resilience.events import read_events
-from tests.drills.program import checkpoints, family_of, last_step, start, survivors
+from tests.drills.program import checkpoints, family_of, last_step, start
+from tests.processes import survivors
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 

@@ -12,6 +12,7 @@ import numpy
 import psutil
 import pytest
 
+from tests.processes import command_of
 from tests.real.jobs import small
 
 pytestmark = pytest.mark.real
@@ -112,7 +113,7 @@ def halt_now_and_then(slurm, node, over):
         time.sleep(0.02)
         for one in slurm.tasks_of(node):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "megaptm.check.speed" in one.cmdline() and one.num_threads() > LOADED_THREADS:
+                if "megaptm.check.speed" in command_of(one) and one.num_threads() > LOADED_THREADS:
                     one.suspend()
                     time.sleep(0.38)
                     one.resume()

@@ -10,6 +10,7 @@ import pytest
 from megaptm.slurm.submit import state
 from megaptm.train.crew import free_port
 from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
+from tests.processes import command_of
 from tests.real.jobs import ENDS, small
 from tests.real.slurm_cluster import slurm_cluster
 
@@ -125,7 +126,7 @@ def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
     [job] = submitted(program.stdout.readline())
     slurm.wait_for(lambda: checkpoints(run))
     *_, last = slurm.say("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).split()
-    next(task for task in slurm.tasks_of(last) if "train" in task.cmdline()).kill()
+    next(task for task in slurm.tasks_of(last) if "train" in command_of(task)).kill()
     out, err = program.communicate(timeout=400)
     assert program.returncode == 1
     assert f"On {last}, rank 1 was killed by signal 9" in out

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 
 from megaptm.resilience.events import read_events
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
+from tests.processes import command_of
 from tests.real.jobs import ENDS, STEPS, small, submit
 
 pytestmark = pytest.mark.real
@@ -70,7 +71,7 @@ def test_a_failure_is_told_and_not_repeated_and_a_cancelled_job_stays_so(slurm, 
     words = small("gpt2", run, corpus, "train.steps=100000", "layout.data=2")
     job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=1)
     slurm.wait_for(lambda: last_step(run) > 1)
-    next(task for task in slurm.tasks_of("node2") if "train" in task.cmdline()).kill()
+    next(task for task in slurm.tasks_of("node2") if "train" in command_of(task)).kill()
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert slurm.job(job)["Restarts"] == "0"
     assert "On node2, rank 1 was killed by signal 9 (SIGKILL)" in log.read_text()

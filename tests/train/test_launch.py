@@ -9,12 +9,12 @@ import textwrap
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from megaptm.errors import UserError
 from megaptm.train.launch import launch
 from megaptm.train.relay import Relay
+from tests.processes import survivors
 
 PRELUDE = """
 import os, signal, sys, time
@@ -62,8 +62,7 @@ def pids(folder: Path, count: int) -> list[int]:
 
 def gone(numbers: list[int]) -> bool:
     """Whether none of the processes is alive, waiting a little for the kernel."""
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in numbers if psutil.pid_exists(pid)], timeout=5)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    return not survivors(numbers, seconds=5)
 
 
 def test_each_rank_knows_its_place_and_has_a_log(program, tmp_path, capfd):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.data_pipeline.corpus.test_build import files_of
+from tests.processes import command_of
 
 PROGRAM = """
 import sys
@@ -84,7 +85,7 @@ def test_a_killed_driver_takes_its_workers_along_and_the_next_one_goes_on(unbrok
     rays = psutil.Process(process.pid).children(recursive=True)
     assert any("raylet" in ray.name() for ray in rays)
     # Its agents notice late that they are alone; they run nothing of ours.
-    rays = [ray for ray in rays if "Agent" not in " ".join(ray.cmdline())]
+    rays = [ray for ray in rays if "Agent" not in " ".join(command_of(ray))]
     process.send_signal(signal.SIGKILL)
     process.communicate()
     _, alive = psutil.wait_procs(rays, timeout=60)
