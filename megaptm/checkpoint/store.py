@@ -101,7 +101,7 @@ class Store:
         *,
         fence: Callable[[], bool] | None = None,
         token: str = "job",
-        report: Callable[..., object] | None = None,
+        damaged: Callable[[int, str, Path], object] | None = None,
     ) -> None:
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}: keep at least 1 checkpoint")
@@ -110,7 +110,7 @@ class Store:
         self.keep = keep
         self._fence = fence
         self._token = token
-        self._report = report or (lambda kind, **fields: None)
+        self._damaged = damaged or (lambda step, problem, kept: None)
 
     def take_over(self) -> None:
         """Who owns the run, before `newest`: what other jobs have not committed by now they never will."""
@@ -235,7 +235,7 @@ class Store:
         log.warning(
             "checkpoint of step %d is damaged: %s; trying the one before, this one is in %s", step, problem, kept
         )
-        self._report("damaged-checkpoint", step=step, problem=problem, kept=str(kept))
+        self._damaged(step, problem, kept)
 
     def _newest_bytes(self) -> int:
         newest = committed(self.run).get(max(self.steps(), default=-1))

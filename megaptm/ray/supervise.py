@@ -16,7 +16,7 @@ from megaptm.ray.placement import place, refuse, room
 from megaptm.ray.room import Room, find_room
 from megaptm.ray.start import Outcome, Start
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, last_saved
+from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved
 from megaptm.train.crew import forwarding
 from megaptm.train.prepare import discard_unused, note_launch, prepare
 from megaptm.train.verdict import judge
@@ -115,7 +115,8 @@ class Supervisor:
         else:
             with Events(self._run) as events:
                 layout = found.layout.model_dump()
-                events.write("restart", start=self._attempt.start, layout=layout, processes=found.layout.processes)
+                processes = found.layout.processes
+                events.write(RestartEvent(start=self._attempt.start, layout=layout, processes=processes))
         where = ", ".join(map(str, found.berths))
         print(f"Start {self._attempt.start}: {where}; each rank's log is in {self._logs}", flush=True)
 
@@ -126,7 +127,7 @@ class Supervisor:
             return code if code != EXIT_FAILURE else self._again(progress=progress)
         with Events(self._run) as events:
             for berth in outcome.lost:
-                events.write("node-lost", node=berth.node.address, ranks=list(berth.ranks))
+                events.write(NodeLostEvent(node=berth.node.address, ranks=list(berth.ranks)))
                 print(f"Lost node {berth.node.address}, with {berth}.", file=sys.stderr, flush=True)
         for berth in outcome.broken:
             print(

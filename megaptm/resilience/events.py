@@ -6,33 +6,158 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
 
 FILE = "events.jsonl"
 
-# Every line has `time` (seconds since 1970), `kind` and the fields named here. A kind that is not here is an error, so
-# that this table stays the whole truth for whoever reads the journal.
-KINDS = {
-    "launch": "the command started: command, version, host, pid",
-    "import": "the run was made from a model of another library, its step 0: source, parameters",
-    "start": "training begins at step 0: parameters, layout, processes",
-    "resume": "training continues: step, checkpoint, seconds (taken by loading), layout, processes",
-    "first-step": "the first step since the start or resume is done: step, seconds (since the command started)",
-    "checkpoint": "a checkpoint is committed: step, bytes, seconds (from the end of the step, training or not)",
-    "damaged-checkpoint": "a checkpoint does not match its hashes and is passed over: step, problem, kept",
-    "stop-signal": "the run was asked to stop: signal",
-    "worker-lost": "a worker process ended before its time: rank, code, problem",
-    "node-lost": "a machine was lost while it had ranks of the run: node, ranks",
-    "restart": "the launcher starts the run once more: start (how manieth), layout, processes",
-    "evaluation": "the model was measured on held-out text: step, rows, loss",
-    "exit": "training ends: code, and the seconds spent by kind",
-}
 
-BEGINNINGS = ("launch", "restart")
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A line of the journal: `time` (seconds since 1970), `kind` and the fields of one of the classes below.
+
+    Whoever writes makes an instance, so that a kind or a field that nobody declared does not pass the type checker.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        taken = {other.kind for other in Event.__subclasses__() if other is not cls}
+        assert kind not in taken, f"two kinds of event are called {kind}"
+        cls.kind = kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEvent(Event, kind="launch"):
+    """The command started."""
+
+    command: Sequence[str]
+    version: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportEvent(Event, kind="import"):
+    """The run was made from a model of another library, its step 0."""
+
+    source: str
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEvent(Event, kind="start"):
+    """Training begins at step 0."""
+
+    parameters: int
+    layout: Mapping[str, Any]
+    processes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeEvent(Event, kind="resume"):
+    """Training continues from a checkpoint, which took `seconds` to load."""
+
+    step: int
+    checkpoint: str
+    seconds: float
+    layout: Mapping[str, Any]
+    processes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStepEvent(Event, kind="first-step"):
+    """The first step since the start or resume is done, `seconds` after the command started, where that is known."""
+
+    step: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEvent(Event, kind="epoch"):
+    """A corpus begins to be read again: its second epoch is number 2."""
+
+    step: int
+    corpus: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointEvent(Event, kind="checkpoint"):
+    """A checkpoint is committed, `seconds` after the end of its step, whether training waited or not."""
+
+    step: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
+    """A checkpoint does not match its hashes and is passed over; it lies in `kept`."""
+
+    step: int
+    problem: str
+    kept: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopSignalEvent(Event, kind="stop-signal"):
+    """The run was asked to stop."""
+
+    signal: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLostEvent(Event, kind="worker-lost"):
+    """A worker process ended before its time: with an exit code, or minus the number of a signal."""
+
+    rank: int
+    code: int
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLostEvent(Event, kind="node-lost"):
+    """A machine was lost while it had ranks of the run."""
+
+    node: str
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartEvent(Event, kind="restart"):
+    """The launcher starts the run once more, for the `start`-th time."""
+
+    start: int
+    layout: Mapping[str, Any]
+    processes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationEvent(Event, kind="evaluation"):
+    """The model was measured on held-out text."""
+
+    step: int
+    rows: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitEvent(Event, kind="exit"):
+    """Training ends; the seconds that each part of it took."""
+
+    code: int
+    productive: float
+    data: float
+    validation: float
+    checkpoint: float
+
+
+BEGINNINGS = (LaunchEvent.kind, RestartEvent.kind)
 """Kinds with which a job begins: the time from there to the first step is its start-up."""
 
 
@@ -49,14 +174,12 @@ class Events:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._end_torn_line()
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, event: Event) -> None:
         """Add one event. Paths become text; infinities and NaN too, since JSON has none."""
-        if kind not in KINDS:
-            raise AssertionError(f"unknown kind of event {kind!r}: add it to megaptm.resilience.events.KINDS")
         if self._fence is not None:
             self._fence()
-        line = {"time": round(time.time(), 6), "kind": kind}
-        line |= {key: str(value) if _not_finite(value) else value for key, value in fields.items()}
+        line = {"time": round(time.time(), 6), "kind": event.kind}
+        line |= {key: str(value) if _not_finite(value) else value for key, value in vars(event).items()}
         os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
 
     def _end_torn_line(self) -> None:
@@ -96,7 +219,7 @@ def last_saved(run: Path) -> int:
 
     A job may be killed between committing one and writing that down: what lies there counts as well.
     """
-    written = (event["step"] for event in read_events(run) if event["kind"] == "checkpoint")
+    written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind)
     return max([*written, *committed(run)], default=0)
 
 

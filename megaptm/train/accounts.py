@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from megaptm.resilience.events import BEGINNINGS
+from megaptm.resilience.events import BEGINNINGS, EvaluationEvent, ExitEvent, ResumeEvent, StartEvent
 
 
 @dataclass
@@ -54,8 +54,8 @@ def jobs(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Jo
     """The jobs of a run, in order, from its two journals."""
     found: list[Job] = []
     # An evaluation is no part of a job, however long after it the model is measured.
-    for event in (event for event in events if event["kind"] != "evaluation"):
-        opens = event["kind"] in ("start", "resume")
+    for event in (event for event in events if event["kind"] != EvaluationEvent.kind):
+        opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
         if event["kind"] in BEGINNINGS or (opens and (not found or found[-1].ready is not None)):
             found.append(Job(begin=event["time"]))
         if not found:
@@ -64,7 +64,7 @@ def jobs(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Jo
         job.end = max(job.end, event["time"])
         if opens:
             job.ready, job.start = event["time"], event.get("step", 0)
-        if event["kind"] == "exit":
+        if event["kind"] == ExitEvent.kind:
             job.exit = event
     for record in (record for record in records if not any(key.startswith("evaluation/") for key in record)):
         owner = next((job for job in reversed(found) if job.begin <= record["time"]), None)

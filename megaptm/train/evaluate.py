@@ -24,7 +24,7 @@ from megaptm.errors import UserError
 from megaptm.models.heads import HEADS
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import IGNORED, Sample
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.storage import Cache, write_whole
 from megaptm.track import Tracker
 from megaptm.train.corpora import cache_of
@@ -136,7 +136,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
     if (bits := evaluation.bits_per_byte("model")) is not None:
         numbers["evaluation/bits_per_byte"] = bits
     with Events(run) as events:
-        events.write("evaluation", step=evaluation.step, rows=evaluation.rows, loss=evaluation.total("model"))
+        events.write(EvaluationEvent(step=evaluation.step, rows=evaluation.rows, loss=evaluation.total("model")))
     tracker = Tracker(run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled)
     tracker.log_metrics(evaluation.step, numbers)
     tracker.close(status="FINISHED" if evaluation.step >= config.train.steps else "SCHEDULED")

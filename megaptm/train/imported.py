@@ -19,7 +19,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.plan.count import count
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Appearing
@@ -54,7 +54,7 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> C
         tokenizer.save(unfinished / "tokenizer")
         _save(config, weights, unfinished, tokenizer)
         with Events(unfinished) as events:
-            events.write("import", source=source, parameters=count(spec))
+            events.write(ImportEvent(source=source, parameters=count(spec)))
     return config
 
 

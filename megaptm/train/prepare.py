@@ -18,7 +18,7 @@ from megaptm import __version__
 from megaptm.config import Config, Draft, draft, dump, load
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, last_saved, read_events
+from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.storage import write_whole
 
@@ -103,13 +103,14 @@ def no_folder(run: Path, error: OSError) -> str:
 def note_launch(run: Path) -> None:
     """Write down by which command, where and when a job of the run began."""
     with Events(run) as events:
-        events.write("launch", command=sys.argv, version=__version__, host=socket.gethostname(), pid=os.getpid())
+        host, pid = socket.gethostname(), os.getpid()
+        events.write(LaunchEvent(command=sys.argv, version=__version__, host=host, pid=pid))
 
 
 def discard_unused(run: Path) -> None:
     """Remove a run folder in which a mistake let no step happen, unless another job has taken it since."""
     with contextlib.suppress(UserError), RunLock(run):
-        if not any(event["kind"] in ("first-step", "checkpoint") for event in read_events(run)):
+        if not any(event["kind"] in (FirstStepEvent.kind, CheckpointEvent.kind) for event in read_events(run)):
             shutil.rmtree(run)
 
 

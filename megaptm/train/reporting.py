@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megaptm.config import Config
 from megaptm.data import Mix
 from megaptm.plan.count import count, step_flops
-from megaptm.resilience.events import BEGINNINGS, Events, read_events
+from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, read_events
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker
 from megaptm.train.prepare import CONFIG, flat
@@ -89,7 +89,7 @@ class StepReport:
             self._begun = True
             launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
             seconds = round(time.time() - launched[-1], 3) if launched else None
-            self.events.write("first-step", step=step, seconds=seconds)
+            self.events.write(FirstStepEvent(step=step, seconds=seconds))
         self._tell_epochs(step)
         if step % self.config.train.log_every and step != self.config.train.steps:
             self._screen.advance(step)
@@ -119,7 +119,7 @@ class StepReport:
         begun = self.mix.epochs_begun(self.config.batches.first(step))
         for name, epoch in begun.items():
             if epoch > max(1, self._epochs[name]):
-                self.events.write("epoch", step=step, corpus=name, epoch=epoch)
+                self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))
                 self._screen.epoch(step, name, epoch)
         self._epochs = begun
 

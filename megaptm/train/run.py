@@ -9,7 +9,7 @@ from pathlib import Path
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.objectives import OBJECTIVES
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.environment import Environment, check_processes, worker_environment
@@ -82,9 +82,9 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
         # A run that another job took over is said to have ended by that job alone.
         if report and events and lock and lock.still_mine():
             if stop.name:
-                events.write("stop-signal", signal=stop.name)
+                events.write(StopSignalEvent(signal=stop.name))
             report.close(STATUS.get(code, "FAILED"))
             spent = {name: round(value, 3) for name, value in asdict(training.seconds).items()}
-            events.write("exit", code=code, **spent)
+            events.write(ExitEvent(code=code, **spent))
     leave()
     return code

@@ -17,7 +17,7 @@ from megaptm.parallel.background import Background
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.world import from_rank_0, wait_for_all
 from megaptm.plan.count import count
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import CheckpointEvent, DamagedCheckpointEvent, Events, ResumeEvent, StartEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.train.environment import Environment
 from megaptm.train.feed import Feed
@@ -45,7 +45,7 @@ class Saver:
             keep=config.checkpoint.keep,
             fence=lock.still_mine if lock else None,
             token=from_rank_0(lock.token if lock else ""),
-            report=events.write if events else None,
+            damaged=self._damaged,
         )
         self.tell: Callable[[int, float], object] = lambda step, seconds: None
         """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
@@ -64,12 +64,15 @@ class Saver:
             refuse_other_text(checkpoint, self.feed.train.corpora)
             state.restore(self.engine, checkpoint.reader, step=step)
         if self.events:
-            how = {"layout": self.config.layout.model_dump(), "processes": self.place.world}
+            layout, processes = self.config.layout.model_dump(), self.place.world
             if step is None:
-                self.events.write("start", parameters=count(self.engine.spec), **how)
+                self.events.write(StartEvent(parameters=count(self.engine.spec), layout=layout, processes=processes))
             else:
                 seconds = round(time.monotonic() - begun, 3)
-                self.events.write("resume", step=step, checkpoint=checkpoint.folder.name, seconds=seconds, **how)
+                folder = checkpoint.folder.name
+                self.events.write(
+                    ResumeEvent(step=step, checkpoint=folder, seconds=seconds, layout=layout, processes=processes)
+                )
         return step or 0
 
     def save(self, step: int, *, wait: bool) -> None:
@@ -102,8 +105,12 @@ class Saver:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.place.world)
             seconds = round(time.monotonic() - begun, 3)
-            self.events.write("checkpoint", step=step, bytes=committed.size, seconds=seconds)
+            self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.tell(step, seconds)
+
+    def _damaged(self, step: int, problem: str, kept: Path) -> None:
+        if self.events:
+            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
 
     def _state(self, step: int) -> dict[str, Any]:
         samples = self.config.batches.first(step)

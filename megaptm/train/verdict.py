@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import Events, WorkerLostEvent
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
@@ -112,7 +112,7 @@ def judge(ends: Sequence[End], *, run: Path, logs: Path, forwarded: Collection[i
         return EXIT_CONTINUE if any(end.code == EXIT_CONTINUE for end in ends) else 0
     guilty = culprit(failed)
     with Events(run) as events:
-        events.write("worker-lost", rank=guilty.rank, code=guilty.code, problem=guilty.problem)
+        events.write(WorkerLostEvent(rank=guilty.rank, code=guilty.code, problem=guilty.problem))
     if guilty.user_error is not None:
         raise UserError(guilty.user_error)
     if -guilty.code in forwarded:

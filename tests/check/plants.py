@@ -25,7 +25,7 @@ from megaptm.config import dump, resolve_model
 from megaptm.data import read_manifest, write_manifest
 from megaptm.data.files import npy_bytes
 from megaptm.plan.machine import FOLDER
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import CheckpointEvent, Events
 from megaptm.resilience.lock import RunLock
 from megaptm.train.identity import identity
 from megaptm.train.prepare import read_config
@@ -193,7 +193,7 @@ def begin(bench, *, steps=(10,), config=True, corpora=None):
             store.prepare(step)
             store.write(step, 0, [Piece("weight/a", (4,), (0,), (4,), torch.ones(4))])
             store.commit(step, state, ranks=1)
-            events.write("checkpoint", step=step, bytes=16, seconds=0.0)
+            events.write(CheckpointEvent(step=step, bytes=16, seconds=0.0))
     if config:
         (bench.run / "config.yaml").write_text(dump(wanted))
 

@@ -85,16 +85,15 @@ def test_a_changed_byte_is_found_and_the_checkpoint_before_is_used(store, tmp_pa
     save(store, 10)
     save(store, 20)
     change_byte(store.folder / "step-00000020" / file, position)
-    events = []
-    reporting = Store(tmp_path, fence=always, report=lambda kind, **fields: events.append((kind, fields)))
+    damaged = []
+    reporting = Store(tmp_path, fence=always, damaged=lambda *told: damaged.append(told))
     found = reporting.newest()
     assert found.step == 10
     assert torch.equal(found.reader.read("weight/w"), whole(10))
     assert names(store) == ["step-00000010", "step-00000020.damaged"]
-    [(kind, fields)] = events
-    assert (kind, fields["step"]) == ("damaged-checkpoint", 20)
-    assert file in fields["problem"]
-    assert fields["kept"].endswith("step-00000020.damaged")
+    [(step, problem, kept)] = damaged
+    assert (step, kept.name) == (20, "step-00000020.damaged")
+    assert file in problem
 
 
 def test_a_file_cut_short_or_missing_is_found(store, caplog):

@@ -4,15 +4,16 @@ import pytest
 
 from megaptm.config import load
 from megaptm.errors import UserError
+from megaptm.resilience.events import read_events
 from megaptm.train.corpora import check_corpora, corpus_tokenizer, open_corpora
-from megaptm.train.reporting import StepReport
+from tests.drills.program import finish, resumed_at
 from tests.train.runs import build, settings, write_text
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     place = tmp_path_factory.mktemp("corpora")
-    return build(write_text(place / "text"), place / "corpus", "gpt2")
+    return build(write_text(place / "text", documents=12), place / "corpus", "gpt2")
 
 
 def config(corpus, *more):
@@ -33,30 +34,22 @@ def test_more_steps_than_the_epochs_hold_are_refused(corpus):
     )
 
 
-class Heard:
-    """Events and lines of a report, kept."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, kind, **fields):
-        self.events.append((kind, fields))
-
-
-def test_an_epoch_that_begins_is_told_once(corpus, tmp_path, capsys):
-    asked = config(corpus, f"run={tmp_path}")
+def test_a_run_goes_through_epochs_and_resumes_in_the_second(corpus, tmp_path):
+    """Each epoch is told once where it begins, also by the job that resumes in its middle."""
+    asked, run = config(corpus), tmp_path / "run"
     mix = open_corpora(asked, corpus_tokenizer(asked), "train")
-    heard = Heard()
-    report = StepReport.__new__(StepReport)
-    report.__dict__.update(config=asked, mix=mix, events=heard, _screen=_lines(), _epochs=mix.epochs_begun(0))
-    second = mix.samples_in(1) // 4 + 1
-    for step in range(1, second + 3):
-        report._tell_epochs(step)
-    assert heard.events == [("epoch", {"step": second, "corpus": str(corpus), "epoch": 2})]
-    assert capsys.readouterr().out == f"step {second}/100  epoch 2 of {corpus} begins\n"
-
-
-def _lines():
-    from megaptm.train.reporting import _Lines
-
-    return _Lines(100)
+    second, third = (mix.samples_in(epochs) // 4 + 1 for epochs in (1, 2))
+    words = settings("gpt2", run, corpus, "train.batch=4", "train.threads=1", "data.workers=0", "checkpoint.every=1000")
+    stopped = finish("train", *words, f"train.steps={third}", f"train.stop_at={second + 1}")
+    assert stopped.returncode == 75, stopped.stderr
+    ended = finish("train", *words, f"train.steps={third}")
+    assert ended.returncode == 0, ended.stderr
+    events = [event for event in read_events(run) if event["kind"] == "epoch"]
+    assert [(event["corpus"], event["epoch"], event["step"]) for event in events] == [
+        (str(corpus), 2, second),
+        (str(corpus), 3, third),
+    ]
+    for step, epoch, said in ((second, 2, stopped.stdout), (third, 3, ended.stdout)):
+        assert said.count("  epoch ") == 1
+        assert f"step {step}/{third}  epoch {epoch} of {corpus} begins\n" in said
+    assert resumed_at(run) == [second + 1]

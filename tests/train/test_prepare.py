@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.resilience.events import Events
+from megaptm.resilience.events import CheckpointEvent, Events
 from megaptm.resilience.lock import RunLock
 from megaptm.train.prepare import discard_unused, prepare, settle, wait_until_prepared
 
@@ -25,7 +25,7 @@ def config(tmp_path):
 def begin(run):
     """A run that has something to lose."""
     with Events(run) as events:
-        events.write("checkpoint", step=10, bytes=1, seconds=0.1)
+        events.write(CheckpointEvent(step=10, bytes=1, seconds=0.1))
 
 
 def test_the_resolved_config_lies_in_the_folder(config):
