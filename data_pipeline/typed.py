@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.config.complain import wanted
+from megaptm.config.complain import shown, wanted
 from megaptm.errors import UserError
 
 Kind = TypeVar("Kind")
@@ -53,12 +53,12 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return typed(table, {} if value is True else value, where)
     try:
         # As JSON, where a list may stand for a tuple, and nothing else is taken for what it is not.
-        return TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
-    except TypeError:
-        raise UserError(f"{where} holds {_shown(value)}, which a setting cannot be.") from None
+        return TypeAdapter(hint).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
         raise UserError(f"{where} must be {wanted(error.errors()[0])}, not {_shown(value)}.") from None
+    except (TypeError, ValueError):
+        raise UserError(f"{where} holds {_shown(value)}, which a setting cannot be.") from None
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)
+    return "nothing" if value is None else shown(value)

@@ -1,5 +1,6 @@
 """The command line, as a process of its own: what it says, and with which code it ends."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,34 @@ def test_a_mistake_in_a_build_is_one_sentence(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def commands(group, above=()):
+    """Every command there is, with its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*above, name))
+        else:
+            yield (*above, name), command
+
+
+def test_json_is_json_whatever_the_numbers(capsys):
+    """Python's own writer prints `Infinity` and `NaN`, at which every other reader stops."""
+    from megaptm.__main__ import main
+    from megaptm.commands.output import print_json
+
+    print_json({"limit": float("inf"), "step": (1.5, float("nan")), "nodes": {"1": None}})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"limit": None, "step": [1.5, None], "nodes": {"1": None}}
+    for words, command in commands(main):
+        if "--json" in [name for option in command.params for name in option.opts]:
+            assert command.callback.__globals__.get("print_json") is print_json, words
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "run", "--prompt=a", "--temperature=nan"], ["launch", "ray", TINY, "--wait=inf"]]
+)
+def test_an_option_is_a_number(words):
+    done = megaptm(*words)
+    assert done.returncode == 2
+    assert "is not a finite number" in done.stderr

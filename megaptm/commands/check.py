@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from megaptm.commands.options import of_a_job
+from megaptm.commands.output import print_json
 from megaptm.errors import EXIT_USER_ERROR
 
 
@@ -77,12 +78,10 @@ def check(
         only=only,
     )
     if as_json:
-        import json
-
         findings = list(look_at(stated, tell=lambda words: None))
         faults = any(finding.state == "fault" for finding in findings)
         found = [finding.to_json() for finding in findings]
-        click.echo(json.dumps({"config": str(config), "good": not faults, "findings": found}, indent=2))
+        print_json({"config": str(config), "good": not faults, "findings": found})
     else:
         console = Console()
         with console.status("") as status:

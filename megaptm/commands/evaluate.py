@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
+
+from megaptm.commands.output import print_json
 
 
 @click.command()
@@ -38,6 +39,6 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
     if not corpora:
         evaluation.record(trained.config, found)
     if as_json:
-        click.echo(json.dumps(found.plain(), indent=1))
+        print_json(found.plain())
     else:
         evaluation.show(found, Console())

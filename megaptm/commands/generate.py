@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.options import Finite
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--prompt", required=True, help="Text to continue (GPT), or with holes to fill (T5) or guess (BERT).")
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
-@click.option("--temperature", type=float, default=0.8, show_default=True, help="Higher is bolder.")
+@click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
 @click.option("--top-k", type=int, default=50, show_default=True, help="Draw from so many likeliest tokens; 0: all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed says the same thing.")
 @click.option("--greedy", is_flag=True, help="Always the likeliest token.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.options import Finite
 from megaptm.commands.train import title
 from megaptm.errors import UserError
 
@@ -29,7 +30,7 @@ CORPUS = "corpus."
 @click.option("--address", help="HOST:PORT of a cluster; absent: RAY_ADDRESS, or a cluster of this machine alone.")
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     help="Seconds in which the devices may come: an autoscaler starts nodes, other jobs end, a lost node is back. "
     f"Absent: none at the beginning, {WAIT_AGAIN_SECONDS:.0f} after a loss.",
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.output import print_json
 from megaptm.errors import EXIT_FAILURE, UserError
 
 if TYPE_CHECKING:
@@ -82,9 +83,7 @@ def plan(
         draw(made, plot)
     dry = _dry(wanted, made.work, ranks) if dry_run or ranks else None
     if as_json:
-        import json
-
-        click.echo(json.dumps({**made.numbers(), **({"dry_run": dry.numbers()} if dry else {})}, indent=2))
+        print_json({**made.numbers(), **({"dry_run": dry.numbers()} if dry else {})})
     else:
         from rich.console import Console
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,6 +16,7 @@ WANTED = {
     "int_from_float": "an integer",
     "int_parsing": "an integer",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "a string",
     "dict_type": "a mapping",
@@ -45,7 +47,7 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: unknown key {key}{_nearest(path)}"
     if details["type"] == "missing":
         return f"{where}: {key} is missing{_meaning(path)}."
-    return f"{where}: {key} must be {wanted(details)}, not {_shown(details['input'])}."
+    return f"{where}: {key} must be {wanted(details)}, not {shown(details['input'])}."
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
@@ -62,7 +64,10 @@ def wanted(details: ErrorDetails) -> str:
     return details["msg"] if form is None else form.format(**details.get("ctx", {}))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value that cannot be taken."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
+        return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
     return "empty" if value is None else repr(value)
 
 

@@ -16,7 +16,7 @@ from megaptm.config.check import broken
 from megaptm.config.complain import sentences
 from megaptm.config.offered import choose, misfit, spread
 from megaptm.config.schema import Config, resolved
-from megaptm.config.yamls import Layer, read_file, read_override
+from megaptm.config.yamls import Dumper, Layer, read_file, read_override
 from megaptm.errors import UserError
 
 # Replaced as a whole, never merged: a config that names its corpora does not want its parent's as well, and layouts are
@@ -91,7 +91,8 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
 
 def dump(config: Config) -> str:
     """The config as YAML that `load` reads back to an equal config."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+    content = config.model_dump(mode="json", exclude_none=True)
+    return yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> list[Layer]:

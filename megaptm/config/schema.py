@@ -21,7 +21,9 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Section(BaseModel):
     """Frozen, and a key that is not a field is refused; see `complain` for how a mistake is told."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Model(Section):

@@ -13,21 +13,36 @@ from megaptm.errors import UserError
 
 
 class Loader(yaml.SafeLoader):
-    """The safe loader, where 1e-4 is a number, and only true and false are truth values (not `no`, `on` ...)."""
+    """The safe loader, with the plain words of YAML 1.2: 1e-4 is a number; `no` and `on`, 1:30 (ninety, once) and
+    2026-01-01 are strings. 010, eight then and ten now, is one too, so that no number can be misread."""
 
 
+READ_ANEW = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
 Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
-    ]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in READ_ANEW]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^([-+]?(0|[1-9][\d_]*)|0o[0-7]+|0x[\da-fA-F]+)$"),
+    list("-+0123456789"),
+)
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?((\d[\d_]*)?\.\d+([eE][-+]?\d+)?|\d[\d_]*\.([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.inf|\.nan)$"),
     list("-+.0123456789"),
 )
+
+
+class Dumper(yaml.SafeDumper):
+    """The safe dumper, which puts a string in quotes that any reader would take for something else, ours or another."""
+
+
+Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys() | Loader.yaml_implicit_resolvers.keys()
+}
 
 
 @dataclass(frozen=True)

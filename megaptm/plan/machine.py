@@ -8,12 +8,14 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from megaptm.config.complain import wanted
+from megaptm.config.complain import shown, wanted
 from megaptm.config.schema import Count, Section
 from megaptm.config.yamls import read_file
 from megaptm.errors import UserError
 
-Positive = Annotated[float, Field(gt=0.0)]
+# What a device, a link or a disk can be; outside of it, formulas overflow.
+Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
+Duration = Annotated[float, Field(ge=0.0, le=1e9)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 FOLDER = Path(__file__).parents[2] / "configs" / "machines"
@@ -30,7 +32,7 @@ class Efficiency(Section):
     """Share of the memory's bandwidth that reading and writing long tensors reaches."""
     beside: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of its time that communication costs although products hide it: both want the memory."""
-    kernel_microseconds: Annotated[float, Field(ge=0.0)]
+    kernel_microseconds: Duration
     """Time between two kernels, or to start one on a CPU."""
     source: str
     """Where these numbers come from."""
@@ -43,7 +45,7 @@ class Link(Section):
     """Of one device, in one direction, as the data sheet says."""
     efficiency: Share
     """Share of it that a collective of large messages reaches."""
-    microseconds: Annotated[float, Field(ge=0.0)]
+    microseconds: Duration
     """Time of one hop of a ring: to hand on the smallest message."""
 
 
@@ -75,7 +77,7 @@ class Machine(Section):
     """Rate at which one node writes checkpoints."""
     node_mtbf_days: Positive
     """Mean time between failures of one node that stop the job."""
-    restart_minutes: Annotated[float, Field(ge=0.0)]
+    restart_minutes: Duration
     """From a failure to the first step after it, reading the checkpoint left out."""
     sources: Annotated[list[str], Field(min_length=1)]
     """Data sheets and measurements behind the numbers."""
@@ -109,9 +111,15 @@ def load_machine(name: str) -> Machine:
             raise UserError(_unknown(name))
     layer = read_file(path)
     try:
-        return Machine.model_validate(layer.values)
+        machine = Machine.model_validate(layer.values)
     except ValidationError as error:
         raise UserError(_sentence(error, layer.origins, str(path))) from None
+    if machine.reserved_gib >= machine.memory_gib:
+        raise UserError(
+            f"{layer.origins['reserved_gib']}: reserved_gib ({machine.reserved_gib:g}) must be less than memory_gib "
+            f"({machine.memory_gib:g}): it is the part of a device's memory that no job gets."
+        )
+    return machine
 
 
 def known_machines() -> list[str]:
@@ -135,4 +143,4 @@ def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str
         return f"{where}: unknown key {key}; a machine has {', '.join(Machine.model_fields)}."
     if details["type"] == "missing":
         return f"{where}: {key} is missing."
-    return f"{where}: {key} must be {wanted(details)}, not {details['input']!r}."
+    return f"{where}: {key} must be {wanted(details)}, not {shown(details['input'])}."

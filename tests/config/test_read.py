@@ -225,3 +225,37 @@ def test_bytes_that_are_not_utf8_and_folders_are_refused(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"run: caf\xe9\n")
     assert "not UTF-8" in complaint(tmp_path / "latin.yaml")
     assert "is a folder" in complaint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("optimizer.lr=.inf", "optimizer.lr must be a finite number, not inf."),
+        ("optimizer.lr=.nan", "optimizer.lr must be a finite number, not nan."),
+        ("optimizer.lr=1e999", "optimizer.lr must be a finite number, not inf."),
+        ("optimizer.weight_decay=.inf", "optimizer.weight_decay must be a finite number, not inf."),
+        ("optimizer.betas=[.nan, 0.9]", "optimizer.betas.0 must be a finite number, not nan."),
+        ("data.mix={books: .inf}", "data.mix.books must be a finite number, not inf."),
+        ("data.patience=.nan", "data.patience must be a finite number, not nan."),
+        ("train.steps=010", "train.steps must be an integer, not 010 (octal in one version of YAML and decimal"),
+        ("optimizer.lr=010", "optimizer.lr must be a number, not 010 (octal in one version"),
+        ("train.steps=1:30", "train.steps must be an integer, not '1:30'."),
+        ("track.enabled=no", "track.enabled must be true or false, not 'no'."),
+    ],
+)
+def test_a_number_that_is_none_or_could_be_two_is_refused(minimal, written, said):
+    assert said in complaint(minimal, written)
+
+
+@pytest.mark.parametrize("word", ["010", "1e5", "1:30", "no", "2026-01-01", "0o17", ".inf", "12", "true", "~"])
+def test_a_string_that_looks_like_something_else_stays_one(minimal, tmp_path, word):
+    config = load(minimal, [f"track.experiment='{word}'"])
+    (tmp_path / "dumped.yaml").write_text(dump(config))
+    assert load(tmp_path / "dumped.yaml") == config
+
+
+def test_numbers_are_those_of_yaml_1_2(minimal):
+    written = ["train.steps=1_000", "train.batch=0x10", "train.seed=0o17", "optimizer.lr=1e-4", "run=2026-01-01"]
+    config = load(minimal, written)
+    assert (config.train.steps, config.train.batch, config.train.seed) == (1000, 16, 15)
+    assert (config.optimizer.lr, config.run) == (1e-4, "2026-01-01")

@@ -58,6 +58,8 @@ WRONG = [
     ("sources: [a]\ntokenizer: 3", "tokenizer holds 3 where a table of settings is due"),
     ("sources: [a]\nsteps: [normalise]", "unknown step normalise; did you mean `normalize`"),
     ("sources: [a]\nsteps: [drop-short: {wods: 3}]", "step drop-short: unknown setting wods"),
+    ("sources: [a]\nvalidation: .inf", "validation holds inf, which a setting cannot be"),
+    ("sources: [a]\nseed: 010", "seed must be an integer, not 010 .octal in one version of YAML"),
     ("sources: [a]\nvalidation: 1.0", "validation must be a share from 0 to below 1, not 1.0"),
     ("sources: [a]\nshard_bytes: 8MB", "shard_bytes must be an integer, not '8MB'"),
     ("sources: [a]\nshard_bytes: true", "shard_bytes must be an integer, not True"),

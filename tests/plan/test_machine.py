@@ -29,6 +29,10 @@ def test_a_machine_is_found_by_name_and_by_path():
             "inside.efficiency must be",
         ),
         ({"name": None}, "name is missing."),
+        ({"memory_gib": float("inf")}, "memory_gib must be a finite number, not inf."),
+        ({"teraflops": {"bf16": float("nan")}}, "teraflops.bf16 must be a finite number, not nan."),
+        ({"node_mtbf_days": 1e-300}, "node_mtbf_days must be at least 1e-06, not 1e-300."),
+        ({"reserved_gib": 200}, "reserved_gib (200) must be less than memory_gib (79.2)"),
     ],
 )
 def test_a_mistake_names_file_and_key(tmp_path, change, told):
