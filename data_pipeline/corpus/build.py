@@ -18,7 +18,7 @@ from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.output import Output, building
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
-from data_pipeline.corpus.tokenizing import ShardResult, stored_as, stored_fields, write_shards
+from data_pipeline.corpus.tokenizing import SHARDS, ShardResult, stored_as, stored_fields, write_shards
 from data_pipeline.corpus.training import train_tokenizer
 from data_pipeline.corpus.work import Work
 from data_pipeline.corpus.workers import open_workers
@@ -85,7 +85,7 @@ def build_corpus(
             files=len(files),
             dropped=dropped,
             results=list(itertools.chain(*results.values())),
-            notes=_notes(recipe, tokenizer, manifest),
+            notes=_notes(recipe, tokenizer, manifest, work),
             workers=crew.count,
             found=work.found,
             seconds=stages.seconds,
@@ -144,11 +144,12 @@ def _write_manifest(
 
 def _named(split: str, results: list[ShardResult], output: Output) -> Iterator[ShardInfo]:
     """The shards of a split under their names in the corpus."""
-    written = [(result.folder, result.info) for result in results if result.info]
-    for number, (folder, info) in enumerate(written):
+    written = [result.info for result in results if result.info]
+    for number, info in enumerate(written):
         named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-        output.place(Path(folder, info.name), named.name)
-        output.place(Path(folder, info.index_name), named.index_name)
+        # Where files are is not learned from a result that was found.
+        output.place(output.scratch / SHARDS / Path(info.name).name, named.name)
+        output.place(output.scratch / SHARDS / Path(info.index_name).name, named.index_name)
         yield named
 
 
@@ -158,7 +159,7 @@ def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:
     return UserError(f"{sources}: no document is left to build from ({reasons}): give other text.")
 
 
-def _notes(recipe: Recipe, tokenizer: Tokenizer, manifest: Manifest) -> list[str]:
+def _notes(recipe: Recipe, tokenizer: Tokenizer, manifest: Manifest, work: Work) -> list[str]:
     """What a user should know although nothing failed."""
     notes = []
     if recipe.validation > 0 and not manifest.splits["validation"].samples:
@@ -166,5 +167,11 @@ def _notes(recipe: Recipe, tokenizer: Tokenizer, manifest: Manifest) -> list[str
     if recipe.tokenizer.folder is None and tokenizer.vocabulary < recipe.tokenizer.vocabulary:
         notes.append(
             f"the text gave {tokenizer.vocabulary:,} of the {recipe.tokenizer.vocabulary:,} ids asked of the tokenizer"
+        )
+    if work.damaged:
+        some = ", ".join(work.damaged[:2])
+        notes.append(
+            f"{len(work.damaged):,} files of an unfinished build were not what it had written ({some}), and were made "
+            "again: look at the disk they are on"
         )
     return notes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,10 @@ class PartJob:
     inputs: tuple[tuple[str, str], ...] = ()
     """Other files that steps read: path, sha256."""
 
+    @property
+    def stem(self) -> str:
+        return str(Path(self.folder, key_of(make_part, self)))
+
 
 @dataclass
 class Part:
@@ -64,8 +68,8 @@ def make_part(job: PartJob) -> Part:
     """Read, clean and write one part."""
     dropped = Dropped()
     documents = (document for span in job.spans for document in read(span, dropped, job.on_error))
-    stem = str(Path(job.folder, key_of(make_part, job)))
-    return Part(stem, write_part(stem, run_steps(job.steps, documents, dropped), job.deduplicate), dropped)
+    documents_written = write_part(job.stem, run_steps(job.steps, documents, dropped), job.deduplicate)
+    return Part(job.stem, documents_written, dropped)
 
 
 def read_parts(recipe: Recipe, files: Sequence[InputFile], work: Work) -> tuple[list[Part], Dropped]:
@@ -78,7 +82,9 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: Work) -> tuple[
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs)
         for spans in deal(files, size)
     ]
-    parts = work.run("read and clean", make_part, jobs)
+    found = work.run("read and clean", make_part, jobs)
+    # Where files are is the job's word; a result found in a folder is no place to learn a path from.
+    parts = [replace(part, stem=job.stem) for part, job in zip(found, jobs, strict=True)]
     dropped = Dropped()
     for part in parts:
         dropped.merge(part.dropped)

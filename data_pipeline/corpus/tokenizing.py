@@ -39,6 +39,8 @@ IMAGES = {
     ".tiff": "tif",
 }
 """Suffix of an image's file -> suffix of its member in a shard."""
+SHARDS = "shards"
+"""Folder of unfinished work where finished shards wait."""
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 """Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
 
@@ -75,10 +77,10 @@ class ShardJob:
 class ShardResult:
     """A finished shard; `info` is None when none of its documents had a token."""
 
-    folder: str
     info: ShardInfo | None
-    lengths: np.ndarray
-    """int64 [64]: documents of 2**i to 2**(i + 1) - 1 tokens."""
+    """Its files are in the folder SHARDS."""
+    lengths: list[int]
+    """Documents of 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
     dropped: Dropped
     languages: Counter[str]
 
@@ -102,7 +104,7 @@ def write_shards(
                 yield split, shard
 
     splits = [split for split, _ in shards()]
-    folder = work.folder / "shards"
+    folder = work.folder / SHARDS
     folder.mkdir(exist_ok=True)
     inputs = hashes_of(annotations.inputs())
     jobs = (
@@ -159,7 +161,7 @@ def write_shard(job: ShardJob) -> ShardResult:
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(job.folder, info, lengths, dropped, languages)
+    return ShardResult(info, lengths.tolist(), dropped, languages)
 
 
 def _meta(document: Document) -> dict[str, Any]:

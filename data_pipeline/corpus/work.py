@@ -1,32 +1,42 @@
-"""Work that is done once: each finished job leaves its result behind, and a build that begins again finds it there."""
+"""Work that is done once: each finished job leaves its result behind, and a build that begins again finds it there.
+
+A result is JSON, with the hashes of all files that the job wrote. What is found is taken if every byte of it is still
+what it was; else the job is done again.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.corpus.workers import Workers
 from data_pipeline.progress import Stages
 from megaptm import __version__
-from megaptm.storage import write_whole
+from megaptm.errors import UserError
+from megaptm.storage import appeared, hash_of, write_whole
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-VERSION = f"{__version__} 1"
+VERSION = f"{__version__} 2"
 """Results of another version are not taken. The second number rises when a job's meaning changes."""
+FINISHED = "finished"
+"""Folder of the results."""
 
 
 class Work:
     """Runs the jobs of a build on a crew of workers, and keeps each result in a file named by the job's content.
 
-    So a job must say everything that its result depends on, and a file it writes must be complete when it appears.
+    So a job must say everything that its result depends on, a file that it writes must be complete when it appears
+    (`megaptm.storage.Appearing`), and its function must say what it returns: numbers, texts, and dataclasses of these.
     """
 
     def __init__(self, folder: Path, crew: Workers, stages: Stages):
@@ -35,6 +45,8 @@ class Work:
         self.stages = stages
         self.found = 0
         """Jobs that an earlier build had finished."""
+        self.damaged: list[str] = []
+        """Files below `folder` that were not what an earlier build had written. Their jobs were done again."""
 
     def run(
         self,
@@ -50,27 +62,19 @@ class Work:
         Without `keep` every job is done again: for what is done elsewhere, where someone else may undo it.
         """
         results: dict[int, Result] = {}
-        numbers: list[int] = []
-        kept = self.folder / "finished" / name.replace(" ", "-")
-        kept.mkdir(parents=True, exist_ok=True)
+        kept = Path(FINISHED, name.replace(" ", "-"))
+        (self.folder / kept).mkdir(parents=True, exist_ok=True)
         count = total if total is not None else len(jobs)  # type: ignore[arg-type]
-
+        calls = (
+            _Call(function, job, str(self.folder), str(kept / f"{key_of(function, job)}.json") if keep else None)
+            for job in jobs
+        )
         with self.stages.stage(name, count) as advance:
-
-            def unfinished() -> Iterator[_Call]:
-                for number, job in enumerate(jobs):
-                    call = _Call(function, job, str(kept / f"{key_of(function, job)}.pickle") if keep else None)
-                    try:
-                        results[number] = call.remembered()
-                    except (OSError, EOFError, pickle.UnpicklingError):
-                        numbers.append(number)
-                        yield call
-                    else:
-                        self.found += 1
-                        advance()
-
-            for done, result in self.crew.run(_do, unfinished()):
-                results[numbers[done]] = result
+            # Workers look for results themselves: what there is to hash is then hashed by all of them.
+            for number, done in self.crew.run(_do, calls):
+                results[number] = done.result
+                self.found += done.found
+                self.damaged += done.damaged
                 advance()
         return [results[number] for number in range(len(results))]
 
@@ -79,21 +83,76 @@ class Work:
 class _Call:
     function: Callable[[Any], Any]
     job: Any
+    folder: str
     kept: str | None
-
-    def remembered(self) -> Any:
-        if self.kept is None:
-            raise FileNotFoundError
-        with open(self.kept, "rb") as file:
-            return pickle.load(file)
+    """File below the folder."""
 
 
-def _do(call: _Call) -> Any:
+@dataclass(frozen=True)
+class _Done:
+    result: Any
+    found: bool = False
+    damaged: tuple[str, ...] = ()
+
+
+class _Damaged(Exception):  # noqa: N818  # no end, only more work
+    """Files, its arguments, that are not what was written."""
+
+
+def _do(call: _Call) -> _Done:
     """Runs on a worker, which keeps the result itself: the driver may be gone when it is there."""
-    result = call.function(call.job)
-    if call.kept is not None:
-        write_whole(call.kept, pickle.dumps(result))
+    if call.kept is None:
+        return _Done(call.function(call.job))
+    try:
+        return _Done(_remembered(call.function, Path(call.folder), call.kept), found=True)
+    except FileNotFoundError:
+        damaged: tuple[str, ...] = ()
+    except _Damaged as files:
+        damaged = files.args
+    with appeared() as paths:
+        result = call.function(call.job)
+    _remember(result, call.function, Path(call.folder), call.kept, paths)
+    return _Done(result, damaged=damaged)
+
+
+BEGINNING = b'{"sha256":"%s","job":'
+"""Of a result: the hash of what follows, up to the closing brace."""
+
+
+def _remember(result: Any, function: Callable, folder: Path, name: str, paths: Iterable[Path]) -> None:
+    files = {path.relative_to(folder).as_posix(): hash_of(str(path)) for path in paths}
+    job = b'{"files":%s,"result":%s}' % (json.dumps(files).encode(), _type(function).dump_json(result))
+    write_whole(folder / name, BEGINNING % hashlib.sha256(job).hexdigest().encode() + job + b"}")
+
+
+def _remembered(function: Callable, folder: Path, name: str) -> Any:
+    """The result; raises `FileNotFoundError` where there is none, and `_Damaged`."""
+    content = (folder / name).read_bytes()
+    job = content[len(BEGINNING % bytes(64)) : -1]
+    if content != BEGINNING % hashlib.sha256(job).hexdigest().encode() + job + b"}":
+        raise _Damaged(name)
+    try:
+        parsed = json.loads(job)
+        result = _type(function).validate_json(json.dumps(parsed["result"]), strict=True)
+        files = dict(parsed["files"])
+    except (ValueError, LookupError, TypeError, ValidationError):  # someone else wrote it
+        raise _Damaged(name) from None
+    if damaged := [file for file, sha256 in files.items() if not _is(folder / file, sha256)]:
+        raise _Damaged(*damaged)
     return result
+
+
+def _is(path: Path, sha256: str) -> bool:
+    try:
+        return hash_of(str(path)) == sha256
+    except (OSError, UserError):  # it is gone, or cannot be read: then it is written again
+        return False
+
+
+@lru_cache(maxsize=64)
+def _type(function: Callable) -> TypeAdapter[Any]:
+    """What a function returns, to write as JSON and to read nothing else."""
+    return TypeAdapter(get_type_hints(function)["return"])
 
 
 def key_of(function: Callable, job: Any) -> str:

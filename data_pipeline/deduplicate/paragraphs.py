@@ -32,6 +32,10 @@ class CutJob:
     """Files of what is equal, see `EqualJob.path`."""
     options: Deduplicate
 
+    @property
+    def stem(self) -> str:
+        return self.listing.name(f"cut-{self.number:06d}")
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -57,16 +61,16 @@ def cut_paragraphs(parts: Sequence[Part], options: Deduplicate, run: Run, folder
         CutJob(listing, number, begins[number], tuple(documents), tuple(paragraphs), options)
         for number in range(len(parts))
     ]
-    return run("repeated paragraphs", cut_part, jobs)
+    found: list[Cut] = run("repeated paragraphs", cut_part, jobs)
+    return [replace(cut, stem=job.stem) for cut, job in zip(found, jobs, strict=True)]
 
 
 def cut_part(job: CutJob) -> Cut:
     """Pure, but for the files of the new part."""
     cutting = _Cutting(job)
-    stem = job.listing.name(f"cut-{job.number:06d}")
     # The documents are now what they will be, and near duplicates can be looked for.
-    count = write_part(stem, cutting.documents(), replace(job.options, paragraphs=None))
-    return Cut(stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
+    count = write_part(job.stem, cutting.documents(), replace(job.options, paragraphs=None))
+    return Cut(job.stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
 
 
 class _Cutting:

@@ -1,6 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
 
-from megaptm.storage.appearing import Appearing, sync, write_whole
+from megaptm.storage.appearing import Appearing, appeared, sync, write_whole
 from megaptm.storage.cache import Cache, default_folder
 from megaptm.storage.files import (
     download,
@@ -22,6 +22,7 @@ __all__ = [
     "Appearing",
     "Cache",
     "Patience",
+    "appeared",
     "default_folder",
     "download",
     "exists",

@@ -6,11 +6,26 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 
 SUFFIX = ".part"
 """Of what is being made, or was when its process died."""
+
+_noted: ContextVar[list[Path] | None] = ContextVar("appeared", default=None)
+
+
+@contextmanager
+def appeared() -> Iterator[list[Path]]:
+    """All that appears in this thread while the block runs: for whoever answers for it, and must forget nothing."""
+    paths: list[Path] = []
+    before = _noted.set(paths)
+    try:
+        yield paths
+    finally:
+        _noted.reset(before)
 
 
 class Appearing:
@@ -34,6 +49,8 @@ class Appearing:
                 sync(written)
             self.part.replace(self.path)
             sync(self.path.parent)
+            if (noted := _noted.get()) is not None:
+                noted.append(self.path)
         finally:
             self.drop()
 

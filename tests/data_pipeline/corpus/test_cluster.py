@@ -71,7 +71,7 @@ class Building(threading.Thread):
 
     def wait_for(self, jobs: int) -> None:
         """Until so many jobs are finished."""
-        while self.is_alive() and len(list(self.out.parent.rglob("*.pickle"))) < jobs:
+        while self.is_alive() and len(list(self.out.parent.rglob("finished/*/*.json"))) < jobs:
             time.sleep(0.02)
         assert self.is_alive(), "the build was too quick to be broken"
 

@@ -37,7 +37,7 @@ def finish(process: subprocess.Popen) -> None:
 
 
 def finished_jobs(out: Path) -> int:
-    return len(list(out.with_name(out.name + ".building").rglob("*.pickle")))
+    return len(list(out.with_name(out.name + ".building").rglob("finished/*/*.json")))
 
 
 def found(out: Path) -> int:

@@ -60,7 +60,7 @@ def test_what_finished_before_a_failure_is_kept(tmp_path, jobs):
 
 def test_a_half_written_result_is_made_again(tmp_path, jobs):
     work(tmp_path).run("squares", square, jobs)
-    for kept in Path(tmp_path / "work").rglob("*.pickle"):
+    for kept in Path(tmp_path / "work").rglob("finished/*/*.json"):
         kept.write_bytes(kept.read_bytes()[:-1])
     assert work(tmp_path).run("squares", square, jobs) == [0, 1, 4, 9, 16]
 

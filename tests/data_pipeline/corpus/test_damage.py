@@ -1,0 +1,124 @@
+"""What lies in the folder of an unfinished build is taken only if every byte of it is what the build had written."""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from data_pipeline.corpus import output
+from data_pipeline.corpus.build import build_corpus
+from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.workers import InProcess
+from data_pipeline.deduplicate import Deduplicate, Near, Paragraphs
+from data_pipeline.progress import Stages
+from tests.data_pipeline.corpus.test_build import files_of
+
+
+class CutOff(BaseException):
+    """The corpus was about to appear."""
+
+    def __init__(self, work: Work):
+        self.work = work
+
+
+@pytest.fixture
+def unfinished(recipe, tmp_path, monkeypatch):
+    """Builds all but the last step; gives the files of the corpus, and what the build found of the one before."""
+    whole = replace(recipe, deduplicate=Deduplicate(paragraphs=Paragraphs(), near=Near(threshold=0.5)))
+
+    def publish(self, work):
+        raise CutOff(work)
+
+    monkeypatch.setattr(output.LocalOutput, "publish", publish)
+    monkeypatch.setattr(output, "WORTH_KEEPING", 0.0)
+
+    def build() -> tuple[dict[str, bytes], Work]:
+        with pytest.raises(CutOff) as end:
+            build_corpus(whole, tmp_path / "corpus", workers=0)
+        files = files_of(tmp_path / "corpus.building")
+        return {name: content for name, content in files.items() if not name.startswith("scratch/")}, end.value.work
+
+    return build
+
+
+# The build itself writes these each time, before anybody reads them.
+WRITTEN_AGAIN = re.compile(r"tokenizer/.*|equal/[0-9a-f]+\.(parts\.json|equal\.npy|connected\.npy)")
+
+
+def test_a_byte_that_changed_in_any_file_of_an_unfinished_build_changes_nothing_in_the_corpus(unfinished, tmp_path):
+    expected, _ = unfinished()
+    scratch = tmp_path / "corpus.building" / "scratch"
+    files = {
+        path.relative_to(scratch).as_posix(): path
+        for path in scratch.rglob("*")
+        if path.is_file() and path.stat().st_size
+    }
+    results = {name for name in files if name.startswith("finished/")}
+    for some in (files.keys() - results, results):
+        for name in some:
+            content = bytearray(files[name].read_bytes())
+            content[len(content) // 2] ^= 1
+            files[name].write_bytes(content)
+        again, work = unfinished()
+        assert again == expected
+        assert set(work.damaged) == {name for name in some if not WRITTEN_AGAIN.fullmatch(name)}
+        notes = json.loads((tmp_path / "corpus.building" / "report.json").read_text())["notes"]
+        assert [note for note in notes if f"{len(work.damaged)} files of an unfinished build were not" in note]
+
+
+def test_only_what_is_gone_or_cut_short_is_made_again(unfinished, tmp_path):
+    expected, _ = unfinished()
+    scratch = tmp_path / "corpus.building" / "scratch"
+    gone, short = next(scratch.glob("parts/*.jsonl")), next(scratch.glob("shards/*.tar"))
+    gone.unlink()
+    os.truncate(short, 512)
+    again, work = unfinished()
+    assert again == expected
+    assert work.damaged == [path.relative_to(scratch).as_posix() for path in (gone, short)]
+    assert work.found == len(list(scratch.glob("finished/*/*"))) - 2
+
+
+@dataclass(frozen=True)
+class Job:
+    log: str
+
+
+@dataclass(frozen=True)
+class Result:
+    number: int
+
+
+def work_done(job: Job) -> Result:
+    with open(job.log, "a") as log:
+        log.write("done\n")
+    return Result(1)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"cos\nsystem\n(S'touch owned'\ntR.", b'{"sha256":"", "job":{}}', b"\x80\x04" + bytes(200)]
+)
+def test_a_result_that_someone_else_wrote_is_not_taken_and_runs_nothing(content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        work = Work(tmp_path / "scratch", InProcess(), Stages(None))
+        assert work.run("work", work_done, [Job(str(tmp_path / "log"))]) == [Result(1)]
+        [kept] = (tmp_path / "scratch" / "finished" / "work").iterdir()
+        kept.write_bytes(content)
+    assert (tmp_path / "log").read_text().count("done") == 2
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_result_of_another_type_with_a_right_hash_is_not_taken(tmp_path):
+    job = Job(str(tmp_path / "log"))
+    Work(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
+    [kept] = (tmp_path / "finished" / "work").iterdir()
+    for result in ('{"number":"1"}', '{"number":null}', "[]", "{}"):
+        inner = f'{{"files":{{}},"result":{result}}}'.encode()
+
+        kept.write_bytes(b'{"sha256":"%s","job":%s}' % (hashlib.sha256(inner).hexdigest().encode(), inner))
+        again = Work(tmp_path, InProcess(), Stages(None))
+        assert again.run("work", work_done, [job]) == [Result(1)]
+        assert again.damaged == [kept.relative_to(tmp_path).as_posix()]
