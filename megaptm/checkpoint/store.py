@@ -37,7 +37,7 @@ from megaptm.checkpoint.files import (
     remove_tree,
     sha256_of,
 )
-from megaptm.checkpoint.tensors import FileRecord, Piece, Reader, write_pieces
+from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, Piece, Reader, write_pieces
 from megaptm.errors import UserError
 from megaptm.storage import sync, write_whole
 
@@ -144,7 +144,7 @@ class Store:
                 record = write_pieces(path, pieces)
                 # Its record is written when the file is on the disk, so a rank with a record has written everything.
                 write_whole(self._record(path), json.dumps(record.to_json()).encode())
-        except StorageError as error:
+        except (StorageError, NotFiniteError) as error:
             if not folder.is_dir():
                 raise GoneError(
                     f"{folder} is gone: another rank could not write, or another job took over the run {self.run}"

@@ -40,6 +40,10 @@ GROUP_BYTES = 32 << 20
 MAX_OPEN_FILES = 64
 
 
+class NotFiniteError(UserError):
+    """A tensor to be saved holds a NaN or an infinity."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one rank holds of a tensor: a block of it, or a flat range of such a block."""
@@ -113,16 +117,32 @@ class FileRecord:
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece]) -> FileRecord:
-    """Write one safetensors file and put it on the disk; any device, hashed while writing."""
+    """Write one safetensors file and put it on the disk; any device, hashed while writing.
+
+    Raises `NotFiniteError` at a number that is none: whoever loads it could not train on.
+    """
     # Wide types first, as safetensors asks, so that each tensor is aligned.
     held = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)
     header, stored = _header(held)
     with HashedWriter(path) as file:
         file.write(header)
         for piece in held:
-            file.write(_bytes(piece.data.detach().cpu().contiguous()))
+            data = piece.data.detach().cpu().contiguous()
+            _refuse_not_finite(piece.name, data)
+            file.write(_bytes(data))
         digest = file.finish()
     return FileRecord(name=path.name, size=file.size, sha256=digest, tensors=tuple(stored))
+
+
+def _refuse_not_finite(name: str, data: Tensor) -> None:
+    # A sum is one pass without memory of its own, and finite only where all its terms are; the rest is looked at again.
+    if not data.is_floating_point() or math.isfinite(data.sum().item()):
+        return
+    if bad := data.numel() - int(data.isfinite().sum()):
+        raise NotFiniteError(
+            f"{name} is not finite ({bad} of {data.numel()} numbers), so no checkpoint was made of it: lower "
+            "optimizer.lr, and continue from the checkpoint before."
+        )
 
 
 def _header(pieces: Sequence[Piece]) -> tuple[bytes, list[Stored]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +16,26 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from megaptm.config import Layout, Optimizer
+from megaptm.errors import UserError
 from megaptm.losses.token import IGNORED
 from megaptm.models.heads import HEADS
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
-from megaptm.parallel.optimizer import build_optimizer, set_rates
+from megaptm.parallel.optimizer import build_optimizer, set_rates, update
 from megaptm.parallel.shared import SharedParameters
 from megaptm.parallel.stage import Stage, build_stages, transformer_config
 from megaptm.spec import ModelSpec
 
 Batch = dict[str, Tensor]
+
+REMEDY = (
+    "lower optimizer.lr, or look at that step's samples with `megaptm corpus inspect`; the checkpoints before it are "
+    "untouched."
+)
+
+
+class DivergedError(UserError):
+    """A loss or a gradient is not a finite number; nothing later can be trusted."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +81,28 @@ class Engine:
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
 
     def step(self, batches: list[Batch] | None, *, step: int, lr: float) -> StepResult:
-        """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only)."""
+        """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
+
+        Raises `DivergedError` on every process, and leaves weights and moments as they were, where the loss or a
+        gradient is not finite on any of them.
+        """
         seed_step(self.seed, step, self.ranks)
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses, counts = self._run(self._share(batches), backward=True)
+        loss = self._weighted(losses)
         set_rates(self.optimizer, lr=lr, weight_decay=self.settings.weight_decay)
-        _, gradient_norm, _ = self.optimizer.step()
-        return StepResult(losses, self._weighted(losses), float(gradient_norm), counts)
+        # With the distributed optimizer each element of the gradient is on one data rank only.
+        replicas = 1 if self.layout.distributed_optimizer else self.ranks.data_size
+        norm = update(self.optimizer, clip=self.settings.clip, loss=loss, replicas=replicas)
+        if not math.isfinite(norm):
+            raise DivergedError(
+                f"step {step + 1} was refused before it changed a weight: its loss is {loss:.6g} and the norm of its "
+                f"gradient {norm}; {REMEDY}"
+            )
+        return StepResult(losses, loss, norm, counts)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch] | None) -> StepResult:
@@ -98,13 +121,15 @@ class Engine:
 
     def _run(self, batches: list[Batch], *, backward: bool) -> tuple[dict[str, float], dict[str, int]]:
         counts = self._global_counts(batches)
+        # Once a step, for each copy from the host makes it wait for the device.
+        weights = [weight / max(counts[name], 1) for name, weight in self.losses.items()]
+        scale = torch.tensor(weights, dtype=torch.float32, device=device())
 
         def forward_step(iterator: Iterator[Batch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator)), weigh
 
         def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
             terms = torch.stack([sums[name][0] for name in self.losses])
-            scale = terms.new_tensor([w / max(counts[name], 1) for name, w in self.losses.items()])
             return (terms * scale).sum(), torch.zeros((), dtype=torch.int, device=terms.device), terms.detach()
 
         length, rows = _stream_shape(batches[0])
@@ -135,7 +160,8 @@ class Engine:
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
-        return {name: total[i].item() / max(counts[name], 1) for i, name in enumerate(self.losses)}
+        sums = zip(self.losses, total.tolist(), strict=True)
+        return {name: value / max(counts[name], 1) for name, value in sums}
 
     def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer, clip_grads, get_megatron_optimizer
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
-from megatron.core.utils import local_multi_tensor_scale
 from torch import Tensor
 
 from megaptm.config import Layout, Optimizer
-
-
-def _scale(chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
-    """megatron's own fallback for apex's kernel copies every gradient twice; this scales them where they are."""
-    sources, targets = tensors
-    assert all(source is target for source, target in zip(sources, targets, strict=True))
-    torch._foreach_mul_(sources, factor)
-
-
-if clip_grads.multi_tensor_scale_impl is local_multi_tensor_scale:
-    clip_grads.multi_tensor_scale_impl = _scale
+from megaptm.parallel.groups import device
 
 
 def build_optimizer(
     chunks: list[DistributedDataParallel], layout: Layout, settings: Optimizer, precision: str
-) -> MegatronOptimizer:
+) -> ChainedOptimizer:
     """AdamW over this rank's parameters; norms and biases do not decay."""
     config = MegatronOptimizerConfig(
         optimizer="adam",
@@ -36,8 +27,7 @@ def build_optimizer(
         adam_beta1=settings.betas[0],
         adam_beta2=settings.betas[1],
         adam_eps=settings.eps,
-        # 0 would skip measuring the norm as well; nothing is as long as this.
-        clip_grad=settings.clip or 1e30,
+        clip_grad=0.0,  # `update` clips
         bf16=precision == "bf16",
         params_dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         use_distributed_optimizer=layout.distributed_optimizer,
@@ -55,3 +45,45 @@ def set_rates(optimizer: Any, *, lr: float, weight_decay: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_mult"]
         group["weight_decay"] = weight_decay * group["wd_mult"]
+
+
+def update(optimizer: ChainedOptimizer, *, clip: float | None, loss: float, replicas: int) -> float:
+    """Move the weights by this step's gradient, clipped to the norm `clip`; returns the norm before clipping.
+
+    Where the loss or any gradient on any process is not finite, nothing is moved anywhere and the norm is not finite
+    either: every process hears the same. `replicas` processes hold each gradient.
+    """
+    optimizer.prepare_grads()
+    norm = _gradient_norm(optimizer, loss, replicas)
+    if not math.isfinite(norm):
+        return norm
+    if clip is not None and (factor := clip / (norm + 1e-6)) < 1.0:
+        torch._foreach_mul_([grad for inner in optimizer.chained_optimizers for grad in _gradients(inner)], factor)
+    optimizer.step_with_ready_grads()
+    return norm
+
+
+def _gradient_norm(optimizer: ChainedOptimizer, loss: float, replicas: int) -> float:
+    counted, copies = [], []
+    for inner in optimizer.chained_optimizers:
+        own = inner.get_main_grads_for_grad_norm()
+        counted += own
+        # Copies on other tensor ranks and stages do not count in the norm, but their weights are moved all the same.
+        ids = {id(grad) for grad in own}
+        copies += [grad for grad in _gradients(inner) if id(grad) not in ids]
+    total = torch.stack([_squares(counted), _squares(copies), torch.tensor(loss, dtype=torch.float64, device=device())])
+    dist.all_reduce(total)
+    squares, *others = total.tolist()
+    norm = math.sqrt(squares / replicas)
+    return norm if all(map(math.isfinite, others)) or not math.isfinite(norm) else math.nan
+
+
+def _squares(gradients: list[Tensor]) -> Tensor:
+    """Their sum, in one wait of the host for the device where megatron-core's own norm has one for each tensor."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device())
+    return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+
+
+def _gradients(inner: Any) -> list[Tensor]:
+    return [parameter.grad for parameter in inner.get_parameters() if parameter.grad is not None]

@@ -9,16 +9,12 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
-from megaptm.parallel.engine import Engine, StepResult
+from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
 from megaptm.parallel.world import agree
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.reporting import Seconds, StepReport
 from megaptm.train.saving import Saver
 from megaptm.train.schedule import rate_of
-
-
-class DivergedError(RuntimeError):
-    """The loss is not a number; nothing later can be trusted."""
 
 
 @dataclass
@@ -48,10 +44,9 @@ def train(run: Training, *, start: int) -> int:
     for step in range(start, config.steps):
         rate = rate_of(run.config, step)
         with run.seconds.spent_on("productive"):
-            result = run.engine.step(batches, step=step, lr=rate)
+            result = _step(run, batches, step, rate)
         done = step + 1
         last = done == config.steps
-        _refuse_nan(run, result, done)
         if run.report is not None:
             run.report.step(done, result, rate)
         # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
@@ -68,6 +63,14 @@ def train(run: Training, *, start: int) -> int:
         if stopping and not last:
             return EXIT_CONTINUE
     return 0
+
+
+def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
+    try:
+        return run.engine.step(batches, step=step, lr=rate)
+    except DivergedError:
+        run.saver.finish()  # the checkpoint under way is of a step that was good
+        raise
 
 
 def _try_to_read(run: Training) -> tuple[Any, UserError | StopError | None]:
@@ -105,6 +108,9 @@ def _validate(run: Training, step: int, unreadable: UserError | StopError | None
         means = mean_losses(run.engine, iter(held_out))
     if run.report is not None:
         run.report.validation(step, means)
+    if agree(not math.isfinite(means["loss"])):
+        run.saver.finish()
+        raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")
     return None
 
 
@@ -114,12 +120,3 @@ def _save(run: Training, step: int, *, wait: bool) -> None:
         run.saver.save(step, wait=wait)
     if run.report is not None:
         run.report.stood_still(step, run.seconds.checkpoint - before)
-
-
-def _refuse_nan(run: Training, result: StepResult, step: int) -> None:
-    if not math.isfinite(result.loss):
-        run.saver.finish()
-        raise DivergedError(
-            f"the loss of step {step} is {result.loss}: lower optimizer.lr, or look at that step's samples with "
-            "`megaptm corpus inspect`; the checkpoints before it are untouched"
-        )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from megaptm.checkpoint.files import StorageError
-from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.store import GoneError, Store
+from megaptm.checkpoint.tensors import NotFiniteError, Piece
 from megaptm.errors import UserError
 
 
@@ -268,3 +268,25 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, {resource.RLIM_INFINITY}))
 check_full_disk(Store(Path({str(tmp_path)!r}), fence=always))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_is_never_committed(store, dtype, bad):
+    save(store, 10)
+    store.prepare(20)
+    rows = torch.ones(4, 3, dtype=dtype)
+    rows[2, 1] = bad
+    with pytest.raises(NotFiniteError, match=r"^weight/w is not finite \(1 of 12 numbers\), so no checkpoint"):
+        store.write(20, 0, [Piece("weight/w", (4, 3), (0, 0), (4, 3), rows)])
+    with pytest.raises(GoneError):  # the ranks that write beside it
+        store.write(20, 1, pieces(20, 1))
+    assert names(store) == ["step-00000010"]
+    assert store.newest().step == 10
+
+
+def test_large_numbers_are_numbers(store):
+    store.prepare(10)
+    largest = torch.full((4, 3), torch.finfo(torch.float32).max)  # the sum is infinite
+    store.write(10, 0, [Piece("weight/w", (4, 3), (0, 0), (4, 3), largest)])
+    assert torch.equal(store.commit(10, {}, 1).reader.read("weight/w"), largest)
