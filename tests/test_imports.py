@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "models": ("spec", "layers", "losses"),
     "storage": (),
     "tokenizers": ("objectives", "storage"),
-    "data": ("batches", "objectives", "storage"),
+    "processes": (),
+    "data": ("batches", "objectives", "processes", "storage"),
     "track": ("storage",),
     "checkpoint": ("storage",),
     "resilience": ("checkpoint",),
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "hub": (*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "checkpoint"),
     "train": (
         *(*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "data", "track"),
-        *("checkpoint", "resilience", "parallel", "hub"),
+        *("checkpoint", "resilience", "processes", "parallel", "hub"),
     ),
     "ray_cluster": (),
     "check": (

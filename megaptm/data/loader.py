@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from megaptm.batches import Batches
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Sample
+from megaptm.processes import end_with_parent
 
 # For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
 JOIN_SECONDS = 5.0
@@ -156,6 +159,7 @@ class _Processes:
                 num_workers=workers,
                 prefetch_factor=prefetch,
                 collate_fn=_as_it_is,
+                worker_init_fn=partial(_begin_worker, os.getpid()),
                 # Its own, because DataLoader seeds its workers (in vain: nothing here draws from them) and would take
                 # that seed from the generator of dropout.
                 generator=torch.Generator(),
@@ -200,6 +204,11 @@ class _Thread:
         self._closed = True
         self._room.put(None)  # it may be waiting for some
         self._thread.join(JOIN_SECONDS)
+
+
+def _begin_worker(parent: int, number: int) -> None:
+    """A rank that is killed ends nothing by itself, and a worker that waits for a server would not see it is gone."""
+    end_with_parent(parent)()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from megaptm.errors import EXIT_FAILURE
+from megaptm.processes import end_with_parent
 from megaptm.train.relay import Relay
 from megaptm.train.verdict import End, failures
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_SECONDS = 0.05
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -164,16 +161,12 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _begin_of_child() -> Callable[[], None] | None:
-    """What a child does first, so that the kernel kills it when the launcher dies, whatever killed the launcher."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, launcher = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+def _begin_of_child() -> Callable[[], None]:
+    """What a child does first."""
+    end_with_launcher = end_with_parent(os.getpid())
 
     def begin() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # Ray's workers cannot be interrupted; theirs can
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before the promise was made
-            os._exit(EXIT_FAILURE)
+        end_with_launcher()
 
     return begin

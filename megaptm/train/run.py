@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.objectives import OBJECTIVES
+from megaptm.processes import end_with_parent
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
@@ -21,6 +23,8 @@ STATUS = {0: "FINISHED", 75: "SCHEDULED"}
 
 def run_worker(folder: str) -> int:
     """Be one process of the run in `folder` until it ends; returns the exit code."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # our own launcher sees to it itself, Slurm kills what it started
+        end_with_parent(os.getppid())()
     run = Path(folder)
     config = load(run / CONFIG)
     place = worker_environment()
