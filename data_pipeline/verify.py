@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from megaptm.data.files import array_of
 from megaptm.data.shards import Corpus, Shard, ShardInfo
 from megaptm.errors import UserError
-from megaptm.storage import Cache, is_remote, listed
+from megaptm.storage import Cache, file_name, is_remote, listed, shown
 from megaptm.tokenizers import load
 
 
@@ -79,10 +77,12 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     rows = []
     with tarfile.open(path) as tar:
         for member in tar:
-            file = tar.extractfile(member)
-            if file is None or not member.name.endswith(".tokens.npy"):
+            if not member.isreg():  # a link leads elsewhere, and its reader with it
+                return f"{shown(member.name)} is no plain file"
+            file_name(member.name)
+            if not member.name.endswith(".tokens.npy"):
                 continue
-            tokens = np.load(io.BytesIO(file.read()))
+            tokens = array_of(tar.extractfile(member).read(), shard.dtype)  # type: ignore[union-attr]  # regular
             if tokens.max(initial=0) >= vocabulary:
                 return f"{member.name} has id {tokens.max():,}, beyond the {vocabulary:,} of the tokenizer"
             rows.append((member.offset_data + member.size - tokens.nbytes, tokens.size))

@@ -75,7 +75,6 @@ def _damaged(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[st
         work = {threads.submit(_wrong_hash, corpus, info): info for info in shards}
         for done, future in enumerate(as_completed(work), start=1):
             case.tell(f"{corpus.name}: {done:,} of {len(shards):,} shards read")
-            # In one thread: numpy parses the header of an index as Python, which Python 3.11 does for one at a time.
             if problem := future.result() or _wrong_index(case, corpus, work[future]):
                 problems.append(problem)
     return sorted(problems)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import tarfile
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
-
-_PARSING = Lock()
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -28,13 +26,36 @@ def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
-def open_array(path: str | os.PathLike[str], *, mapped: bool) -> np.ndarray:
-    """The array in a `.npy` file; `mapped`: what is read of it is all that takes memory.
+def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
+    """The array in a `.npy` file, mapped into memory: [rows, *inner] of `dtype`, as `npy_bytes` wrote it.
 
-    One thread at a time: numpy parses its header as Python, which Python 3.11 does not reliably do in several at once.
+    Nothing else is read. How many rows there are follows from the file's size, and its header must be the one of so
+    many: numpy would parse any header as Python, and map what it says. Raises `ValueError` and `OSError`.
     """
-    with _PARSING:
-        return np.load(path, mmap_mode="r" if mapped else None)
+    with open(path, "rb") as file:
+        rows, at = _rows(file.read(HEADER), os.fstat(file.fileno()).st_size, dtype, inner)
+        if not rows:  # nothing can be mapped
+            return np.zeros((0, *inner), dtype)
+        return np.memmap(file, dtype, "r", at, (rows, *inner))
+
+
+def array_of(content: bytes, dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
+    """The same of the bytes of such a file."""
+    rows, at = _rows(content[:HEADER], len(content), dtype, inner)
+    return np.frombuffer(content, dtype, rows * math.prod(inner), at).reshape(rows, *inner)
+
+
+HEADER = 1024
+"""Bytes that hold the header of any array of ours."""
+
+
+def _rows(begin: bytes, size: int, dtype: np.dtype, inner: tuple[int, ...]) -> tuple[int, int]:
+    """Rows of an array in a file of this size, and its first byte, where the file begins as it must."""
+    at = 10 + int.from_bytes(begin[8:10], "little")
+    rows, rest = divmod(size - at, dtype.itemsize * math.prod(inner))
+    if rows < 0 or rest or begin[:at] != _npy_header(dtype, (rows, *inner)):
+        raise ValueError(f"it holds no array of {dtype}")
+    return rows, at
 
 
 TAR_NAME = 100

@@ -11,22 +11,59 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from megaptm.data.files import npy_bytes
-from megaptm.data.table import ShardInfo, ShardTable, table_name, table_of
+from megaptm.data.table import MOST, ShardInfo, ShardTable, table_name, table_of
 from megaptm.errors import UserError
-from megaptm.storage import write_whole
+from megaptm.storage import FileName, Record, parse_json, validated, write_whole
 
 FORMAT = "megaptm-corpus-2"
 MANIFEST = "manifest.json"
+SUMMED = ("samples", "tokens", "bytes")
+"""Columns of the table of shards whose sums the manifest has."""
 
 ANNOTATIONS = {"sentences": 1, "words": 1, "tags": 3, "turns": 2}
 """What may be known of places in a document, and how many int32 each place takes. The first is always the token where
 the thing starts, rising; a tag goes on with the token after its last and the number of its label, a turn with the
 number of its role."""
+
+
+REMEDY = "restore it or build the corpus again"
+
+Count = Annotated[int, Field(ge=0)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class WrittenSplit(Record):
+    """What `manifest.json` says of a split."""
+
+    shards: Count
+    samples: Count
+    tokens: Count
+    bytes: Count
+    table_sha256: Hash
+
+
+class WrittenTokenizer(Record):
+    """What it says of the tokenizer."""
+
+    kind: str
+    vocabulary: Annotated[int, Field(ge=1, lt=MOST)]
+    fingerprint: str
+
+
+class Written(Record):
+    """What every `manifest.json` holds."""
+
+    dtype: Literal["uint16", "uint32"]
+    fields: Annotated[list[FileName], Field(min_length=1)]
+    splits: dict[FileName, WrittenSplit]
+    tokenizer: WrittenTokenizer
+    made_from: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +139,15 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a `manifest.json`, after its id was compared; `place` is where it was read, for the error."""
-    try:
-        content = json.loads(written)
-    except ValueError:
-        raise UserError(f"{place} is not valid JSON: restore it or build the corpus again.") from None
+    content = parse_json(written, place, remedy=REMEDY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{place} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
     if content.get("id") != _identity(content):
         raise UserError(f"{place} was changed after it was written (its id does not match): build the corpus again.")
+    # The id proves that nothing happened to it on its way; not that who wrote it meant well.
+    fields = validated(Written, content, place, remedy=REMEDY).fields
+    if fields[0] != "tokens" or len(set(fields)) < len(fields):
+        raise UserError(f"{place}: fields must be `tokens` and then other names, each once: {REMEDY}.")
     return content
 
 
@@ -125,13 +163,18 @@ def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[s
     rows = table_of(name, shards)
     table = npy_bytes(rows)
     write_whole(folder / table_name(name), table)
-    sums = {column: int(rows[column].sum()) for column in ("samples", "tokens", "bytes")}
-    return {**sums, "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
+    return {**_sums(rows), "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
 
 
 def _open_split(folder: Path, name: str, content: Mapping[str, Any]) -> Split:
     shards = ShardTable.open(folder, name, content["table_sha256"])
+    if _sums(shards.rows) != {name: content[name] for name in SUMMED} or len(shards) != content["shards"]:
+        raise UserError(f"{shards.path} and the manifest beside it do not count the same: {REMEDY}.")
     return Split(shards=shards, samples=content["samples"], tokens=content["tokens"], bytes=content["bytes"])
+
+
+def _sums(rows: np.ndarray) -> dict[str, int]:
+    return {column: int(rows[column].sum()) for column in SUMMED}
 
 
 def _identity(content: Mapping[str, Any]) -> str:

@@ -22,6 +22,10 @@ BLOCK = 100_000
 """Samples among which each corpus has exactly its share; weights are honored to one in this many."""
 
 
+TOKENS = frozenset({"tokens", "decoder_tokens", "labels"})
+"""Fields of a sample that hold ids of the vocabulary."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a sample comes from."""
@@ -102,7 +106,15 @@ class Mix:
         piece = self.orders[place.source].piece(place.epoch, place.position)
         draws = self.objective.draws
         rng: Any = generator(self.seed, self.objective.name, place.epoch, number) if draws else None
-        return self.objective.make(piece, self.special, rng, self.sequence, self.document_mask)
+        sample = self.objective.make(piece, self.special, rng, self.sequence, self.document_mask)
+        for name in TOKENS & sample.keys():
+            if (largest := int(sample[name].max(initial=0))) >= self.special.size:
+                # A model would read beyond its table: an error of CUDA that ends the process, or silence.
+                raise UserError(
+                    f"{self.names[place.source]} holds id {largest:,}, beyond the {self.special.size:,} of its "
+                    "tokenizer: rebuild the corpus."
+                )
+        return sample
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""

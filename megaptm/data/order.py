@@ -219,7 +219,7 @@ class StreamOrder(Order):
             shard = self.shards.get(int(window.shard[number]))
             document = int(window.document[number])
             tokens = shard.tokens(document, begin, finish)
-            words = words_between(shard, document, begin, finish) if self.words else None
+            words = shard.words(document, begin, finish) if self.words else None
             yield Part(tokens, slots=end - start - (finish - begin), words=words)
             start, number = end, number + 1
 
@@ -231,13 +231,6 @@ class StreamOrder(Order):
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
-
-
-def words_between(shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
-    """int32 [words]: the words of a document that begin in [start, stop), counted from `start`."""
-    words = shard.annotation("words", document)
-    first, last = np.searchsorted(words, (start, stop))
-    return words[first:last] - start
 
 
 class PairOrder(Order):

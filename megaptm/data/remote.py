@@ -49,6 +49,12 @@ class Mirror:
         """Fetch the tokenizer's files; `again` also those that are here, where the fingerprint is wrong."""
         source, folder = storage.join(self.url, "tokenizer"), self.folder / "tokenizer"
         for name, size in storage.listed(source, self.cache.patience).items():
+            if not name:  # some stores list the folder itself
+                continue
+            try:
+                storage.file_name(name)
+            except ValueError as error:
+                raise UserError(f"{source}: {error}: build the corpus again.") from None
             if again or not (folder / name).exists():
                 storage.download(storage.join(source, name), folder / name, size=size, patience=self.cache.patience)
 

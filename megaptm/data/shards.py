@@ -52,7 +52,8 @@ CHECKED_AT_ONCE = 10_000
 class Shard:
     """A shard mapped into memory: any document is a view, read from disk when it is looked at."""
 
-    def __init__(self, content: mmap.mmap, index: np.ndarray, dtype: np.dtype, fields: Sequence[str]):
+    def __init__(self, path: Path, content: mmap.mmap, index: np.ndarray, dtype: np.dtype, fields: Sequence[str]):
+        self.path = path
         self.content = content
         self.index = index
         """int64 [documents, 2 * fields]; see `TOKENS_AT`."""
@@ -71,12 +72,24 @@ class Shard:
         """Map the shard that the manifest calls `info`, after checking it as far as `verify` says."""
         check_shard(folder, info, verify)
         path = Path(folder) / info.name
-        with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        index = open_index(folder, info)
-        if index.shape != (info.samples, 2 * len(fields)):
-            raise UserError(f"{path} and its index are not of the manifest beside them: rebuild the corpus.")
-        return cls(content, index, np.dtype(dtype).newbyteorder("<"), fields)
+        try:
+            with path.open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):  # an empty file cannot be mapped
+            raise UserError(f"{path} is missing or empty: {REMEDY}") from None
+        index = open_index(folder, info, fields)
+        shard = cls(path, content, index, np.dtype(dtype).newbyteorder("<"), fields)
+        if not shard._is_inside():
+            raise UserError(f"{path} does not hold what its index says: {REMEDY}")
+        return shard
+
+    def _is_inside(self) -> bool:
+        """Whether every place in the index lies in the file."""
+        at, count = self.index[:, 0::2], self.index[:, 1::2]
+        rows = np.array([self.dtype.itemsize, *(4 * ANNOTATIONS.get(name, 0) or 1 for name in self.fields[1:])])
+        # Not at + count * bytes, which may overflow.
+        inside = (at >= 0) & (at <= len(self.content)) & (count >= 0) & (count <= (len(self.content) - at) // rows)
+        return bool(inside.all())
 
     def __len__(self) -> int:
         return len(self.index)
@@ -85,6 +98,8 @@ class Shard:
         """Token ids [start, stop) of a document, not copied, read-only."""
         at, count = self.index[document, TOKENS_AT : TOKENS + 1].tolist()
         stop = count if stop is None else min(stop, count)
+        if not 0 <= start <= stop:
+            raise self._damaged("sentences")
         return np.frombuffer(self.content, self.dtype, stop - start, at + start * self.dtype.itemsize)
 
     def annotation(self, name: str, document: int) -> np.ndarray:
@@ -104,6 +119,19 @@ class Shard:
         starts = self.annotation("sentences", document)
         return starts if len(starts) else np.zeros(1, dtype="<i4")
 
+    def words(self, document: int, start: int, stop: int) -> np.ndarray:
+        """int32 [words]: the words of a document that begin in [start, stop), counted from `start`."""
+        words = self.annotation("words", document)
+        first, last = np.searchsorted(words, (start, stop))
+        found = words[first:last] - start
+        if len(found) and (found[-1] >= stop - start or (np.diff(found) <= 0).any()):
+            raise self._damaged("words")
+        return found
+
+    def _damaged(self, what: str) -> UserError:
+        """Where a part of a document is that cannot be: its hashes are right, but its writer was not."""
+        return UserError(f"{self.path} has {what} in places that its documents do not have: {REMEDY}")
+
     def _place(self, name: str, document: int) -> tuple[int, int]:
         """Where a field of a document starts, and how much there is of it."""
         if name not in self.fields:
@@ -113,13 +141,19 @@ class Shard:
         return at, count
 
 
-def open_index(folder: str | os.PathLike[str], info: ShardInfo) -> np.ndarray:
+def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str]) -> np.ndarray:
     """int64 [documents, 2 * fields]: the index of a shard, mapped into memory."""
     path = Path(folder) / info.index_name
     try:
-        return np.asarray(open_array(path, mapped=True))
-    except (OSError, ValueError, EOFError):
-        raise UserError(f"{path} is missing or damaged: copy the shard again or rebuild the corpus.") from None
+        index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields),)))
+    except (OSError, ValueError):
+        raise UserError(f"{path} is missing or damaged: {REMEDY}") from None
+    if len(index) != info.samples:
+        raise UserError(f"{path} has {len(index):,} documents where the manifest says {info.samples:,}: {REMEDY}")
+    tokens = index[:, TOKENS]
+    if (tokens < 1).any() or (tokens > info.tokens).any() or int(tokens.sum()) != info.tokens:
+        raise UserError(f"{path} does not count the {info.tokens:,} tokens of the manifest: {REMEDY}")
+    return index
 
 
 def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify) -> None:
@@ -198,7 +232,7 @@ class Corpus:
         fetched = self.mirror.fetch(info)
         try:
             return self._open(info, "size" if fetched else verify)
-        except (UserError, FileNotFoundError):  # damaged since it came, or another process made room for its own
+        except UserError:  # damaged since it came, or another process made room for its own
             self.mirror.discard(info)
             self.mirror.fetch(info)
             return self._open(info, "size")
@@ -213,7 +247,7 @@ class Corpus:
         for info in infos:
             if self.mirror:
                 self.mirror.fetch_index(info)  # nothing to do, unless the cache is smaller than all of them
-            yield open_index(self.folder, info)
+            yield open_index(self.folder, info, self.manifest.fields)
 
     def bring(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
         """Fetch shards that will be opened, several at once; nothing to do where they are on this machine."""

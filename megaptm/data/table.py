@@ -25,6 +25,8 @@ ROW = np.dtype(
     ]
 )
 """A row of the table: the number in the shard's name, and what `ShardInfo` says of the others."""
+MOST = 1 << 40
+"""Documents, tokens or bytes of one shard, and more than any has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     @classmethod
     def open(cls, folder: Path, split: str, sha256: str) -> ShardTable:
-        """The table of a split, after its hash was compared with the manifest's."""
+        """The table of a split, after its hash was compared with the manifest's and its numbers with each other."""
         path = folder / table_name(split)
         try:
             with path.open("rb") as file:
@@ -76,7 +78,10 @@ class ShardTable(Sequence[ShardInfo]):
             raise UserError(
                 f"{path} is damaged (its sha256 is not the manifest's): copy it again or rebuild the corpus."
             )
-        return cls(path, split)
+        table = cls(path, split)
+        if not _is_sound(table.rows):
+            raise UserError(f"{path} holds numbers that no shards have: copy it again or rebuild the corpus.")
+        return table
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -134,8 +139,14 @@ def table_name(split: str) -> str:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    # Small ones are read whole: an array of no rows cannot be mapped.
-    rows = open_array(path, mapped=path.stat().st_size > 4096)
-    if rows.dtype != ROW:
-        raise UserError(f"{path} is not a table of shards: rebuild the corpus with this version of megaptm.")
-    return rows
+    try:
+        return open_array(path, ROW)
+    except (OSError, ValueError):
+        raise UserError(f"{path} is not a table of shards: rebuild the corpus with this version of megaptm.") from None
+
+
+def _is_sound(rows: np.ndarray) -> bool:
+    """Whether the numbers can be those of shards: so small that no sum of them overflows, and each shard named once."""
+    counts = all(((rows[name] >= 0) & (rows[name] < MOST)).all() for name in ("samples", "tokens", "bytes", "size"))
+    numbers = rows["number"]
+    return counts and bool((numbers >= 0).all()) and len(np.unique(numbers)) == len(numbers)

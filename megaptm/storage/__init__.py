@@ -15,27 +15,34 @@ from megaptm.storage.files import (
     size_of,
     upload,
 )
+from megaptm.storage.outside import FileName, Record, file_name, parse_json, shown, validated
 from megaptm.storage.patience import Patience
 from megaptm.storage.stream import open_remote
 
 __all__ = [
     "Appearing",
     "Cache",
+    "FileName",
     "Patience",
+    "Record",
     "appeared",
     "default_folder",
     "download",
     "exists",
+    "file_name",
     "hash_of",
     "is_remote",
     "join",
     "listed",
     "local_path",
     "open_remote",
+    "parse_json",
     "read",
     "remove",
+    "shown",
     "size_of",
     "sync",
     "upload",
+    "validated",
     "write_whole",
 ]

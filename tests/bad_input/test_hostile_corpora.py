@@ -1,0 +1,146 @@
+"""A corpus whose hashes are right, made by somebody who means ill: names stay names, places lie in their files."""
+
+import hashlib
+import json
+import tarfile
+
+import fsspec
+import numpy as np
+import pytest
+
+from data_pipeline.verify import verify_corpus
+from megaptm.data import Corpus, open_mix
+from megaptm.data.files import npy_bytes
+from megaptm.errors import UserError
+from megaptm.storage import Cache, Patience, file_name
+from tests.data.corpora import tiny_corpus, tiny_special
+from tests.fuzz.seals import identity_of_corpus, seal_corpus, seal_manifest
+
+NAMES = ["", ".", "..", "../x", "a/b", "/etc/x", "..\\x", "C:\\x", "a\0b", "a\nb", "\ud800", "x" * 201]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_corpus(tmp_path / "corpus", shards=2)
+    return tmp_path / "corpus"
+
+
+def mix_of(folder, objective="causal-lm"):
+    return open_mix({str(folder): 1.0}, objective=objective, sequence=32, seed=0, special=tiny_special())
+
+
+def read_all(folder, objective="causal-lm"):
+    mix = mix_of(folder, objective)
+    for number in range(mix.orders[0].per_epoch):
+        mix.sample(number)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_plain_file_name_is_refused(name):
+    with pytest.raises(ValueError, match="is no plain file name"):
+        file_name(name)
+
+
+@pytest.mark.parametrize("name", ["train", "rank-00000.safetensors", "..a", "日本語.txt", "x" * 200])
+def test_plain_names_pass(name):
+    assert file_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["../../../escaped", "/absolute", "a\0b", ".."])
+def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["splits"][name] = {**manifest["splits"]["train"], "table_sha256": hashlib.sha256(b"evil").hexdigest()}
+    manifest["id"] = identity_of_corpus(manifest)
+    store = fsspec.filesystem("memory")
+    store.pipe("/evil/manifest.json", json.dumps(manifest).encode())
+    for file in folder.glob("*.npy"):
+        store.pipe(f"/evil/{file.name}", file.read_bytes())
+    store.pipe(f"/evil/{name}.shards.npy", b"evil")
+    store.pipe("/escaped.shards.npy", b"evil")
+    inside = tmp_path / "a/b/c/cache"
+    with pytest.raises(UserError, match="is no plain file name"):
+        Corpus.open("memory://evil", Cache(inside, patience=Patience(seconds=0)))
+    assert not inside.exists()
+    assert not list(tmp_path.rglob("*escaped*"))
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value"),
+    [(0, 0, -512), (0, 0, 1 << 40), (0, 1, -1), (0, 1, 1 << 40), (0, 2, -4), (0, 3, 1 << 61), (1, 0, -(1 << 63))],
+)
+def test_a_place_that_is_not_in_the_shard_is_refused(folder, row, column, value):
+    path = folder / "train-000000.index.npy"
+    index = np.load(path)
+    index[row, column] = value
+    path.write_bytes(npy_bytes(index))
+    seal_corpus(folder)
+    with pytest.raises(UserError, match="rebuild the corpus"):
+        read_all(folder)
+
+
+def test_a_document_that_takes_all_of_its_shard_is_not_counted_as_less(folder):
+    path = folder / "train-000000.index.npy"
+    index = np.load(path)
+    index[0, 1] += 1
+    path.write_bytes(npy_bytes(index))
+    seal_corpus(folder)
+    with pytest.raises(UserError, match="does not count the"):
+        read_all(folder)
+
+
+def test_an_id_beyond_the_tokenizer_is_refused(folder):
+    path = folder / "train-000000.tar"
+    at, count = np.load(folder / "train-000000.index.npy")[0, :2].tolist()
+    content = bytearray(path.read_bytes())
+    content[at : at + 2 * count] = b"\xff\xff" * count
+    path.write_bytes(content)
+    seal_corpus(folder)
+    with pytest.raises(UserError, match="holds id 65,535, beyond the 1,000 of its tokenizer"):
+        read_all(folder)
+
+
+@pytest.mark.parametrize("objective", ["masked-lm-next-sentence", "masked-lm-whole-word"])
+@pytest.mark.parametrize("value", [-7, 1 << 30])
+def test_sentences_and_words_lie_in_their_document(folder, objective, value):
+    path = folder / "train-000000.tar"
+    content = bytearray(path.read_bytes())
+    index = np.load(folder / "train-000000.index.npy")
+    for places in (index[:, 2:4], index[:, 4:6]):
+        for at, rows in places.tolist():
+            content[at : at + 4 * rows] = np.full(rows, value, "<i4").tobytes()
+    path.write_bytes(content)
+    seal_corpus(folder)
+    try:
+        read_all(folder, objective)
+    except UserError as error:
+        assert "rebuild the corpus" in str(error)  # noqa: PT017  (it may also be without consequence)
+
+
+def test_two_rows_of_one_shard_are_refused(folder):
+    path = folder / "train.shards.npy"
+    rows = np.load(path)
+    rows["number"] = 0
+    path.write_bytes(npy_bytes(rows))
+    seal_corpus(folder)
+    with pytest.raises(UserError, match="numbers that no shards have"):
+        Corpus.open(folder)
+
+
+def test_sums_that_are_not_those_of_the_table_are_refused(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["splits"]["train"]["tokens"] += 1
+    seal_manifest(folder / "manifest.json", manifest)
+    with pytest.raises(UserError, match="do not count the same"):
+        Corpus.open(folder)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_link_in_a_shard_is_told(folder, kind):
+    path = folder / "train-000000.tar"
+    with tarfile.open(path, "a") as tar:
+        member = tarfile.TarInfo("000000000999.tokens.npy")
+        member.type, member.linkname = kind, "/etc/passwd"
+        tar.addfile(member)
+    seal_corpus(folder)
+    [found] = [check.found for check in verify_corpus(folder) if check.name == path.name]
+    assert "'000000000999.tokens.npy' is no plain file; build the corpus again" in found

@@ -1,0 +1,54 @@
+"""Hashes made right again after a change, as an attacker makes them: what is behind them is then read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaptm.data.files import npy_bytes
+from megaptm.data.table import ROW, index_name, shard_name
+from megaptm.tokenizers import load
+
+
+def identity_of_corpus(manifest: dict[str, Any]) -> str:
+    """As `megaptm.data.manifest` makes it."""
+    rest = {name: value for name, value in manifest.items() if name != "id"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def identity_of_checkpoint(manifest: dict[str, Any]) -> str:
+    """As `megaptm.checkpoint.store` makes it."""
+    rest = {name: value for name, value in manifest.items() if name != "id"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def seal_manifest(path: Path, manifest: Any) -> None:
+    """Write a corpus's manifest with its id."""
+    if isinstance(manifest, dict):
+        manifest = {**manifest, "id": identity_of_corpus(manifest)}
+    path.write_text(json.dumps(manifest))
+
+
+def seal_corpus(folder: Path, *, tokens: dict[str, int] | None = None) -> None:
+    """Make the tables and the manifest name the hashes of the shards, indexes and tokenizer that lie there."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for split, sums in manifest["splits"].items():
+        path = folder / f"{split}.shards.npy"
+        rows = np.load(path).astype(ROW)
+        for row in rows:
+            tar = folder / shard_name(split, int(row["number"]))
+            index = folder / index_name(tar.name)
+            row["size"] = tar.stat().st_size
+            row["sha256"] = np.frombuffer(hashlib.sha256(tar.read_bytes()).digest(), "u1")
+            row["index_sha256"] = np.frombuffer(hashlib.sha256(index.read_bytes()).digest(), "u1")
+        if tokens and split in tokens:
+            rows["tokens"][0] = sums["tokens"] = tokens[split]
+        path.write_bytes(npy_bytes(rows))
+        sums["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    if (folder / "tokenizer").is_dir():
+        manifest["tokenizer"]["fingerprint"] = load(folder / "tokenizer").fingerprint
+    seal_manifest(folder / "manifest.json", manifest)
