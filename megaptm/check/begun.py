@@ -53,7 +53,7 @@ def begun(case: Case) -> Iterator[Finding]:
 
 def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint, and what is wrong with those after it."""
-    from megaptm.checkpoint.files import StorageError
+    from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store  # loads torch: only where there is something to continue
 
     store = Store(run)
@@ -63,7 +63,7 @@ def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
             checkpoint = store.load(step)
             _verify(case, checkpoint)
             return checkpoint, problems
-        except StorageError as error:
+        except DamagedError as error:
             problems.append(str(error))
     # What a job has set aside: to begin again at step 0 would look like success, so the next one refuses, too.
     return None, problems + [f"{folder} was set aside" for folder in store.folder.glob("step-*.damaged*")]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+from megaptm.checkpoint.files import is_there, names_in
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
+# `step-1.replaced` is met when a job died while replacing `step-1`.
+NAME = re.compile(r"step-(\d+)(\.replaced)?")
 
 
 def committed(run: Path) -> dict[int, Path]:
-    """Step -> folder of each committed checkpoint. Nothing is said of their health."""
-    found = {}
-    # Sorted: `step-1.replaced`, met when a job died while replacing it, comes before `step-1` and gives way to it.
-    for folder in sorted((run / FOLDER).glob("step-*"), key=lambda path: path.suffix == ""):
-        if folder.suffix in ("", ".replaced") and (folder / MANIFEST).exists():
-            found[int(folder.stem.removeprefix("step-"))] = folder
+    """Step -> folder of each committed checkpoint. Nothing is said of their health.
+
+    None where there is no folder of checkpoints. One that cannot be read is an `UnreadableError`: to begin again at
+    step 0 would look like success.
+    """
+    found: dict[int, Path] = {}
+    named = [match for name in sorted(names_in(run / FOLDER)) if (match := NAME.fullmatch(name))]
+    # What was being replaced gives way to what replaced it.
+    for match in sorted(named, key=lambda match: match[2] is None):
+        folder = run / FOLDER / match[0]
+        if is_there(folder / MANIFEST):
+            found[int(match[1])] = folder
     return found

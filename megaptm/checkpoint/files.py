@@ -8,11 +8,20 @@ import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
 from megaptm.errors import UserError
+from megaptm.storage.patience import Patience, keep_trying
+
+T = TypeVar("T")
+
+# How long a file system that fails is asked again: a server of files that restarts is back within minutes.
+PATIENCE = Patience()
 
 # EFBIG: the limit that `ulimit -f` sets.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -26,6 +35,14 @@ FLUSH_BYTES = 32 << 20
 
 class StorageError(UserError):
     """The storage did not take or give what it was asked: full, gone, unreadable. One sentence, as every user error."""
+
+
+class DamagedError(StorageError):
+    """What was read is not what was written. An error while reading is never this: it says nothing of what is there."""
+
+
+class UnreadableError(StorageError):
+    """What is stored cannot be read now: a file system that fails, a right or a mount that is missing."""
 
 
 class HashedWriter:
@@ -81,20 +98,117 @@ class HashedWriter:
             self._file.close()
 
 
-def read_into(descriptor: int, target: memoryview, position: int) -> int:
-    """Fill `target` from the byte `position` on; the bytes read, fewer than asked only where the file ends."""
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done:]], position + done)
-        if count == 0:
-            break
-        done += count
-    return done
+class PatientFile:
+    """A file to read, asked again and opened again while its file system fails.
+
+    Raises `FileNotFoundError`, and `UnreadableError` for every other error that does not pass.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: FileIO | None = None
+
+    def size(self) -> int:
+        """Bytes, as whoever opens the file sees them: asked by its name, network file systems answer from a cache."""
+        return self._try(lambda descriptor: os.fstat(descriptor).st_size)
+
+    def read_into(self, target: memoryview, position: int) -> int:
+        """Fill `target` from the byte `position` on; the bytes read, fewer than asked only where the file ends."""
+        done = 0
+        while done < len(target):
+            count = self._try(partial(_read_at, target=target[done:], position=position + done))
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def sha256(self) -> str:
+        digest, chunk, position = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES)), 0
+        while count := self.read_into(chunk, position):
+            digest.update(chunk[:count])
+            position += count
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def __enter__(self) -> PatientFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _try(self, call: Callable[[int], T]) -> T:
+        def attempt() -> T:
+            try:
+                if self._file is None:
+                    self._file = FileIO(self.path)
+                return call(self._file.fileno())
+            except OSError:
+                self.close()  # a handle that is stale stays so: the next attempt opens the file anew
+                raise
+
+        return read_patiently(self.path, attempt)
+
+
+def _read_at(descriptor: int, *, target: memoryview, position: int) -> int:
+    return os.preadv(descriptor, [target], position)
+
+
+def read_patiently(path: Path, call: Callable[[], T]) -> T:
+    """What `call` reads of `path`, once it succeeds; raises what `PatientFile` does."""
+
+    def refuse(error: Exception) -> None:
+        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            raise error
+        if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.ELOOP:
+            raise UnreadableError(f"{path} cannot be read ({error.strerror}): {NOTHING_LOST}") from error
+
+    try:
+        return keep_trying(call, what=str(path), patience=PATIENCE, refuse=refuse, remedy=NOTHING_LOST)
+    except StorageError:
+        raise
+    except UserError as error:
+        raise UnreadableError(str(error)) from None
+
+
+NOTHING_LOST = (
+    "nothing is lost by that, and nothing was changed; make it readable (its disk, mount or server, and your right to "
+    "read it), and start again."
+)
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a folder holds; nothing where there is none."""
+    try:
+        return read_patiently(folder, lambda: os.listdir(folder))
+    except FileNotFoundError:
+        if folder.is_symlink():
+            where = os.readlink(folder)
+            raise UnreadableError(f"{folder} is a link to {where}, which is not there: {NOTHING_LOST}") from None
+        return []
+
+
+def is_there(path: Path) -> bool:
+    """As `Path.exists`, which takes some errors for an answer."""
+    try:
+        read_patiently(path, lambda: os.stat(path))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_whole(path: Path) -> bytes:
+    """The content of a small file."""
+    return read_patiently(path, path.read_bytes)
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with PatientFile(path) as file:
+        return file.sha256()
 
 
 def free_bytes(folder: Path) -> int:

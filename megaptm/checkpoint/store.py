@@ -30,12 +30,15 @@ from typing import Any
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST, committed
 from megaptm.checkpoint.files import (
+    DamagedError,
+    PatientFile,
     StorageError,
     explained,
     free_bytes,
     human_bytes,
+    names_in,
+    read_whole,
     remove_tree,
-    sha256_of,
 )
 from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, Piece, Reader, write_pieces
 from megaptm.errors import UserError
@@ -48,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class GoneError(StorageError):
-    """What was being written has been taken away: whoever did it knows why."""
+    """What was being written or looked for has been taken away: whoever did it knows why."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,19 @@ class Checkpoint:
             list(threads.map(self.verify_file, self.files[part::parts]))
 
     def verify_file(self, file: FileRecord, *, hashed: bool = True) -> None:
-        """Compare one file's size, and its hash, with the manifest."""
+        """Compare one file's size, and its hash, with the manifest.
+
+        Raises `DamagedError` where it is not what was written, `UnreadableError` where that cannot be said.
+        """
         path = self.folder / file.name
-        if not path.is_file():
-            raise StorageError(f"{path} is missing")
-        if (size := path.stat().st_size) != file.size:
-            raise StorageError(f"{path} has {size} bytes where {file.size} were written")
-        with explained(f"read {file.name}", self.folder):
-            if hashed and sha256_of(path) != file.sha256:
-                raise StorageError(f"{path} does not hold what was written: its sha256 differs from the manifest's")
+        try:
+            with PatientFile(path) as found:
+                if (size := found.size()) != file.size:
+                    raise DamagedError(f"{path} has {size} bytes where {file.size} were written")
+                if hashed and found.sha256() != file.sha256:
+                    raise DamagedError(f"{path} does not hold what was written: its sha256 differs from the manifest's")
+        except FileNotFoundError:
+            raise DamagedError(f"{path} is missing") from None
 
 
 class Store:
@@ -115,7 +122,8 @@ class Store:
     def take_over(self) -> None:
         """Who owns the run, before `newest`: what other jobs have not committed by now they never will."""
         self._must_own("take over")
-        self._remove_leftovers()
+        with explained("remove what earlier jobs left", self.folder):
+            self._remove_leftovers()
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
         """One rank, before any writes: remove what dead jobs left, see that there is room, make the folder.
@@ -187,15 +195,19 @@ class Store:
         """The checkpoint of this step; its manifest is checked, its files are not."""
         folder = committed(self.run).get(step)
         if folder is None:
-            raise StorageError(f"{self.folder} has no checkpoint of step {step}: it has {self.steps() or 'none'}")
+            raise GoneError(f"{self.folder} has no checkpoint of step {step}: it has {self.steps() or 'none'}")
         path = folder / MANIFEST
         try:
-            manifest = json.loads(path.read_bytes())
+            content = read_whole(path)
+        except FileNotFoundError:
+            raise GoneError(f"{path} is missing") from None
+        try:
+            manifest = json.loads(content)
             identity = manifest.pop("id")
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DamagedError(f"{path} cannot be understood: {error}") from error
         if identity != _identity(manifest):
-            raise StorageError(f"{path} does not hold what was written: its own sha256 differs")
+            raise DamagedError(f"{path} does not hold what was written: its own sha256 differs")
         if manifest["format"] != FORMAT:
             raise UserError(f"{path} has format {manifest['format']}: this version of megaptm reads {FORMAT}")
         files = tuple(FileRecord.from_json(file) for file in manifest["files"])
@@ -205,7 +217,7 @@ class Store:
         """The newest undamaged checkpoint; None where nothing was ever saved.
 
         Damaged ones are reported and, by who owns the run, set aside. It is an error when all are damaged: to start at
-        step 0 again would look like success.
+        step 0 again would look like success. One that cannot be read is an `UnreadableError`, and stays where it is.
         """
         for step in self.steps():
             try:
@@ -213,15 +225,21 @@ class Store:
                 if verify:
                     checkpoint.verify()
                 return checkpoint
-            except StorageError as error:
-                if step in committed(self.run):  # else its owner has just removed it, being the oldest
+            except GoneError:
+                continue  # its owner has just removed it, being the oldest
+            except DamagedError as error:
+                if step in committed(self.run):
                     self.set_aside(step, str(error))
-        if self.steps() or any(self.folder.glob("step-*.damaged*")):
-            raise UserError(
-                f"all checkpoints in {self.folder} are damaged: put a good copy there, or remove the folder to begin "
-                "again at step 0"
-            )
+        self.refuse_to_begin_again()
         return None
+
+    def refuse_to_begin_again(self) -> None:
+        """A `UserError` where something was saved, of which nothing is left to go on from."""
+        if self.steps() or any(".damaged" in name for name in names_in(self.folder)):
+            raise UserError(
+                f"all checkpoints in {self.folder} are damaged: put a good copy there, or choose another run=FOLDER to "
+                "begin again at step 0"
+            )
 
     def set_aside(self, step: int, problem: str) -> None:
         """Report that a committed checkpoint is damaged and, where this job owns the run, take it out of the way."""
@@ -229,9 +247,10 @@ class Store:
         if self._fence is not None and self._fence():
             damaged = kept.with_name(f"{kept.name}.damaged")
             number = 1
-            while damaged.exists():
-                damaged, number = kept.with_name(f"{kept.name}.damaged-{number}"), number + 1
-            kept = kept.rename(damaged)
+            with explained(f"set aside {kept.name}", self.folder):
+                while damaged.exists():
+                    damaged, number = kept.with_name(f"{kept.name}.damaged-{number}"), number + 1
+                kept = kept.rename(damaged)
         log.warning(
             "checkpoint of step %d is damaged: %s; trying the one before, this one is in %s", step, problem, kept
         )
@@ -243,8 +262,9 @@ class Store:
 
     def _remove_leftovers(self) -> None:
         kept = set(committed(self.run).values())
-        for folder in self.folder.glob("step-*"):
-            if folder not in kept and ".damaged" not in folder.name:
+        for name in names_in(self.folder):
+            folder = self.folder / name
+            if name.startswith("step-") and folder not in kept and ".damaged" not in name:
                 aside = folder.with_name(f"{folder.name}.removed")
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(aside)

@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from megaptm.checkpoint.boxes import Box, span_boxes
-from megaptm.checkpoint.files import HashedWriter, StorageError, explained, read_into
+from megaptm.checkpoint.files import DamagedError, HashedWriter, PatientFile
 from megaptm.errors import UserError
 
 DTYPES = {
@@ -178,7 +178,7 @@ class Reader:
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
         self.folder = folder
         self._pieces: dict[str, list[tuple[str, Stored]]] = {}
-        self._open: dict[str, BinaryIO] = {}
+        self._open: dict[str, PatientFile] = {}
         for file in files:
             for stored in file.tensors:
                 same = self._pieces.setdefault(stored.name, [])
@@ -257,17 +257,19 @@ class Reader:
 
     def _read(self, file: str, position: int, out: Tensor) -> Tensor:
         target = _bytes(out)
-        with explained(f"read {file}", self.folder):
-            count = read_into(self._file(file).fileno(), target, position)
+        try:
+            count = self._file(file).read_into(target, position)
+        except FileNotFoundError:
+            raise DamagedError(f"{self.folder / file} is missing") from None
         if count < len(target):
-            raise StorageError(f"{self.folder / file} is cut short: nothing after byte {position + count}")
+            raise DamagedError(f"{self.folder / file} is cut short: nothing after byte {position + count}")
         return out
 
-    def _file(self, name: str) -> BinaryIO:
+    def _file(self, name: str) -> PatientFile:
         if name not in self._open:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._open.pop(next(iter(self._open))).close()
-            self._open[name] = (self.folder / name).open("rb", buffering=0)
+            self._open[name] = PatientFile(self.folder / name)
         return self._open[name]
 
     def _stored(self, name: str) -> list[tuple[str, Stored]]:

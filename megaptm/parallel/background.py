@@ -5,10 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from itertools import chain, repeat
+from typing import TypeVar
 
 from megaptm.checkpoint.store import GoneError
 from megaptm.errors import UserError
 from megaptm.parallel.world import agree_on, from_all, wait_for_all
+
+T = TypeVar("T")
+
+# Short at first, so that quick work is not waited for longer than it takes.
+BETWEEN_MEETINGS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds for which ranks wait for their own work before they ask each other how far they are."""
 
 
 class Background:
@@ -39,9 +47,15 @@ class Background:
             self._next()
 
     def finish(self) -> None:
-        """Wait until all phases are done."""
-        while self._doing is not None:
-            wait([self._doing])
+        """Wait until all phases are done, however long the slowest rank takes.
+
+        Ranks meet again and again meanwhile: one that has done its part and waited in a collective for the others would
+        give them up after the time limit that collectives have.
+        """
+        for seconds in chain(BETWEEN_MEETINGS, repeat(BETWEEN_MEETINGS[-1])):
+            if self._doing is None:
+                return
+            wait([self._doing], timeout=seconds)
             self.advance()
 
     def _next(self) -> None:
@@ -58,6 +72,15 @@ class Background:
         if cause == MISTAKE_OF_OURS:
             wait_for_all()  # in vain: the rank where the program failed ends, and should be the first to be heard
         raise UserError(sentence) from error
+
+
+def together(work: Callable[[], T]) -> T:
+    """What `work` returns here, once all ranks have done theirs, however long that takes; fails on all or none."""
+    answers: list[T] = []
+    background = Background()
+    background.begin(lambda: answers.append(work()))
+    background.finish()
+    return answers[0]
 
 
 # Causes come before their consequences.

@@ -53,12 +53,29 @@ def patiently(call: Callable[[], T], *, what: str, patience: Patience, deadline:
     Raises a `UserError` at once where waiting is of no use (nothing there, access denied), and after
     `patience.seconds` where the server went on failing.
     """
+    seconds = patience.deadline if deadline is None else deadline
+    return keep_trying(
+        lambda: within(seconds, call),
+        what=what,
+        patience=patience,
+        refuse=lambda error: refuse_permanent(error, what),
+        remedy="see that its server answers, and start again.",
+    )
+
+
+def keep_trying(
+    call: Callable[[], T], *, what: str, patience: Patience, refuse: Callable[[Exception], None], remedy: str
+) -> T:
+    """What `call` returns once it succeeds; `refuse` raises the errors that no waiting mends.
+
+    After `patience.seconds` it is a `UserError` that ends with `remedy`.
+    """
     begun, tell_at, told = time.monotonic(), patience.tell_after, False
     for pause in _pauses(patience):
         try:
-            answer = within(patience.deadline if deadline is None else deadline, call)
+            answer = call()
         except Exception as error:
-            refuse_permanent(error, what)
+            refuse(error)
             problem = _problem(error)
         else:
             if told:
@@ -66,10 +83,7 @@ def patiently(call: Callable[[], T], *, what: str, patience: Patience, deadline:
             return answer
         waited = time.monotonic() - begun
         if waited >= patience.seconds:
-            raise UserError(
-                f"{what} could not be reached for {waited:.0f} s ({problem}): see that its server answers, and "
-                "start again."
-            )
+            raise UserError(f"{what} could not be reached for {waited:.0f} s ({problem}): {remedy}")
         left = patience.seconds - waited
         if waited + pause >= tell_at:
             patience.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")

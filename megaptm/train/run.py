@@ -61,7 +61,8 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     with stop.ends_waiting():
         feed = Feed(config, engine.ranks)
     saver = Saver(run, config, engine, feed, place, lock=lock, events=events)
-    start = saver.restore()
+    with stop.ends_waiting():
+        start = saver.restore()
     report = None
     if events:
         feed.tokenizer.save(run / "tokenizer")

@@ -9,15 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
+from megaptm.checkpoint.committed import FOLDER
+from megaptm.checkpoint.files import DamagedError
 from megaptm.checkpoint.host import HostCopies
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import Config
+from megaptm.errors import UserError
 from megaptm.parallel import state
-from megaptm.parallel.background import Background
+from megaptm.parallel.background import Background, together
 from megaptm.parallel.engine import Engine
-from megaptm.parallel.world import from_rank_0, wait_for_all
+from megaptm.parallel.world import from_all, from_rank_0, wait_for_all
 from megaptm.plan.count import count
-from megaptm.resilience.events import CheckpointEvent, DamagedCheckpointEvent, Events, ResumeEvent, StartEvent
+from megaptm.resilience.events import (
+    CheckpointEvent,
+    DamagedCheckpointEvent,
+    Events,
+    ResumeEvent,
+    StartEvent,
+    last_saved,
+)
 from megaptm.resilience.lock import RunLock
 from megaptm.train.environment import Environment
 from megaptm.train.feed import Feed
@@ -56,24 +66,22 @@ class Saver:
         begun = time.monotonic()
         if self.events:
             self.store.take_over()
-        newest = self.store.newest() if self.events else None
-        step = from_rank_0(newest.step if newest else None)
-        if step is not None:
-            checkpoint = self.store.load(step)
+        checkpoint = newest(self.store, self.place)
+        if checkpoint is not None:
             refuse_another(checkpoint, self.identity)
             refuse_other_text(checkpoint, self.feed.train.corpora)
-            state.restore(self.engine, checkpoint.reader, step=step)
+            together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
         if self.events:
             layout, processes = self.config.layout.model_dump(), self.place.world
-            if step is None:
+            if checkpoint is None:
                 self.events.write(StartEvent(parameters=count(self.engine.spec), layout=layout, processes=processes))
             else:
+                step, folder = checkpoint.step, checkpoint.folder.name
                 seconds = round(time.monotonic() - begun, 3)
-                folder = checkpoint.folder.name
                 self.events.write(
                     ResumeEvent(step=step, checkpoint=folder, seconds=seconds, layout=layout, processes=processes)
                 )
-        return step or 0
+        return checkpoint.step if checkpoint else 0
 
     def save(self, step: int, *, wait: bool) -> None:
         """All ranks write, then rank 0 commits. With `wait` the checkpoint counts when this returns.
@@ -122,3 +130,41 @@ class Saver:
             "config": self.config.model_dump(),
             "version": __version__,
         }
+
+
+def newest(store: Store, place: Environment) -> Checkpoint | None:
+    """The newest undamaged checkpoint, of whose files each rank compares its share with the manifest; None before any.
+
+    Terabytes take as long as they take: see `Background.finish`. Only what is damaged is set aside, by rank 0; what
+    cannot be read on one rank is an error on all.
+    """
+    for step in from_rank_0(store.steps() if place.rank == 0 else []):
+        found = together(partial(_verified, store, step, place))
+        damages = [damage for damage in from_all(found if isinstance(found, str) else None) if damage is not None]
+        if isinstance(found, Checkpoint) and not damages:
+            return found
+        if place.rank == 0:
+            store.set_aside(step, damages[0])
+    if place.rank == 0:
+        store.refuse_to_begin_again()
+        refuse_to_forget(store.run)
+    return None
+
+
+def _verified(store: Store, step: int, place: Environment) -> Checkpoint | str:
+    """The checkpoint of this step, or what is damaged of this rank's share of it."""
+    try:
+        checkpoint = store.load(step)
+        checkpoint.verify(part=place.rank, parts=place.world)
+    except DamagedError as damage:
+        return str(damage)
+    return checkpoint
+
+
+def refuse_to_forget(run: Path) -> None:
+    """A `UserError` where the journal tells of checkpoints and there are none."""
+    if saved := last_saved(run):
+        raise UserError(
+            f"the journal of {run} tells of a checkpoint of step {saved:,}, and {run / FOLDER} has none: see that its "
+            "disk is mounted; nothing is lost by that. To begin again at step 0, choose another run=FOLDER."
+        )

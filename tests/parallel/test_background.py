@@ -132,3 +132,28 @@ def test_a_mistake_of_the_program_is_first_heard_from_the_rank_that_made_it(tmp_
         assert (tmp_path / "raised").exists()
     finally:
         pool.close()
+
+
+def waiting_for_a_slow_rank(folder):
+    """Rank 1's work is done when rank 0, whose own is done at once, has met with it often enough."""
+    import torch.distributed as dist
+
+    from megaptm.parallel import background
+
+    folder, rank, meetings, agree_on = Path(folder), dist.get_rank(), [], background.agree_on
+
+    def counted(*flags):
+        meetings.append(flags)
+        if rank == 0 and len(meetings) == 5:
+            (folder / "go").touch()
+        return agree_on(*flags)
+
+    background.agree_on = counted
+    try:
+        return background.together(lambda: wait_for(folder / "go") if rank == 1 else None)
+    finally:
+        background.agree_on = agree_on
+
+
+def test_who_waits_for_another_rank_s_work_never_sits_in_one_collective_for_long(pool, tmp_path):
+    assert pool.run(2, waiting_for_a_slow_rank, str(tmp_path)) == [None, None]
