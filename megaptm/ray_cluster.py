@@ -63,18 +63,39 @@ def _ray() -> Any:
 def _start_here(ray: Any, cpus: int | None) -> None:
     for attempts_left in reversed(range(STARTS)):
         try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                object_store_memory=128 << 20,  # what goes through it are names, tables and lines of logs
-                include_dashboard=False,
-                **_quiet(),
-            )
+            with _on_loopback():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    object_store_memory=128 << 20,  # what goes through it are names, tables and lines of logs
+                    include_dashboard=False,
+                    **_quiet(),
+                )
             return
         except Exception as error:  # Ray raises the bare class
             if not attempts_left or "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """What Ray starts meanwhile listens on 127.0.0.1 alone; who wants others to reach it starts it by `ray start`.
+
+    Ray puts the machine's own address in the place of a 127.0.0.1 that it is given, unless it may form no cluster.
+    """
+    from ray._private import ray_constants
+
+    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    given, allowed = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = allowed
+        os.environ.pop(variable)
+        if given is not None:
+            os.environ[variable] = given
 
 
 def _quiet() -> dict[str, Any]:

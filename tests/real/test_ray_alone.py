@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,9 @@ from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +35,26 @@ def ranks(run: Path) -> list[psutil.Process]:
     return found
 
 
+def listening(processes: list[psutil.Process]) -> dict[str, set[str]]:
+    """Process -> addresses that it takes connections at. Ranks are left out: torch has its own way to meet."""
+    found: dict[str, set[str]] = {}
+    for process in processes:
+        with suppress(psutil.Error):
+            if "megaptm.train.worker" not in process.cmdline():
+                sockets = [one for one in process.net_connections(kind="inet") if one.status == psutil.CONN_LISTEN]
+                found.setdefault(process.name(), set()).update(one.laddr.ip for one in sockets)
+    return found
+
+
 def test_a_rank_that_is_killed_is_started_again_where_it_was_saved_and_ctrl_c_saves(real_corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=2", "train.steps=100000", "checkpoint.every=10")
     program = start("launch", "ray", *words)
     wait_for(lambda: checkpoints(run) or program.poll())
     family = family_of(program)
+    heard = listening([psutil.Process(program.pid), *family])
+    assert {"gcs_server", "raylet"} <= heard.keys()
+    assert {address for addresses in heard.values() for address in addresses} <= LOOPBACK, heard
     ranks(run)[1].kill()
     wait_for(lambda: any(event["kind"] == "resume" for event in read_events(run)) or program.poll())
     began = last_step(run)
