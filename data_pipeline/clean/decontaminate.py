@@ -6,15 +6,16 @@ import glob
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from data_pipeline.clean.basic import piece
+from data_pipeline.clean.comparable import comparable, comparable_places
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import batches, require, stamp
+from data_pipeline.clean.step import Filter, Step, batches, require, stamp
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -26,7 +27,12 @@ REASON = "contains evaluation text"
 
 @dataclass(frozen=True)
 class Decontaminate:
-    """Leave out documents that share a run of words with an evaluation text, case and punctuation aside."""
+    """Leave out documents that share a run of words with an evaluation text.
+
+    Case and punctuation, markup, composed letters, widths, and traditional or simplified Chinese make no difference
+    (`comparable`); and the evaluation texts are looked for both as they are written and as the steps before this one
+    change them.
+    """
 
     against: tuple[str, ...]
     """Files or globs: `.jsonl` (one text a field), any other as text."""
@@ -54,23 +60,28 @@ class Decontaminate:
         return tuple(path for pattern in self.against for path in _matching(pattern))
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+        return self._run(documents, dropped, before=())
+
+    def after(self, steps: tuple[Step, ...]) -> Step:
+        """The same, with evaluation texts changed as these steps change documents."""
+        changing = (step for step in steps if not isinstance(step, Filter | Decontaminate))
+        return partial(self._run, before=tuple(changing))
+
+    def _run(self, documents: Iterable[Document], dropped: Dropped, *, before: tuple[Step, ...]) -> Iterator[Document]:
         paths = self.inputs()
-        known = _known(self, paths, tuple(map(stamp, paths)))
+        known = _known(self, before, paths, tuple(map(stamp, paths)))
         for batch in batches(documents):
             for document, suspicious in zip(batch, _suspicious(batch, known), strict=True):
-                words = Words(document.text if suspicious else "")
-                found = list(_shared_runs(words, known))
-                if not found:
+                runs = list(_shared_places(document.text, known)) if suspicious else []
+                if not runs:
                     yield document
                 elif self.cut:
-                    yield from self._pieces(document, words, found, dropped)
+                    yield from self._pieces(document, runs, dropped)
                 else:
                     dropped.add(f"decontaminate: {REASON}", document.source, document.text)
 
-    def _pieces(
-        self, document: Document, words: Words, found: Sequence[tuple[int, np.ndarray]], dropped: Dropped
-    ) -> Iterator[Document]:
-        bounds = list(self._between(words, found, len(document.text)))
+    def _pieces(self, document: Document, runs: Sequence[tuple[int, int]], dropped: Dropped) -> Iterator[Document]:
+        bounds = list(self._between(runs, len(document.text)))
         if len(bounds) > self.most_pieces:
             dropped.add(
                 f"decontaminate: {REASON} in more than {self.most_pieces} places", document.source, document.text
@@ -81,12 +92,10 @@ class Decontaminate:
             dropped.add(f"decontaminate: {REASON}", document.source, document.text)
         yield from (piece(document, start, stop) for start, stop in long)
 
-    def _between(self, words: Words, found: Sequence[tuple[int, np.ndarray]], length: int) -> Iterator[tuple[int, int]]:
+    def _between(self, runs: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
         """First character, and the one after the last, of what lies between shared runs and their surroundings."""
-        starts, ends = words.characters(words.starts), words.characters(words.ends)
-        runs = sorted((int(starts[at]), int(ends[at + size - 1])) for size, places in found for at in places)
         begin = 0
-        for first, last in runs:
+        for first, last in sorted(runs):
             if first - self.around > begin:
                 yield begin, first - self.around
             begin = max(begin, last + self.around)
@@ -96,11 +105,20 @@ class Decontaminate:
 
 def _suspicious(documents: Sequence[Document], known: dict[int, Known]) -> list[bool]:
     """Of each text, does a known run begin in it, be it one that goes on into the next text?"""
-    words, firsts = words_of([document.text for document in documents])
+    words, firsts = words_of([comparable(document.text) for document in documents], fold=False)
     suspicious = np.zeros(len(documents), bool)
     for _, places in _shared_runs(words, known):
         suspicious[np.searchsorted(firsts, places, side="right") - 1] = True
     return suspicious.tolist()
+
+
+def _shared_places(text: str, known: dict[int, Known]) -> Iterator[tuple[int, int]]:
+    """First character of each run in the text, and the one after its last."""
+    compared, begins, ends = comparable_places(text)
+    words = Words(compared, fold=False)
+    firsts, lasts = words.characters(words.starts), words.characters(words.ends) - 1
+    for size, places in _shared_runs(words, known):
+        yield from ((int(begins[firsts[at]]), int(ends[lasts[at + size - 1]])) for at in places)
 
 
 def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, np.ndarray]]:
@@ -112,12 +130,14 @@ def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, n
 
 
 @lru_cache(maxsize=4)
-def _known(step: Decontaminate, paths: tuple[str, ...], _: tuple[tuple[int, int], ...]) -> dict[int, Known]:
+def _known(
+    step: Decontaminate, before: tuple[Step, ...], paths: tuple[str, ...], _: tuple[tuple[int, int], ...]
+) -> dict[int, Known]:
     """Size -> runs of that many words of the evaluation texts; read once in a process while they do not change."""
     runs: dict[int, list[np.ndarray]] = {}
     for path in paths:
-        for text in _texts(path, step):
-            words = Words(text)
+        for compared in (form for text in _texts(path, step) for form in _forms(text, before)):
+            words = Words(compared, fold=False)
             if len(words) >= LEAST_WORDS:
                 size = min(len(words), step.ngram)
                 runs.setdefault(size, []).append(words.ngrams(size))
@@ -126,6 +146,14 @@ def _known(step: Decontaminate, paths: tuple[str, ...], _: tuple[tuple[int, int]
             f"decontaminate: {', '.join(step.against)} have no text of {LEAST_WORDS} words or more: correct `against`."
         )
     return {size: Known(np.concatenate(found)) for size, found in sorted(runs.items())}
+
+
+def _forms(text: str, steps: tuple[Step, ...]) -> set[str]:
+    """A text as it is written, and as these steps make it; one that would leave it out is passed over."""
+    changed = [Document(text, "evaluation text")]
+    for step in steps:
+        changed = list(step(changed, Dropped())) or changed
+    return {comparable(text), *(comparable(document.text) for document in changed)}
 
 
 def _matching(pattern: str) -> list[str]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from data_pipeline.clean.lines import lines_of
 from data_pipeline.clean.step import BatchFilter, require_shares
 from data_pipeline.clean.words import per_text, words_of
 from data_pipeline.document import Document
@@ -79,7 +80,7 @@ class GopherQuality(BatchFilter):
         return self._of_lines(text) or self._of_stop_words(text)
 
     def _of_lines(self, text: str) -> str | None:
-        lines, most = list(filter(None, text.split("\n"))), self.most_bullet_lines
+        lines, most = lines_of(text), self.most_bullet_lines
         if most is not None and _are_more(most, lines, sum(map(text.count, BULLETS)), _begins_with_bullet):
             return f"more than {most:.0%} of lines begin with a bullet"
         most = self.most_ellipsis_lines
@@ -105,7 +106,7 @@ def _begins_with_bullet(line: str) -> bool:
 
 
 def _ends_with_ellipsis(line: str) -> bool:
-    return line.rstrip().endswith(ELLIPSES)
+    return line.endswith(ELLIPSES)
 
 
 def _count_ellipses(text: str) -> int:

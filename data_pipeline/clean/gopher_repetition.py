@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from data_pipeline.clean.lines import lines_of, paragraphs_of
 from data_pipeline.clean.repeats import Runs
 from data_pipeline.clean.step import BatchFilter, require_shares
 from data_pipeline.clean.words import Words, per_text, words_of
@@ -20,7 +21,8 @@ class GopherRepetition(BatchFilter):
     """Leave out what says the same again and again. The numbers are table A1's; `null` turns a rule off.
 
     Each is the largest share allowed. A line, paragraph or n-gram is a duplicate when it stood before in the text;
-    shares of characters are of those of lines and paragraphs (line ends aside), or of words (white space aside).
+    shares of characters are of those of lines and paragraphs (white space at their ends aside), or of words (white
+    space aside). Blank lines are no lines.
     """
 
     duplicate_lines: float | None = 0.30
@@ -53,13 +55,11 @@ class GopherRepetition(BatchFilter):
 
     def _of_lines(self, text: str) -> str | None:
         """The first rule about lines and paragraphs that is broken."""
-        lines = list(filter(None, text.split("\n")))
-        shares = _duplicate_shares(lines)
+        shares = _duplicate_shares(lines_of(text))
         if shares == (0, 0):  # no line twice: no paragraph
             return None
-        paragraphs = [stripped for part in text.split("\n\n") if (stripped := part.strip("\n"))]
         names = ("lines", "line_characters", "paragraphs", "paragraph_characters")
-        for name, share in zip(names, (*shares, *_duplicate_shares(paragraphs)), strict=True):
+        for name, share in zip(names, (*shares, *_duplicate_shares(paragraphs_of(text))), strict=True):
             most = getattr(self, f"duplicate_{name}")
             if most is not None and share > most:
                 return f"duplicate_{name}"

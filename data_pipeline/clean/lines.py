@@ -1,10 +1,11 @@
-"""Lines that pages carry beside their text."""
+"""The lines of a text, and those that pages carry beside it."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from data_pipeline.clean.step import Change, require
 
@@ -30,6 +31,17 @@ BOILERPLATE = (
     "log in to post",
     "powered by wordpress",
 )
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines that are not blank, whatever ends them (CRLF, a form feed), without white space at their ends."""
+    return [stripped for line in text.splitlines() if (stripped := line.rstrip())]
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """Runs of lines, as `lines_of` gives them, between blank ones: empty, or of white space."""
+    lines = (line.rstrip() for line in text.splitlines())
+    return ["\n".join(run) for some, run in groupby(lines, bool) if some]
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class DropLines(Change):
         return "\n".join(line for line in text.split("\n") if not self._drops(line, phrases))
 
     def _drops(self, line: str, phrases: tuple[str, ...]) -> bool:
+        line = line.removesuffix("\r")
         if not line or len(line) > self.longest:
             return False
         lowered = line.lower()

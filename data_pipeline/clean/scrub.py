@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from data_pipeline.clean.step import with_text
+from data_pipeline.clean.step import library, with_text
 from data_pipeline.document import Document, Dropped
 
 Found = tuple[int, int, str]
@@ -16,9 +17,20 @@ Found = tuple[int, int, str]
 # Every digit as 0, small letters: what numbers look like is then found by plain search, which is fast.
 SHAPES = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789", b"abcdefghijklmnopqrstuvwxyz000000000")
 
+# Letters of scripts that stand beside an address or a number without a space: Thai to Khmer, Chinese, Japanese, Korean.
+BESIDE = (
+    "\u0e00-\u0eff\u1000-\u11ff\u1780-\u17ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef"
+    "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+WORD = rf"[^\W{BESIDE}]"
+"""A letter, digit or underscore that would belong to what it stands beside."""
+
 # RFC 5322 allows more signs, but in texts those around a name are quotation marks, backticks and stars.
-EMAIL_NAME = re.compile(r"(?<![\w%&+=-])[\w%&+=-]+(?:\.[\w%&+=-]+)*\Z")
-EMAIL_DOMAIN = re.compile(r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+([A-Za-z]{2,24})(?![\w-])")
+SIGNS = "%&+=-"
+EMAIL_NAME = re.compile(rf"(?<!{WORD})(?<![{SIGNS}])(?:{WORD}|[{SIGNS}])+(?:\.(?:{WORD}|[{SIGNS}])+)*\Z")
+# The name of an address may be Chinese (RFC 6531), where nothing else stands before the `@`.
+ANY_EMAIL_NAME = re.compile(rf"(?<![\w{SIGNS}])[\w{SIGNS}]+(?:\.[\w{SIGNS}]+)*\Z")
+EMAIL_DOMAIN = re.compile(rf"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?\.)+([A-Za-z]{{2,24}})(?!{WORD}|-)")
 LONGEST_NAME = 64
 # `logo@2x.png` and `getty@tty1.service` are names of files.
 NO_DOMAINS = {"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "service", "socket", "target", "timer", "mount"}
@@ -32,18 +44,35 @@ SMALL = 100
 # Addresses that the world routes begin with 2 or 3 (RFC 4291, section 2.4); `std::begin` and 12:30:59 do not.
 IPV6 = re.compile(r"(?<![\w:.])[23][0-9a-f]{3}:[0-9a-f:]{2,34}(?!\w)", re.IGNORECASE | re.ASCII)
 
+# Amounts of money and shares are no telephone numbers.
+NOT_BEFORE = rf"(?<!{WORD})(?<![$£¥€])"
+NOT_AFTER = rf"(?!{WORD}|[-$£¥€%]|\.\w)"
 NORTH_AMERICAN = re.compile(
-    r"(?<![\w+.-])(?:\+?1[-. ])?(?:\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[-. ]|[2-9][0-9]{2}([-.])[2-9][0-9]{2}\1)[0-9]{4}"
-    r"(?![\w-]|\.\w)"
+    rf"{NOT_BEFORE}(?<![+.-])(?:\+?1[-. ])?"
+    r"(?:\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[-. ]|[2-9][0-9]{2}([-.])[2-9][0-9]{2}\1)[0-9]{4}" + NOT_AFTER
 )
-INTERNATIONAL = re.compile(r"(?<![\w+])\+[1-9](?:[ ().-]{0,2}[0-9]){6,14}(?![\w-]|\.\w)")
+INTERNATIONAL = re.compile(rf"{NOT_BEFORE}(?<!\+)\+[1-9](?:[ \xa0().-]{{0,2}}[0-9]){{6,14}}{NOT_AFTER}")
+LAST_GROUP = re.compile(r"[ \xa0]\(?[0-9]+\Z")
+NUMBER = r"([(\uff08]?[0-9][0-9 ()\uff08\uff09./-]{5,18}[0-9])" + NOT_AFTER
 NAMED = re.compile(
-    r"\b(?:tele)?(?:phone|tel|fax|mobile)(?: number| no)?[.:]{1,2} ?(\(?[0-9][0-9 ()./-]{5,18}[0-9])(?![\w-]|\.\w)",
-    re.IGNORECASE,
+    rf"(?<!{WORD})(?:tele)?(?:phone|tel|fax|mobile)(?: number| no)?[.:\uff1a]{{1,2}} ?{NUMBER}", re.IGNORECASE
+)
+NAMED_BESIDE = re.compile(
+    "(?:电话|電話|手机|手機|传真|傳真|携帯|ファックス|ファクス|전화|휴대폰|팩스|연락처)"
+    rf"(?:号码|號碼|番号|번호)?[是은는]?[:\uff1a ]{{0,2}}{NUMBER}"
 )
 NAMES = (b"phone", b"tel", b"fax", b"mobile")
 MOST_DIGITS = 15
 """Of a telephone number (ITU-T E.164)."""
+MOST_SINGLE_DIGITS = 2
+"""Digits that stand alone in a telephone number (`+1 2 3 4 5 6 7 8` is a list)."""
+DECIMAL = re.compile(r"\+?[0-9]{1,3}\.[0-9]+\Z")
+BESIDE_DECIMAL = re.compile(r"[0-9]\.[0-9]+°?[,;/ ]{1,2}\Z"), re.compile(r"°|[,;/ ]{0,2}[+-]?[0-9]{1,3}\.[0-9]")
+# A date, two years, or numbers with a fraction, in what follows `phone:`.
+NO_NUMBER = re.compile(
+    r"(?:[0-9]{1,2}[-./]){2}(?:[0-9]{2}){1,2}\Z|(?:19|20)[0-9]{2}[-./](?:[0-9]{1,2}[-./][0-9]{1,2}|(?:19|20)[0-9]{2})\b"
+    r"|[0-9]+\.[0-9]+[ /]+[0-9]+\.[0-9]|(?:[0-9]{3} ){3}[0-9]{3}\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +130,8 @@ def _emails(text: str, instead: str) -> Iterator[Found]:
     for at in _places(text, "@"):
         domain = EMAIL_DOMAIN.match(text, at)
         if domain and domain[1].lower() not in NO_DOMAINS:
-            name = EMAIL_NAME.search(text, max(0, at - LONGEST_NAME), at)
+            begin = max(0, at - LONGEST_NAME)
+            name = EMAIL_NAME.search(text, begin, at) or ANY_EMAIL_NAME.search(text, begin, at)
             if name:
                 yield name.start(), domain.end(), instead
 
@@ -142,15 +172,51 @@ def _ipv6(text: str, shape: bytes, instead: str) -> Iterator[Found]:
 def _phones(text: str, shape: bytes, instead: str) -> Iterator[Found]:
     for end in (b"000-0000", b"000.0000", b"000 0000"):
         for place in _places(shape, end):
-            if number := NORTH_AMERICAN.search(text, max(0, place - 9), place + 10):
+            number = NORTH_AMERICAN.search(text, max(0, place - 9), place + 10)
+            if number and _is_assigned(number[0] if number[0].startswith(("+", "1")) else f"+1 {number[0]}"):
                 yield number.start(), number.end(), instead
     for place in _places(shape, b"+0"):
-        number = INTERNATIONAL.match(text, place)
-        # Ten digits, or groups of them: else it is a number with a sign.
-        if number and (len(number[0]) > 10 or not number[0][1:].isdigit()):
-            yield number.start(), number.end(), instead
-    for name in NAMES:
-        for place in _places(shape, name):
-            number = NAMED.search(text, max(0, place - 4), place + 50)
-            if number and sum(map(str.isdigit, number[1])) <= MOST_DIGITS:
-                yield number.start(1), number.end(1), instead
+        if size := _international(text, place):
+            yield place, place + size, instead
+    named = (NAMED.search(text, max(0, place - 4), place + 50) for name in NAMES for place in _places(shape, name))
+    for number in itertools.chain(named, () if text.isascii() else NAMED_BESIDE.finditer(text)):
+        if number and not _is_list(number[1]) and not NO_NUMBER.match(number[1]):
+            yield number.start(1), number.end(1), instead
+
+
+def _international(text: str, place: int) -> int:
+    """Characters of the telephone number that begins here with its country's; 0: none."""
+    match = INTERNATIONAL.match(text, place)
+    number = match[0] if match else ""
+    # Less than ten digits without a gap are a number with a sign.
+    if not number or (len(number) <= 10 and number[1:].isdigit()) or _is_list(number) or _is_place(text, number, place):
+        return 0
+    while not _is_assigned(number):
+        shorter = LAST_GROUP.sub("", number)
+        if shorter == number:
+            return 0
+        number = shorter
+    return len(number)
+
+
+def _is_assigned(number: str) -> bool:
+    """Does a country's numbering plan have such a number?"""
+    phonenumbers = library("phonenumbers", "scrub: phone")
+    try:
+        return phonenumbers.is_valid_number(phonenumbers.parse(number if number[0] == "+" else f"+{number}"))
+    except phonenumbers.NumberParseException:
+        return False
+
+
+def _is_list(number: str) -> bool:
+    groups = re.findall(r"[0-9]+", number)
+    return sum(map(len, groups)) > MOST_DIGITS or sum(len(group) == 1 for group in groups) > MOST_SINGLE_DIGITS
+
+
+def _is_place(text: str, number: str, place: int) -> bool:
+    """One of two numbers with fractions, or a latitude with its longitude (ISO 6709)?"""
+    first, second = number.split("-")[0], text[place + len(number.split("-")[0]) : place + len(number) + BEFORE]
+    if not DECIMAL.match(first):
+        return False
+    before, after = BESIDE_DECIMAL
+    return bool(after.match(second) or before.search(text[max(0, place - BEFORE) : place]))

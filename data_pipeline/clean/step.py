@@ -6,7 +6,6 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any, Protocol
 
 from data_pipeline.document import Document, Dropped
@@ -20,7 +19,8 @@ class Step(Protocol):
     """Takes documents in order and yields those it keeps, changed or not.
 
     A step whose result depends on files has `inputs() -> tuple[str, ...]`, their paths: finished work is not taken up
-    again after one of them has changed.
+    again after one of them has changed. One that compares documents with other texts has `after(steps) -> Step`: itself
+    as it stands behind these, which have changed the documents.
     """
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]: ...
@@ -104,7 +104,11 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
 
 def run_steps(steps: Sequence[Step], documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
     """Each step reads what the one before it yields."""
-    return reduce(lambda stream, step: step(stream, dropped), steps, iter(documents))
+    stream = iter(documents)
+    for place, step in enumerate(steps):
+        step = step.after(tuple(steps[:place])) if hasattr(step, "after") else step
+        stream = step(stream, dropped)
+    return stream
 
 
 def require(good: bool, sentence: str) -> None:

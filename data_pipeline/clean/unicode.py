@@ -12,11 +12,14 @@ from data_pipeline.clean.step import Change, library, require
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD", "none")
 
+# Where a line or a page ends, by Unicode's line breaking (UAX 14) and Python's `splitlines`: words do not go across.
+LINE_ENDS = "\x0b\x0c\x1c\x1d\x1e"
 # Control characters but tab and line ends; the soft hyphen; zero-width space and word joiner; the byte order mark;
 # halves of surrogate pairs; noncharacters. The joiners U+200C and U+200D and the marks of direction are spelling.
 INVISIBLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]+"
+    "[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]+"
 )
+NEW_LINES = str.maketrans(dict.fromkeys(LINE_ENDS, "\n"))
 INVISIBLE_ASCII = bytes(code for code in range(128) if INVISIBLE.match(chr(code)))
 
 
@@ -59,7 +62,8 @@ class NormalizeUnicode(Change):
     form: str = "NFC"
     """`NFC` changes no letter; `NFKC` also makes plain letters of ligatures, full-width and superscript ones."""
     remove_invisible: bool = True
-    """Remove control characters but tab and line ends, zero-width spaces, soft hyphens, byte order marks."""
+    """Remove control characters but tab and line ends, zero-width spaces, soft hyphens, byte order marks; write a
+    vertical tab or form feed as the line end it is."""
     simplify_chinese: bool = False
     """Write simplified for traditional Chinese characters, by OpenCC, phrase by phrase."""
     fold_case: bool = False
@@ -72,7 +76,7 @@ class NormalizeUnicode(Change):
 
     def change(self, text: str) -> str:
         if self.remove_invisible:
-            text = _without_invisible(text)
+            text = _without_invisible(_with_new_lines(text))
         if self.simplify_chinese and not text.isascii():
             text = _opencc().convert(text)
         text = self._composed(text)
@@ -81,6 +85,10 @@ class NormalizeUnicode(Change):
 
     def _composed(self, text: str) -> str:
         return text if self.form == "none" else unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
+
+
+def _with_new_lines(text: str) -> str:
+    return text.translate(NEW_LINES) if any(end in text for end in LINE_ENDS) else text
 
 
 def _without_invisible(text: str) -> str:

@@ -1,12 +1,19 @@
 import json
+import unicodedata
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.clean import run_steps
+from data_pipeline.clean.comparable import comparable, comparable_places
 from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.clean.known import Known
+from data_pipeline.clean.lines import DropLines
+from data_pipeline.clean.predicate import KeepIf
+from data_pipeline.clean.scrub import Scrub
+from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
 
@@ -76,6 +83,129 @@ def test_a_document_that_falls_into_many_pieces_is_left_out(evaluation):
     between = " and so on "
     assert len(run(step, between.join([QUESTION] * 3)[: -len(QUESTION)])[0]) == 2
     assert reason(step, between.join([QUESTION] * 4)) == f"{WHY} in more than 2 places"
+
+
+ENGLISH = "The quick brown fox jumps over the lazy dog while the old farmer sleeps by the open window."
+FRENCH = "L'été dernier, nous avons déjà mangé des crêpes sucrées à l'hôtel près de la forêt enneigée."
+TRADITIONAL = "漢字與頭髮發現。看著乾隆皇帝的乾燥頭髮。後來臺灣的朋友說這裡裏面什麼都沒有瞭解。"
+SIMPLIFIED = "汉字与头发发现。看着乾隆皇帝的干燥头发。后来台湾的朋友说这里里面什么都没有了解。"
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
+KATAKANA = "ガギグゲゴ、パピプペポの文字列です"
+HALF_WIDTH = "\uff76\uff9e\uff77\uff9e\uff78\uff9e\uff79\uff9e\uff7a\uff9e、" + "".join(
+    f"{kana}\uff9f" for kana in "\uff8a\uff8b\uff8c\uff8d\uff8e"
+)
+KOREAN = "나는 어제 친구와 함께 오래된 시장에서 따뜻한 국수를 먹고 집으로 천천히 걸어서 돌아왔다"
+GERMAN = "Straße und Fluß, Maße und Größe, alles ist so wie es immer schon war"
+WIDE = str.maketrans({code: code + 0xFEE0 for code in range(0x21, 0x7F)})
+LINKED = (
+    "The [[quick brown fox|quick]] brown <ref name=a>See p. 3.</ref>fox '''jumps''' over the lazy [[dog]] while the old"
+)
+
+
+def nfd(text):
+    return unicodedata.normalize("NFD", text)
+
+
+@pytest.mark.parametrize(
+    ("exam", "text"),
+    [
+        (TRADITIONAL, SIMPLIFIED),
+        (SIMPLIFIED, TRADITIONAL),
+        (nfd(FRENCH), FRENCH),
+        (FRENCH, nfd(FRENCH)),
+        (KOREAN, nfd(KOREAN)),
+        (JAPANESE, nfd(JAPANESE)),
+        (KATAKANA, HALF_WIDTH + "の文字列です"),
+        (ENGLISH.replace("quick", "qu\xadick").replace("window", "win\xaddow"), ENGLISH),
+        (
+            ENGLISH,
+            ENGLISH.replace("farmer", "far\u200bmer").replace("jumps", "\ufeffjumps\u2060").replace("o", "o\u200d"),
+        ),
+        (ENGLISH.translate(WIDE), ENGLISH),
+        (ENGLISH, ENGLISH.translate(WIDE).replace(" ", "\u3000")),
+        ("<p>" + ENGLISH.replace("quick", "<b class='x'>qu</b>ick").replace(" old", "&nbsp;old<br>") + "</p>", ENGLISH),
+        (ENGLISH, ENGLISH.replace("fox", '<a href="https://example.org/a?b=c">fox</a>').replace("dog", "d&#111;g")),
+        (LINKED, ENGLISH),
+        (ENGLISH, ENGLISH.replace("brown fox", "[brown fox](https://example.org/fox)")),
+        (ENGLISH.replace("fo", "\U0001d41f\U0001d428"), ENGLISH),
+        (GERMAN.upper(), GERMAN),
+        (
+            "The o\ufb03ce of the \ufb01rst \ufb02oor \ufb01nds \ufb01ve \ufb01sh",
+            "The office of the first floor finds five fish",
+        ),
+        (ENGLISH.replace(" ", "\n", 5), ENGLISH.replace(" ", "\r\n", 5)),
+    ],
+)
+def test_what_reads_the_same_is_found(tmp_path, exam, text):
+    path = tmp_path / "exam.jsonl"
+    path.write_text(json.dumps({"text": exam}))
+    assert reason(Decontaminate(against=(str(path),)), f"Before it. {text} And after.") == WHY
+
+
+def test_unrelated_texts_stay(tmp_path):
+    path = tmp_path / "exam.txt"
+    path.write_text("\n".join([ENGLISH, FRENCH, TRADITIONAL, JAPANESE, KOREAN, LINKED]))
+    others = [
+        ENGLISH.replace("jumps", "leaps").replace("open", "closed"),
+        FRENCH.replace("mangé", "mange"),  # a letter without its accent is another letter
+        SIMPLIFIED[:10] + "不是" + SIMPLIFIED[20:25],
+        JAPANESE[:10] + "、" + JAPANESE[20:30],
+        "if a < b and c > d: return vector<int>(a, b, c, d) & mask[[0]] or the quick brown fox",
+        "<p>See p. 3.</p> <ref name=a>The quick brown fox jumps over the lazy dog</ref>",
+    ]
+    kept, _ = run(Decontaminate(against=(str(path),)), *others)
+    assert [document.text for document in kept] == others
+
+
+def test_evaluation_texts_go_through_the_steps_before(tmp_path):
+    """Else documents that the steps change no longer share a run of words with them."""
+    question = "Please write to jane.doe@mail.example.co.uk or call +1 (415) 555-2671 about the job before Monday."
+    words = ENGLISH.split()
+    poem = f"{' '.join(words[:6])}\nShare on Facebook\n{' '.join(words[6:13])}"
+    path = tmp_path / "exam.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in (question, poem)))
+    last = Decontaminate(against=(str(path),))
+    dropped = Dropped()
+    assert not list(run_steps([Scrub(), DropLines(), last], [Document(question, "a"), Document(poem, "b")], dropped))
+    assert dropped.counts == {f"decontaminate: {WHY}": 2}
+    # A step that only leaves documents out is not asked about evaluation texts: this one would fail.
+    assert list(run_steps([KeepIf(call="os.path:no_such_function"), last], [], Dropped())) == []
+
+
+def test_cutting_finds_the_place_in_the_text_as_it_is_written(evaluation):
+    step = Decontaminate(against=(evaluation,), cut=True, around=0, least_piece=1)
+    written = nfd("<i>Ünïcödé</i> &amp; 한국어 \ufb03\uff61 ")
+    question = QUESTION.replace("word1 ", "<b>wo\xadrd</b>1 ")
+    kept, _ = run(step, written + question + "!" + written)
+    assert [document.text for document in kept] == [written, "!" + written]
+
+
+ODD = [
+    "<b>",
+    "</b>",
+    "<p>",
+    "&amp;",
+    "&lt;",
+    "漢字",
+    "한",
+    "e\u0301",
+    "\ufb01",
+    "\xad",
+    "ß",
+    "\uff76\uff9e",
+    "[[a|",
+    "]]",
+]
+
+
+@given(st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*ODD, *map(nfd, ODD)]))))
+def test_every_place_of_the_comparable_text_is_known(pieces):
+    text = "".join(pieces)
+    compared, begins, ends = comparable_places(text)
+    assert compared == comparable(text)
+    assert len(begins) == len(ends) == len(compared)
+    assert (begins < ends).all()
+    assert (begins[1:] >= begins[:-1]).all()
 
 
 @given(known=st.sets(st.integers(0, 2**64 - 1)), asked=st.lists(st.integers(0, 2**64 - 1)))

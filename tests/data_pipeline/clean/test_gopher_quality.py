@@ -78,6 +78,11 @@ def test_stop_words_are_found_in_the_last_words_in_any_case_beside_punctuation(e
     assert reason(STEP, "word " * 1000 + end) is None
 
 
+def test_blank_lines_are_no_lines_whatever_they_hold():
+    bullets = "\r\n \r\n".join(["- the first and second of all"] * 19 + ["the first of all"])
+    assert reason(GopherQuality(least_words=1), bullets) == "more than 90% of lines begin with a bullet"
+
+
 def test_null_turns_rules_off():
     off = {name: None for name in asdict(STEP) if name != "stop_words"}
     assert reason(GopherQuality(**off), "# ...\n- ...") is None

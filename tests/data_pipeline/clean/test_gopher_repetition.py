@@ -80,6 +80,17 @@ def test_rules_about_lines_and_paragraphs_on_both_sides_of_their_bounds(rule, ke
     assert reason(only(**rule), left_out) == why
 
 
+@pytest.mark.parametrize("end", ["\r\n", " \n", "\t \n", "\r", "\n\x0c\n"])
+def test_line_ends_and_blank_lines_are_no_repetition(end):
+    """A file of another system's, or one whose blank lines hold spaces, is judged as any other."""
+    lines = [" ".join(words) for words in zip(*[iter(fresh(500))] * 10, strict=True)]
+    assert reason(STEP, (end + end).join(lines)) is None
+    again = [*lines[:6], *lines[:4]]
+    assert reason(only(duplicate_lines=0.3), end.join(again)) == "duplicate lines above 30%"
+    assert reason(only(duplicate_paragraphs=0.3), (end + end).join(again)) == "duplicate paragraphs above 30%"
+    assert reason(only(duplicate_paragraphs=0.3), end.join(again)) is None or "\x0c" in end
+
+
 @pytest.mark.parametrize(("size", "most"), [(2, 0.20), (3, 0.18), (4, 0.16)])
 def test_the_most_frequent_run_on_both_sides_of_its_bound(size, most):
     """Of 100 words as long as each other, `size` words so many times are the share."""

@@ -25,6 +25,11 @@ def test_own_phrases_and_patterns():
     ]
 
 
+def test_a_line_of_another_systems_file_ends_before_its_line_end():
+    step = DropLines(patterns=(r"^\d+ comments?$",))
+    assert texts(step, "text\r\n12 comments\r\nmore\r\n") == ["text\r\nmore\r\n"]
+
+
 def test_a_wrong_pattern_is_told():
     with pytest.raises(UserError, match=r"drop-lines: patterns: `\(` is no regular expression"):
         DropLines(patterns=("(",))

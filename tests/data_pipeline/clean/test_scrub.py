@@ -31,6 +31,78 @@ def test_what_points_to_a_person_goes(text, scrubbed):
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("请发到", "我们会回复"),
+        ("請寄到", "。"),
+        ("ご連絡は", "までお願いします"),
+        ("カタカナ", "カタカナ"),
+        ("이메일은", "으로 보내세요"),
+        ("อีเมล", "ครับ"),
+        ("\uff08", "\uff09"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("written", "placeholder"),
+    [
+        ("jane.doe@mail.example.co.uk", "<email>"),
+        ("203.0.114.7", "<ipv4>"),
+        ("2001:4860:4860::8888", "<ipv6>"),
+        ("+8613800138000", "<phone>"),
+        ("+82 10-1234-5678", "<phone>"),
+        ("(415) 666-7777", "<phone>"),
+        ("415-666-7777", "<phone>"),
+    ],
+)
+def test_scripts_without_spaces_stand_beside_what_is_found(before, after, written, placeholder):
+    assert texts(MARKED, before + written + after) == [before + placeholder + after]
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        # What libphonenumber's matcher finds, and what it stops at (its tests, Apache 2.0): in our words.
+        ("650-253-4561 -- 415-234-3451", "<phone> -- <phone>"),
+        ("(415) 666-7777 (800) 443-1223", "<phone> <phone>"),
+        ("CA 34215 - 415-666-7777 is mine, 34215 my zip code", "CA 34215 - <phone> is mine, 34215 my zip code"),
+        ("$20 415-666-7777 100$", "$20 <phone> 100$"),
+        ("+64 3 331 6005, +39 02-36618 300; +54 9 343 555 1212", "<phone>, <phone>; <phone>"),
+        ("+52 (449)978-0001.Nice", "+52 (449)978-0001.Nice"),
+        ("+52 (449)978-0001. Nice", "<phone>. Nice"),
+        ("+1 212 736 5000 2024", "<phone> 2024"),
+        ("+1.4155552671 (whois)", "<phone> (whois)"),
+        ("电话：010-65529988，手机13800138000找我", "电话：<phone>，手机<phone>找我"),  # noqa: RUF001
+        ("電話番号：03-1234-5678", "電話番号：<phone>"),  # noqa: RUF001
+        ("전화번호: 02-312-3456, 팩스 02-312-3457", "전화번호: <phone>, 팩스 <phone>"),
+        ("我的phone: 010-65529988", "我的phone: <phone>"),
+    ],
+)
+def test_telephone_numbers_end_where_they_end(text, scrubbed):
+    assert texts(MARKED, text) == [scrubbed]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Coordinates: pairs of decimals, and ISO 6709.
+        "+37.774929, -122.419418; (+51.507432; -0.127758) +44.2079460958, -93.12",
+        "+40.689247-074.044502/ and +90.1234567 +45.123456, +35.6894875° N",
+        # Lists of numbers, amounts, shares.
+        "+1 2 3 4 5 6 7 8 9 0 1, +10 20 30 40 50 60, +100 200 300 400 500 600",
+        "200-300-4000, 123-456-7890, 555-123-4567, 199.200.3000",
+        "$415-666-7777, 415-666-7777$, £415-666-7777, ¥4156667777, 415-666-7777%",
+        "mobile: 320 480 640 768, phone: 12.5 13.5 16.25, tel: 1 2 3 4 5 6 7",
+        "phone: 16/12/2011, tel. 2011-2012, fax: 2012-01-02 08",
+        "电话 110, 手机2007年, 전화 2011-2012",
+        # No letter, digit or sign that belongs to it stands beside a number.
+        "415-666-7777def, abc415-666-7777, É415-666-7777, 650-253-4561--455-234-3451, +14156667777É",
+    ],
+)
+def test_coordinates_and_lists_stay(text):
+    assert texts(MARKED, text) == [text]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "@property and user@localhost, a @ b, foo@bar, `@pytest.mark.parametrize`, https://***:***@proxy.com",

@@ -57,6 +57,12 @@ def test_characters_that_cannot_be_seen_go_and_those_of_spelling_stay():
     assert texts(NormalizeUnicode(remove_invisible=False), "\ufeffa\x00") == ["\ufeffa\x00"]
 
 
+def test_what_ends_a_line_or_a_page_keeps_words_apart():
+    assert texts(NormalizeUnicode(), "end\x0cof\x0bpage\x1c.\n\x0cNext") == ["end\nof\npage\n.\n\nNext"]
+    assert texts(NormalizeUnicode(), "Ende\x0cüber\x0b") == ["Ende\nüber\n"]
+    assert texts(NormalizeUnicode(remove_invisible=False), "a\x0cb") == ["a\x0cb"]
+
+
 def test_case_is_folded_when_asked():
     assert texts(NormalizeUnicode(fold_case=True), "ÉCOLE Straße") == ["école straße"]
     assert texts(NormalizeUnicode(form="NFKC", fold_case=True), "\U0001d4a9") == ["n"]

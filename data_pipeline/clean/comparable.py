@@ -1,0 +1,118 @@
+"""The form in which texts are compared: what reads the same is the same, whoever wrote, extracted or cleaned it."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.clean.step import library
+
+JOINT = "\xad"
+"""Stands, as often as needed, for what is taken out: a soft hyphen, which is removed with other format characters."""
+
+# Comments, scripts and footnotes with what they hold; tags; entities; links of Wikipedia and of Markdown.
+MARKUP = re.compile(
+    r"<!--.{0,5000}?-->|<(?P<whole>script|style|ref)\b[^<>]*(?<!/)>.{0,5000}?</(?P=whole)\s*>|</?(?P<tag>[A-Za-z][A-Za-z0-9]*)[^<>]*>"
+    r"|(?P<entity>&#?\w{2,31};)|\[\[(?:[^\[\]|\n]*\|)?|\]\]|(?<=\])\([^()\s]*\)",
+    re.DOTALL,
+)
+MARKS = ("<", "&", "[")
+# Tags that stand within words; any other divides them.
+WITHIN = frozenset(
+    re.findall("[a-z]+", "a abbr b big cite code del em font i ins kbd mark q ref s small span strong sub sup tt u wbr")
+)
+# Control and format characters (Unicode's Cf), variation selectors, halves of surrogate pairs: nothing to see.
+UNSEEN = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f"
+    "\ufeff\ud800-\udfff\U000e0000-\U000e0fff]+"
+)
+HAN = re.compile("[\u3400-\u9fff\U00020000-\U0003ffff]")
+# What composes with the character before it: marks, vowels and finals of Hangul, half-width voiced marks.
+LATER = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
+
+
+def comparable(text: str) -> str:
+    """Without markup and format characters, in compatibility form (NFKC), without case, in simplified Chinese."""
+    return _simplified(_folded(_without_markup(text)))
+
+
+def comparable_places(text: str) -> tuple[str, np.ndarray, np.ndarray]:
+    """The comparable text; and where in the text, int64, each of its characters begins, and where it ends."""
+    plain = _without_markup(text)
+    if plain.isascii() and plain.isprintable():
+        at = np.arange(len(plain))
+        return _folded(plain), at, at + 1
+    seen = [at for at, character in enumerate(plain) if not UNSEEN.match(character)]
+    folded, begins, ends = [], [], []
+    first = 0
+    for last in range(1, len(seen) + 1):
+        if last < len(seen) and _goes_on(plain[seen[last]]):
+            continue
+        written = _folded("".join(plain[at] for at in seen[first:last]))
+        folded.append(written)
+        begins += [seen[first]] * len(written)
+        ends += [seen[last - 1] + 1] * len(written)
+        first = last
+    return _simplified("".join(folded)), np.array(begins, np.int64), np.array(ends, np.int64)
+
+
+def _goes_on(character: str) -> bool:
+    """Is it written as one with the character before it?"""
+    return unicodedata.category(character)[0] == "M" or re.match(LATER, character) is not None
+
+
+def _without_markup(text: str) -> str:
+    """As long as before."""
+    return MARKUP.sub(_instead, text) if any(mark in text for mark in MARKS) else text
+
+
+def _instead(match: re.Match[str]) -> str:
+    size = len(match[0])
+    if match["entity"]:
+        return html.unescape(match[0]).ljust(size, JOINT)
+    tag = match["tag"]
+    return (" " if tag and tag.lower() not in WITHIN else JOINT) * size
+
+
+def _folded(text: str) -> str:
+    if text.isascii():
+        return UNSEEN.sub("", text).lower()
+    # Some small letters are written as several characters, which then compose (Unicode's NFKC_Casefold).
+    text = unicodedata.normalize("NFKC", UNSEEN.sub("", text)).casefold()
+    return unicodedata.normalize("NFKC", text)
+
+
+def _simplified(text: str) -> str:
+    """As long as before: phrase by phrase, then what is left character by character.
+
+    So a text whose phrases were simplified before, by whatever table, is the same as one whose were not.
+    """
+    if text.isascii() or not HAN.search(text):
+        return text
+    phrases = _opencc().convert(text)
+    return (phrases if len(phrases) == len(text) else text).translate(_characters())
+
+
+@lru_cache(maxsize=1)
+def _opencc() -> Any:
+    return library("opencc", "decontaminate: Chinese text").OpenCC("t2s")
+
+
+class _Simplified(dict[int, str]):
+    """Code point -> its simplified character, found out when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        simplified = _opencc().convert(character) if HAN.match(character) else character
+        self[code] = simplified if len(simplified) == 1 else character
+        return self[code]
+
+
+@lru_cache(maxsize=1)
+def _characters() -> _Simplified:
+    return _Simplified()
