@@ -35,6 +35,17 @@ Loader.add_implicit_resolver(
 )
 
 
+MOST_BYTES = 1 << 20
+"""Of a file; reading so many takes ten seconds."""
+MOST_VALUES = 100_000
+"""Of a file, where an alias counts as all that it stands for."""
+DEEPEST = 32
+"""Sections within sections."""
+TOO_DEEP = f"sections within sections, more than {DEEPEST} deep; a config has a few."
+# NUL, and halves of characters, which `"\ud800"` makes.
+NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
 class Dumper(yaml.SafeDumper):
     """The safe dumper, which puts a string in quotes that any reader would take for something else, ours or another."""
 
@@ -55,12 +66,14 @@ class Layer:
 
 def read_file(path: Path) -> Layer:
     """The mapping in one YAML file."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the path of a YAML file.")
+    if not path.is_file():  # a pipe or a device would be waited for, or read without end
+        raise UserError(f"{path}: no such config file; give the path of a YAML file.")
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(f"{path} has more than {MOST_BYTES:,} bytes; give the path of a YAML file.")
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such config file; give the path of a YAML file.") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder; give the path of a YAML file.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
     values, lines = _parse(text, where=str(path))
@@ -88,35 +101,67 @@ def read_override(text: str) -> Layer:
 
 
 def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
-    loader = Loader(text)
     try:
+        loader = Loader(text)
         node = loader.get_single_node()
-        lines: dict[str, int] = {}
         if node is None:
-            return None, lines
-        _note_lines(node, (), lines, where=where)
-        return loader.construct_document(node), lines
+            return None, {}
+        lines = _Lines(where)
+        lines.note(node)
+        return loader.construct_document(node), lines.found
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
         raise UserError(f"{where}{line}: not valid YAML: {error.problem or error.context}.") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except RecursionError:
+        raise UserError(f"{where}: {TOO_DEEP}") from None
+    except UserError:
+        raise
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # The last of them come from `!!int`, `!!bool` ... before what is none, which PyYAML does not look at.
         raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}.") from None
-    finally:
-        loader.dispose()
 
 
-def _note_lines(node: yaml.Node, above: tuple[str, ...], lines: dict[str, int], *, where: str) -> None:
-    """Write down the line of each key below `node`; a key written twice is an error, where YAML keeps the last."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen = set()
-    for key, value in node.value:
-        name = str(key.value)
-        path = (*above, name)
-        line = key.start_mark.line + 1
-        if name in seen:
-            raise UserError(f"{where}:{line}: {'.'.join(path)} is written twice; keep one.")
-        seen.add(name)
-        lines[".".join(path)] = line
-        _note_lines(value, path, lines, where=where)
+class _Lines:
+    """The line of each key below a node. On its way it refuses what YAML allows and no config has: a key written twice,
+    where YAML keeps the last; what contains itself; a few lines that stand for billions, through aliases of aliases;
+    characters that no name and no path can have."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.found: dict[str, int] = {}
+        self._seen = 0
+
+    def note(self, node: yaml.Node, keys: tuple[str, ...] = (), inside: tuple[yaml.Node, ...] = ()) -> None:
+        line = node.start_mark.line + 1
+        self._seen += 1
+        if self._seen > MOST_VALUES:
+            raise UserError(f"{self.where}: its aliases stand for more than {MOST_VALUES:,} values; write them out.")
+        if any(node is outer for outer in inside):
+            raise UserError(f"{self.where}:{line}: {'.'.join(keys) or 'it'} contains itself; remove the alias.")
+        if len(inside) > DEEPEST:
+            raise UserError(f"{self.where}:{line}: {TOO_DEEP}")
+        if isinstance(node, yaml.ScalarNode) and (bad := NO_TEXT.search(node.value)):
+            raise UserError(
+                f"{self.where}:{line}: {'.'.join(keys) or 'it'} has the character U+{ord(bad[0]):04X}, which no name "
+                "can have; remove it."
+            )
+        if isinstance(node, yaml.SequenceNode):
+            for value in node.value:
+                self.note(value, keys, (*inside, node))
+        if isinstance(node, yaml.MappingNode):
+            self._note_keys(node, keys, inside)
+
+    def _note_keys(self, node: yaml.MappingNode, keys: tuple[str, ...], inside: tuple[yaml.Node, ...]) -> None:
+        seen = set()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"{self.where}:{line}: a key is a word, not a list or a mapping.")
+            path = (*keys, key.value)
+            self.note(key, path)
+            if key.value in seen:
+                raise UserError(f"{self.where}:{line}: {'.'.join(path)} is written twice; keep one.")
+            seen.add(key.value)
+            self.found[".".join(path)] = line
+            self.note(value, path, (*inside, node))

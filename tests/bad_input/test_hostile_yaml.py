@@ -1,0 +1,68 @@
+"""YAML that is small and stands for billions, has no end, or is no text: one sentence, at once."""
+
+import os
+import re
+
+import pytest
+
+from data_pipeline.recipe import read_recipe
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.plan.machine import load_machine
+from tests.bad_input.mistakes import told
+
+READERS = {
+    "config": load,
+    "machine": lambda path: load_machine(str(path)),
+    "recipe": lambda path: read_recipe([str(path)]),
+}
+LAUGHS = "\n".join(
+    ["a0: &a0 [lol, lol]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)), "run: *a11"]
+)
+MERGES = "\n".join(
+    ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)), "run: *a11"]
+)
+TEXTS = {
+    "billion laughs": (LAUGHS, "its aliases stand for more than 100,000 values"),
+    "billion merges": (MERGES, "its aliases stand for more than 100,000 values"),
+    "itself": ("model: &m\n  layers: *m\n", ":1: model.layers contains itself"),
+    "itself in a list": ("&x\nmodel: [1, *x]\n", "contains itself"),
+    "itself by merging": ("model: &m\n  <<: *m\n", "contains itself"),
+    "5,000 brackets": ("model: " + "[" * 5000, "sections within sections"),
+    "500 closed brackets": ("model: " + "[" * 500 + "]" * 500, "sections within sections"),
+    "5,000 braces": ("model: " + "{a: " * 5000, "sections within sections"),
+    "a key of keys": ("? {a: b}\n: c\n", "a key is a word"),
+    "NUL": ('run: "a\\0b"\n', "has the character U+0000"),
+    "half a character": ('run: "\\ud800"\n', "has the character U+D800"),
+    "a bell": ("run: a\ab\n", "not valid YAML"),
+    "no integer": ("run: !!int ''\n", "not valid YAML"),
+    "no truth": ("run: !!bool maybe\n", "not valid YAML"),
+    "no time": ("run: !!timestamp never\n", "not valid YAML"),
+    "an object": ("run: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
+    "a long number": ("train: {steps: " + "9" * 5000 + "}\n", "not valid YAML"),
+    "two megabytes": ("# " + "x" * (2 << 20), "more than 1,048,576 bytes"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_one_sentence(tmp_path, reader, name):
+    text, sentence = TEXTS[name]
+    path = tmp_path / "it.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(sentence)) as told:
+        READERS[reader](path)
+    assert "\n" not in str(told.value)
+
+
+def test_an_override_is_no_way_around(tmp_path):
+    path = tmp_path / "it.yaml"
+    path.write_text("run: x\n")
+    assert "sections within sections" in told("train", path, "data.mix=" + "[" * 5000)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_is_not_waited_for(tmp_path, reader):
+    os.mkfifo(tmp_path / "it.yaml")
+    with pytest.raises(UserError, match="no such config file"):
+        READERS[reader](tmp_path / "it.yaml")
