@@ -18,7 +18,6 @@ system that asks one thing: that a rename happens once, for all machines.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import time
@@ -40,9 +39,10 @@ from megaptm.checkpoint.files import (
     read_whole,
     remove_tree,
 )
+from megaptm.checkpoint.manifest import REMEDY, check_manifest, identity
 from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, Piece, Reader, write_pieces
 from megaptm.errors import UserError
-from megaptm.storage import sync, write_whole
+from megaptm.storage import parse_json, shown, sync, write_whole
 
 FORMAT = "megaptm-checkpoint-1"
 VERIFYING_THREADS = 4
@@ -175,7 +175,7 @@ class Store:
                 "files": [self._written(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)],
             }
             manifest = json.loads(json.dumps(manifest))
-            manifest["id"] = _identity(manifest)
+            manifest["id"] = identity(manifest)
             for path in writing.glob("*.record.json"):
                 path.unlink()
             write_whole(writing / MANIFEST, json.dumps(manifest).encode())
@@ -202,16 +202,17 @@ class Store:
         except FileNotFoundError:
             raise GoneError(f"{path} is missing") from None
         try:
-            manifest = json.loads(content)
-            identity = manifest.pop("id")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DamagedError(f"{path} cannot be understood: {error}") from error
-        if identity != _identity(manifest):
-            raise DamagedError(f"{path} does not hold what was written: its own sha256 differs")
-        if manifest["format"] != FORMAT:
-            raise UserError(f"{path} has format {manifest['format']}: this version of megaptm reads {FORMAT}")
-        files = tuple(FileRecord.from_json(file) for file in manifest["files"])
-        return Checkpoint(step=manifest["step"], folder=folder, state=manifest["state"], files=files)
+            manifest = parse_json(content, path, remedy=REMEDY)
+            if not isinstance(manifest, dict) or manifest.pop("id", None) != identity(manifest):
+                raise DamagedError(f"{path} does not hold what was written: its own sha256 differs")
+            if manifest.get("format") == FORMAT:
+                files = check_manifest(manifest, path, step=step)
+                return Checkpoint(step=step, folder=folder, state=manifest["state"], files=files)
+        except StorageError:
+            raise
+        except UserError as error:
+            raise DamagedError(str(error)) from None
+        raise UserError(f"{path} has format {shown(manifest.get('format'))}: this version of megaptm reads {FORMAT}.")
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
         """The newest undamaged checkpoint; None where nothing was ever saved.
@@ -308,7 +309,3 @@ class Store:
     @staticmethod
     def _record(path: Path) -> Path:
         return path.with_suffix(".record.json")
-
-
-def _identity(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -86,10 +86,10 @@ class Stored:
     start: int
     """First byte of the data in the file."""
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Stored:
-        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-        return cls(**{**fields, **lists})
+    @property
+    def count(self) -> int:
+        """Elements that it holds."""
+        return self.span[1] - self.span[0] if self.span else math.prod(self.block)
 
     def boxes(self) -> Iterator[tuple[Box, int]]:
         """The boxes of the whole tensor that it holds, each contiguous in the file, with the first byte of each."""
@@ -110,10 +110,6 @@ class FileRecord:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> FileRecord:
-        return cls(**{**fields, "tensors": tuple(Stored.from_json(tensor) for tensor in fields["tensors"])})
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece]) -> FileRecord:
@@ -205,6 +201,9 @@ class Reader:
             at < 0 or at + of > whole for at, of, whole in zip(start, size, shape, strict=True)
         ):
             raise UserError(f"{self.folder}: {name} has shape {shape}: it holds no block {size} at {start}")
+        held = sum(stored.count for _, stored in pieces)
+        if wanted.volume > held:  # said before so much memory is asked for
+            raise UserError(f"{self.folder}: its files hold {held:,} elements of {name}, whose shape is {shape}")
         out = torch.empty(size, dtype=dtype)
         missing = [wanted] if wanted.volume else []
         for file, stored in pieces:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
+from megaptm.storage import shown
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint
@@ -24,14 +25,14 @@ def identity(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
 
 def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
     """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
-    saved = checkpoint.state
+    model = _table(checkpoint, "model")
     for name, value in wanted["model"].items():
-        if saved["model"].get(name) != value:
+        if model.get(name) != value:
             raise UserError(
-                f"{checkpoint.folder} is of another model: its {name} is {saved['model'].get(name)}, the config's is "
+                f"{checkpoint.folder} is of another model: its {name} is {shown(model.get(name))}, the config's is "
                 f"{value}; choose another run=FOLDER, or the config it was made with."
             )
-    if saved["tokenizer"] != wanted["tokenizer"]:
+    if checkpoint.state.get("tokenizer") != wanted["tokenizer"]:
         raise UserError(
             f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
             f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
@@ -43,9 +44,17 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 
     A model that was imported has read none of them.
     """
-    for name, known in checkpoint.state.get("corpora", {}).items():
+    for name, known in _table(checkpoint, "corpora").items():
         if corpora.get(name) != known:
             raise UserError(
                 f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
                 "that was there, or choose another run=FOLDER."
             )
+
+
+def _table(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """A part of the state that the trainer wrote; empty where there is none."""
+    found = checkpoint.state.get(name, {})
+    if not isinstance(found, dict):
+        raise UserError(f"{checkpoint.folder}: its state has {shown(found)} for {name}: take another checkpoint.")
+    return found

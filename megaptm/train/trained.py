@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from megaptm.config import Config
+from megaptm.errors import UserError
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer, load
+from megaptm.train.prepare import CONFIG
 from megaptm.train.snapshot import Snapshot, open_snapshot
 
 
@@ -49,5 +51,11 @@ def open_run(run: str | Path, *, step: int | None = None) -> Trained:
     weights = snapshot.weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+            weight = weights.get(name)
+            if weight is None or weight.shape != parameter.shape:
+                raise UserError(
+                    f"{snapshot.checkpoint.folder} has no {name} of shape {tuple(parameter.shape)}: it is not of the "
+                    f"model in {snapshot.run / CONFIG}; put back the config that it was made with."
+                )
+            parameter.copy_(weight)
     return Trained(snapshot, model.eval().requires_grad_(False), load(snapshot.tokenizer))

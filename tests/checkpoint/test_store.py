@@ -219,7 +219,7 @@ def test_another_version_s_checkpoint_is_refused_not_set_aside(store, monkeypatc
     monkeypatch.setattr("megaptm.checkpoint.store.FORMAT", "megaptm-checkpoint-0")
     save(store, 10)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="format megaptm-checkpoint-0"):
+    with pytest.raises(UserError, match="format 'megaptm-checkpoint-0'"):
         store.newest()
 
 

@@ -97,6 +97,9 @@ def test_a_hole_in_a_tensor_is_an_error_that_names_it(tmp_path):
     half = Piece("weight/layer", (4, 6), (0, 3), (4, 3), torch.ones(5), span=(0, 5))
     reader = Reader(tmp_path, [write_pieces(tmp_path / "a", [left, half])])
     assert torch.equal(reader.read("weight/layer", (0, 0), (2, 4)), torch.ones(2, 4))
+    with pytest.raises(UserError, match=r"hold 17 elements of weight/layer, whose shape is \(4, 6\)"):
+        reader.read("weight/layer")
+    reader = Reader(tmp_path, [write_pieces(tmp_path / "a", [left, half, left])])
     with pytest.raises(UserError, match=r"weight/layer \(shape \(4, 6\)\) from \(2, 3\) on \(a block of \(2, 3\)\)"):
         reader.read("weight/layer")
 
