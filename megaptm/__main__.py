@@ -18,15 +18,16 @@ from megaptm.commands.plan import plan
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
-from megaptm.errors import EXIT_USER_ERROR, UserError, full_disk_told
+from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_told
 
 
 class Commands(click.Group):
-    """A user's mistake, or a full disk, is told in one red sentence; anything else is ours, with a traceback."""
+    """A user's mistake, or a disk that is full or read-only, is told in one red sentence; anything else is ours, with
+    a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with full_disk_told("the output"):
+            with storage_errors_told("the output"):
                 return super().invoke(ctx)
         except UserError as error:
             click.secho(f"error: {error}", fg="red", err=True)

@@ -14,14 +14,28 @@ class UserError(ValueError):
     """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What a user's choice of a place, or the state of its disk, leads to; other errors of the system are ours to explain.
+NO_PLACE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+    *(errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTEMPTY),
+)
+
+
 @contextmanager
-def full_disk_told(place: object) -> Iterator[None]:
-    """A full disk is for the user to mend: a sentence takes the place of the system's error, which names no file."""
+def storage_errors_told(place: object) -> Iterator[None]:
+    """A disk that is full, read-only or gone is for the user to mend: a sentence takes the place of the system's error.
+
+    `place` is named where the error names no file.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise UserError(
-            f"no space left on the disk of {error.filename or place}: make room there and start again."
-        ) from error
+        where = error.filename2 or error.filename or place
+        if error.errno in FULL:
+            raise UserError(f"no space left on the disk of {where}: make room there and start again.") from error
+        if error.errno in NO_PLACE:
+            raise UserError(
+                f"{where} cannot be used ({error.strerror}): mend that, or choose another place."
+            ) from error
+        raise

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.errors import UserError, full_disk_told
+from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_told
 
 if TYPE_CHECKING:
     from megaptm.config import Config
+
+
+SILENT_SECONDS = 20.0
+"""For which a rank that found a mistake leaves it to rank 0 to tell: it may start so much later."""
 
 
 @click.command()
@@ -40,11 +45,18 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     from megaptm.train.environment import check_processes, worker_environment
     from megaptm.train.prepare import read_config
 
-    wanted = read_config(config, overrides)
     place = worker_environment()
-    if place is not None:
-        check_processes(place, wanted.layout)
-    with full_disk_told(wanted.run):
+    try:
+        wanted = read_config(config, overrides)
+        if place is not None:
+            check_processes(place, wanted.layout)
+    except UserError:
+        if place is not None and place.rank > 0:
+            # All ranks find the same mistake, and rank 0 tells it: torchrun and srun then end the others.
+            time.sleep(SILENT_SECONDS)
+            sys.exit(EXIT_USER_ERROR)
+        raise
+    with storage_errors_told(wanted.run):
         sys.exit(_launch(wanted) if place is None else _be_a_worker(wanted, rank=place.rank))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.config import Config, Draft, draft, dump, load
-from megaptm.errors import UserError
+from megaptm.errors import NO_PLACE, UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
 from megaptm.resilience.lock import RunLock
@@ -81,7 +81,9 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
                 for change in changes(load(run / CONFIG), config):
                     raise UserError(change)
             write_whole(run / CONFIG, dump(config).encode())
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
         raise UserError(no_folder(run, error)) from None
     return run
 

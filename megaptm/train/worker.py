@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, full_disk_told
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 
 
 @click.command()
@@ -19,7 +19,7 @@ def main(run: str) -> None:
     from megaptm.train.run import run_worker
 
     try:
-        with full_disk_told(run):
+        with storage_errors_told(run):
             sys.exit(run_worker(run))
     except UserError as error:
         click.echo(f"error: {error}", err=True)
