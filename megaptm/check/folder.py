@@ -93,12 +93,13 @@ def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
     """Room for the checkpoints that are kept, the one being written, and one export."""
     parameters = count(resolve_model(config))
     size, ranks = CHECKPOINT_BYTES * parameters, config.layout.processes
-    number = min(config.checkpoint.keep + 1, -(-config.train.steps // config.checkpoint.every))
+    # Where there is no more room than this, the oldest leaves before the next is written; the last one never does.
+    number = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
     needed, export = max(0, number * size - saved), EXPORT_BYTES * parameters
     numbers = {"needed_bytes": needed, "export_bytes": export, "free_bytes": disk.free}
     what = f"{number} checkpoints of {human_bytes(size)}" if number > 1 else f"a checkpoint of {human_bytes(size)}"
-    what += f" (checkpoint.keep {config.checkpoint.keep} and the one being written)" if number > 1 else ""
+    what += f" (checkpoint.keep {config.checkpoint.keep}, the one being written among them)" if number > 1 else ""
     remedy = "free some there, lower checkpoint.keep, or choose another run=FOLDER."
     if needed > disk.free:
         problem: str | None = f"has {human_bytes(disk.free)} free"

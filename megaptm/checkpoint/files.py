@@ -162,9 +162,9 @@ def read_patiently(path: Path, call: Callable[[], T]) -> T:
     """What `call` reads of `path`, once it succeeds; raises what `PatientFile` does."""
 
     def refuse(error: Exception) -> None:
-        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | NotADirectoryError):
             raise error
-        if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.ELOOP:
+        if isinstance(error, PermissionError) or error.errno == errno.ELOOP:
             raise UnreadableError(f"{path} cannot be read ({error.strerror}): {NOTHING_LOST}") from error
 
     try:
@@ -190,13 +190,15 @@ def names_in(folder: Path) -> list[str]:
             where = os.readlink(folder)
             raise UnreadableError(f"{folder} is a link to {where}, which is not there: {NOTHING_LOST}") from None
         return []
+    except NotADirectoryError:
+        return []  # a file is in the way, which whoever makes the folder will be told
 
 
 def is_there(path: Path) -> bool:
     """As `Path.exists`, which takes some errors for an answer."""
     try:
         read_patiently(path, lambda: os.stat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 
@@ -232,8 +234,8 @@ def explained(what: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise StorageError(
-                f"no space left to {what}: {_free_sentence(folder)}; free some space there, keep fewer checkpoints "
-                "(checkpoint.keep), or choose another run=FOLDER; checkpoints saved before are intact"
+                f"no space left to {what}: {_free_sentence(folder)}; free some space there, or move the run folder to "
+                "a larger disk; checkpoints saved before are intact"
             ) from error
         where = error.filename or folder
         raise StorageError(f"cannot {what}: {where}: {error.strerror or error}") from error

@@ -126,21 +126,16 @@ class Store:
             self._remove_leftovers()
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
-        """One rank, before any writes: remove what dead jobs left, see that there is room, make the folder.
+        """One rank, before any writes: remove what dead jobs left, make room, make the folder.
 
-        Room for `expected_bytes`; where they are not given, for as much as the newest checkpoint took.
+        Room for `expected_bytes`; where they are not given, for as much as the newest checkpoint took. Where there is
+        too little, those leave already that `keep` would not have after this one; the newest always stays.
         """
         self._must_own("prepare a checkpoint")
         with explained(f"prepare the checkpoint of step {step}", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            needed = self._newest_bytes() if expected_bytes is None else expected_bytes
-            if needed > (free := free_bytes(self.folder)):
-                raise StorageError(
-                    f"the checkpoint of step {step} needs {human_bytes(needed)} but {self.folder} has "
-                    f"{human_bytes(free)} free: free some space there, keep fewer checkpoints (checkpoint.keep is "
-                    f"{self.keep}), or choose another run=FOLDER"
-                )
+            self._make_room(step, self._newest_bytes() if expected_bytes is None else expected_bytes)
             self._writing(step).mkdir()
 
     def write(self, step: int, rank: int, pieces: Iterable[Piece]) -> FileRecord:
@@ -257,9 +252,43 @@ class Store:
         )
         self._damaged(step, problem, kept)
 
+    def _make_room(self, step: int, needed: int) -> None:
+        for oldest in reversed(self.steps()[max(self.keep - 1, 1) :]):
+            if needed <= free_bytes(self.folder):
+                return
+            self._remove(oldest)
+            log.warning(
+                "%s is nearly full: the checkpoint of step %d was removed before that of step %d is written "
+                "(checkpoint.keep is %d)",
+                *(self.folder, oldest, step, self.keep),
+            )
+        if needed > (free := free_bytes(self.folder)):
+            raise StorageError(
+                f"the checkpoint of step {step} needs {human_bytes(needed)} but {self.folder} has {human_bytes(free)} "
+                f"free: make room for {human_bytes(needed - free)} more there, or move {self.run} to a larger disk; "
+                f"{self._kept_for_nothing(needed - free)}"
+            )
+
+    def _kept_for_nothing(self, wanted: int) -> str:
+        """What a lower `keep` would free, towards the bytes that are wanted."""
+        steps = self.steps()
+        if len(steps) < 2:
+            return f"checkpoint.keep ({self.keep}) frees nothing more, since the last one stays until the next is whole"
+        freed = sum(self._bytes(step) for step in steps[1:])
+        enough = "which is enough" if freed >= wanted else "which is not enough"
+        return f"checkpoint.keep=2 in place of {self.keep} frees {human_bytes(freed)}, {enough}"
+
     def _newest_bytes(self) -> int:
-        newest = committed(self.run).get(max(self.steps(), default=-1))
-        return sum(path.stat().st_size for path in newest.iterdir()) if newest else 0
+        return self._bytes(steps[0]) if (steps := self.steps()) else 0
+
+    def _bytes(self, step: int) -> int:
+        return sum(path.stat().st_size for path in committed(self.run)[step].iterdir())
+
+    def _remove(self, step: int) -> None:
+        folder = committed(self.run)[step]
+        # The manifest first: who finds the folder half removed sees that it is no checkpoint any more.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        remove_tree(folder)
 
     def _remove_leftovers(self) -> None:
         kept = set(committed(self.run).values())
@@ -277,10 +306,7 @@ class Store:
         self._remove_leftovers()
         others = [step for step in self.steps() if step != just_committed]
         for step in others[self.keep - 1 :]:
-            folder = committed(self.run)[step]
-            # The manifest first: who finds the folder half removed sees that it is no checkpoint any more.
-            (folder / MANIFEST).unlink(missing_ok=True)
-            remove_tree(folder)
+            self._remove(step)
 
     def _written(self, path: Path) -> dict[str, Any]:
         record_path = self._record(path)

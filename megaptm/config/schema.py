@@ -179,7 +179,8 @@ class Checkpoint(Section):
     every: Count = 1000
     """Steps between two checkpoints."""
     keep: Count = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept; where disk is short the oldest leaves before the next is written, never the
+    last one."""
     asynchronous: bool = True
     """Train on while a checkpoint is written, from a copy of weights and moments in host memory; the last step and a
     signal wait for it."""

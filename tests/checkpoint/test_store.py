@@ -210,7 +210,7 @@ def test_a_job_halted_before_its_last_rename_commits_nothing_to_a_run_that_anoth
 
 
 def test_too_little_space_is_said_before_anything_is_written(store):
-    with pytest.raises(StorageError, match=r"step 10 needs 1000000\.0 TB but .* free: .*checkpoint\.keep is 2"):
+    with pytest.raises(StorageError, match=r"step 10 needs 1000000\.0 TB but .* free: .*keep \(2\) frees nothing"):
         store.prepare(10, expected_bytes=10**18)
     assert names(store) == []
 
@@ -249,14 +249,52 @@ def check_full_disk(store):
     assert store.newest().reader.read("weight/big")[0] == 10
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=14m", "none", tmp_path], capture_output=True).returncode:
-        pytest.skip("this machine does not let us mount")
-    try:
-        check_full_disk(Store(tmp_path, fence=always))
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
+@pytest.fixture
+def small_disk(tmp_path):
+    """14 MB, of which each `big` checkpoint takes 4.2."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=14m", "none", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system that can be filled")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(small_disk):
+    check_full_disk(Store(small_disk, fence=always))
+
+
+def save_big(store, step):
+    store.prepare(step)
+    store.write(step, 0, big(step))
+    return store.commit(step, {}, 1)
+
+
+def test_where_disk_is_short_what_may_leave_leaves_before_the_next_is_written(small_disk, caplog):
+    """Three fit, a fourth does not: at every moment the newest is whole."""
+    store = Store(small_disk, keep=3, fence=always)
+    for step in (10, 20, 30, 40, 50):
+        save_big(store, step)
+    assert store.steps() == [50, 40, 30]
+    assert "the checkpoint of step 10 was removed before that of step 40 is written" in caplog.text
+    assert store.newest().reader.read("weight/big")[0] == 50
+
+
+def test_the_refusal_says_what_would_be_enough_and_that_is_true(small_disk):
+    store = Store(small_disk, keep=3, fence=always)
+    for step in (10, 20):
+        save_big(store, step)
+    (small_disk / "ballast").write_bytes(bytes(3 << 20))
+    with pytest.raises(StorageError, match=r"step 30 needs 4\.2 MB but .* make room for [\d.]+ MB more there") as told:
+        save_big(store, 30)
+    assert "checkpoint.keep=2 in place of 3 frees 4.2 MB, which is enough" in str(told.value)
+    assert store.steps() == [20, 10]
+    fewer = Store(small_disk, keep=2, fence=always)
+    save_big(fewer, 30)
+    assert fewer.steps() == [30, 20]
+    with pytest.raises(StorageError, match=r"checkpoint\.keep \(2\) frees nothing more, since the last one stays"):
+        fewer.prepare(40, expected_bytes=8 << 20)
+    assert fewer.newest().step == 30
+    assert save_big(fewer, 40).step == 40
 
 
 def test_a_limit_on_file_size_leaves_the_checkpoint_before(tmp_path):

@@ -94,7 +94,7 @@ def test_a_checkpoint_without_room_is_one_sentence(story):
     assert story.short_of_room.returncode == 2
     [sentence] = [line for line in story.short_of_room.stderr.splitlines() if line.startswith("error: ")]
     assert "the checkpoint of step 20 needs" in sentence
-    assert "free some space there, keep fewer checkpoints" in sentence
+    assert "checkpoint.keep (2) frees nothing more" in sentence
     assert "Traceback" not in story.short_of_room.stderr
 
 
