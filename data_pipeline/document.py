@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from megaptm.errors import UserError
+
+OnError = Literal["skip", "fail"]
+"""Of what cannot be read, or makes a step fail: count it, or end the build there."""
 EXAMPLES = 5
 """Documents kept for each reason: enough to go and look."""
 EXAMPLE_CHARACTERS = 200
@@ -33,12 +37,16 @@ class Dropped:
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """reason -> (source, first characters of the text)"""
+    said: dict[str, str] = field(default_factory=dict)
+    """reason -> what is wrong with the first of them, and what to do, where there is more to say"""
 
-    def add(self, reason: str, source: str, text: str = "") -> None:
+    def add(self, reason: str, source: str, text: str = "", said: str = "") -> None:
         self.counts[reason] += 1
+        if said:
+            self.said.setdefault(reason, _printable(said))
         kept = self.examples.setdefault(reason, [])
         if len(kept) < EXAMPLES:
-            kept.append((source, text[:EXAMPLE_CHARACTERS]))
+            kept.append((source, _printable(text[:EXAMPLE_CHARACTERS])))
 
     def add_many(self, reason: str, count: int) -> None:
         if count:
@@ -49,3 +57,27 @@ class Dropped:
         for reason, theirs in other.examples.items():
             mine = self.examples.setdefault(reason, [])
             mine.extend(theirs[: EXAMPLES - len(mine)])
+        self.said = {**other.said, **self.said}
+
+    def failed(self, what: str, document: Document, error: Exception, on_error: OnError) -> None:
+        """Count a document on which `what` failed, or end the build with a sentence that names it."""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:EXAMPLE_CHARACTERS]}"
+        if on_error == "fail":
+            raise UserError(
+                f"{what} failed on document {document.source} ({said}): mend it, or leave such text out with "
+                "`on_error: skip`."
+            ) from error
+        self.add(f"{what} failed", document.source, document.text, said)
+
+
+def is_of_document(error: Exception) -> bool:
+    """Whether an error is of the document at hand: not a mistake in the recipe, nor a disk or a server that gives up.
+
+    Those end a build in any case. Another time they may not, and a corpus is not to depend on that.
+    """
+    return not isinstance(error, UserError) and getattr(error, "errno", None) is None
+
+
+def _printable(text: str) -> str:
+    """Halves of surrogate pairs cannot be written down."""
+    return text.encode("utf-8", "replace").decode()

@@ -46,7 +46,7 @@ def html(report: CorpusReport) -> str:
         "<h2>From files to documents</h2>",
         f"<p>{report.read:,} documents in {report.files:,} files; {report.total('documents'):,} kept.</p>",
         _bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>Nothing was left out.</p>",
-        *_examples(report.examples),
+        *_examples(report.examples, report.said),
         *_titled("Languages", report.languages),
         "<h2>Documents by length in tokens</h2>",
         _bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
@@ -108,11 +108,15 @@ def _titled(title: str, values: Mapping[str, float]) -> list[str]:
     return [f"<h2>{title}</h2>", _bars(ordered)] if values else []
 
 
-def _examples(examples: Mapping[str, Sequence[Sequence[str]]]) -> list[str]:
+def _examples(examples: Mapping[str, Sequence[Sequence[str]]], said: Mapping[str, str]) -> list[str]:
     def shown(source: str, begins: str) -> str:
         return f"<code>{escape(source)}</code><pre>{escape(begins)}</pre>"
 
+    def told(reason: str) -> str:
+        return f"<p>The first {escape(said[reason])}.</p>" if reason in said else ""
+
     return [
-        f"<details><summary>{escape(reason)}: a few</summary>{''.join(shown(*some) for some in few)}</details>"
+        f"<details><summary>{escape(reason)}: a few</summary>{told(reason)}"
+        f"{''.join(shown(*one) for one in few)}</details>"
         for reason, few in examples.items()
     ]

@@ -35,6 +35,8 @@ class CorpusReport:
     """reason -> documents"""
     examples: dict[str, list[tuple[str, str]]]
     """reason -> where a few came from, and how each begins"""
+    said: dict[str, str] = field(default_factory=dict)
+    """reason -> what is wrong with the first of them, and what to do"""
     languages: dict[str, int] = field(default_factory=dict)
     """language -> documents, where a step has told it"""
     lengths: dict[int, int]
@@ -94,7 +96,8 @@ class CorpusReport:
         lines = []
         for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
             names = ", ".join(source for source, _ in self.examples.get(reason, ())[:2])
-            lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}")
+            said = f": the first {self.said[reason]}" if reason in self.said else ""
+            lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}{said}")
         return lines
 
 
@@ -112,6 +115,7 @@ def report_on(
         splits={name: _sums(split) for name, split in manifest.splits.items()},
         dropped=dict(dropped.counts),
         examples=dropped.examples,
+        said=dropped.said,
         languages=dict(languages),
         lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
         tokenizer=dict(manifest.tokenizer),

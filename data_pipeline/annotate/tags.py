@@ -36,13 +36,13 @@ class Tagger:
     labels: tuple[str, ...]
 
     def tags(self, document: Document) -> list[Tag]:
-        """The tags of a document, checked."""
+        """The tags of a document, checked; raises `ValueError`, or whatever the function raises."""
         tags = [(int(first), int(stop), label) for first, stop, label in self.find(document.text)]
         for first, stop, label in tags:
             if not 0 <= first < stop <= len(document.text) or label not in self.labels:
-                raise UserError(
-                    f"{SETTING}: {self.name} gave {(first, stop, label)} for {document.source}, which has "
-                    f"{len(document.text):,} characters; its labels are {', '.join(self.labels)}: correct the tagger."
+                raise ValueError(
+                    f"{self.name} gave {(first, stop, label)} for a text of {len(document.text):,} characters; its "
+                    f"labels are {', '.join(self.labels)}"
                 )
         return tags
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from data_pipeline.clean.step import Filter, require
 from data_pipeline.document import Document
 from data_pipeline.functions import file_of, function_named, is_function
-from megaptm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,11 @@ class KeepIf(Filter):
         return () if file is None else (file,)
 
     def reason(self, document: Document) -> str | None:
-        try:
-            answer = function_named(self.call, "keep-if")(document)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"keep-if: {self.call} failed on document {document.source} ({type(error).__name__}: {error}): mend it."
-            ) from error
+        answer = function_named(self.call, "keep-if")(document)
         if answer is None or answer is True:
             return None
         if answer is False:
             return f"keep-if: {self.call}"
         if isinstance(answer, str):
             return f"keep-if: {answer}"
-        raise UserError(f"keep-if: {self.call} answered {answer!r}: it must say True, False, None or a reason.")
+        raise ValueError(f"{self.call} answered {answer!r}: it must say True, False, None or a reason")

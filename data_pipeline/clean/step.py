@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from megaptm.errors import UserError
 
 BATCH_CHARACTERS = 1 << 17
@@ -102,13 +103,38 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
     return replace(document, text=text, notes=notes)
 
 
-def run_steps(steps: Sequence[Step], documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
-    """Each step reads what the one before it yields."""
+def run_steps(
+    steps: Sequence[Step], documents: Iterable[Document], dropped: Dropped, on_error: OnError = "fail"
+) -> Iterator[Document]:
+    """Each step reads what the one before it yields. A document on which one fails is counted, or ends it all."""
     stream = iter(documents)
     for place, step in enumerate(steps):
+        name = re.sub("(?<=.)(?=[A-Z])", "-", type(step).__name__).lower()
         step = step.after(tuple(steps[:place])) if hasattr(step, "after") else step
-        stream = step(stream, dropped)
+        stream = _run(name, step, stream, dropped, on_error)
     return stream
+
+
+def _run(
+    name: str, step: Step, documents: Iterable[Document], dropped: Dropped, on_error: OnError
+) -> Iterator[Document]:
+    for batch in batches(documents):
+        yield from _run_batch(name, step, batch, dropped, on_error)
+
+
+def _run_batch(name: str, step: Step, batch: Sequence[Document], dropped: Dropped, on_error: OnError) -> list[Document]:
+    counted = Dropped()
+    try:
+        kept = list(step(batch, counted))
+    except Exception as error:
+        if not is_of_document(error):
+            raise
+        if len(batch) > 1:  # which of them is it?
+            return [kept for one in batch for kept in _run_batch(name, step, [one], dropped, on_error)]
+        dropped.failed(name, batch[0], error, on_error)
+        return []
+    dropped.merge(counted)
+    return kept
 
 
 def require(good: bool, sentence: str) -> None:

@@ -154,7 +154,10 @@ def _named(split: str, results: list[ShardResult], output: Output) -> Iterator[S
 
 
 def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.counts.items())
+    reasons = ", ".join(
+        f"{count} {reason}{f': the first {said}' if (said := dropped.said.get(reason)) else ''}"
+        for reason, count in dropped.counts.items()
+    )
     sources = ", ".join(source.path for source in recipe.sources)
     return UserError(f"{sources}: no document is left to build from ({reasons}): give other text.")
 

@@ -68,7 +68,7 @@ def make_part(job: PartJob) -> Part:
     """Read, clean and write one part."""
     dropped = Dropped()
     documents = (document for span in job.spans for document in read(span, dropped, job.on_error))
-    documents_written = write_part(job.stem, run_steps(job.steps, documents, dropped), job.deduplicate)
+    documents_written = write_part(job.stem, run_steps(job.steps, documents, dropped, job.on_error), job.deduplicate)
     return Part(job.stem, documents_written, dropped)
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.annotate import Annotations, annotate
+from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.parts import Part, hashes_of
 from data_pipeline.corpus.selection import Place, Selection, shards_of
 from data_pipeline.corpus.work import Work, key_of
 from data_pipeline.deduplicate import read_part
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
@@ -69,6 +70,7 @@ class ShardJob:
     fingerprint: str
     annotations: Annotations
     images: bool
+    on_error: OnError
     inputs: tuple[tuple[str, str], ...]
     """Other files that annotating reads: path, sha256."""
 
@@ -116,6 +118,7 @@ def write_shards(
             fingerprint=tokenizer.fingerprint,
             annotations=annotations,
             images=images,
+            on_error=recipe.on_error,
             inputs=inputs,
         )
         for _, shard in shards()
@@ -146,9 +149,12 @@ def write_shard(job: ShardJob) -> ShardResult:
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
         for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
-            annotated = annotate(batch, tokenizer, job.annotations)
-            for document, (ids, annotations) in zip(batch, annotated, strict=True):
+            for document, annotated in zip(batch, _annotated(batch, tokenizer, job.annotations), strict=True):
                 key = next(keys)
+                if isinstance(annotated, Exception):
+                    dropped.failed("tokenizing", document, annotated, job.on_error)
+                    continue
+                ids, annotations = annotated
                 blobs = _image(document) if job.images else {}
                 if not len(ids) or blobs is None:
                     dropped.add("no image" if blobs is None else "no tokens", document.source, document.text)
@@ -162,6 +168,18 @@ def write_shard(job: ShardJob) -> ShardResult:
     finally:
         writer.abort()  # nothing to do after close
     return ShardResult(info, lengths.tolist(), dropped, languages)
+
+
+def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:
+    """What `annotate` says of each document, or what it raises."""
+    try:
+        return [*annotate(batch, tokenizer, wanted)]
+    except Exception as error:
+        if not is_of_document(error):
+            raise
+        if len(batch) == 1:
+            return [error]
+        return [annotated for document in batch for annotated in _annotated([document], tokenizer, wanted)]
 
 
 def _meta(document: Document) -> dict[str, Any]:

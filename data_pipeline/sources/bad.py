@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from data_pipeline.document import EXAMPLE_CHARACTERS, Dropped
+from data_pipeline.document import EXAMPLE_CHARACTERS, Dropped, is_of_document
 from data_pipeline.sources.source import InputFile, OnError
 from megaptm.errors import UserError
 
@@ -22,6 +22,23 @@ class Unreadable(Exception):  # noqa: N818  # what a file is, and not always an 
 
 class BadRecord(Unreadable):
     """One record of a file, whose neighbors can be read."""
+
+
+class LeftOut(Exception):  # noqa: N818
+    """What archives and pages hold beside text, which is no mistake."""
+
+
+def bad_record(error: Exception) -> BadRecord:
+    """What an error says of the record at hand, whatever it is: no document ends a build that skips.
+
+    Raises it again where it is not the record's: a mistake in the recipe, a disk or a server that gives up.
+    """
+    if isinstance(error, BadRecord):
+        return error
+    if isinstance(error, Unreadable) or not is_of_document(error):
+        raise error
+    said = " ".join(str(error).split())[:EXAMPLE_CHARACTERS]
+    return BadRecord("cannot be read", f"cannot be read ({type(error).__name__}: {said})", "take it out")
 
 
 class Bad:
@@ -56,7 +73,8 @@ class Bad:
                 f"{self.file.path} {where}{error.what}: {error.remedy}, or leave such text out with `on_error: skip`."
             )
         # A character has 4 bytes at most.
-        self.dropped.add(error.reason, source, bytes(text[: 4 * EXAMPLE_CHARACTERS]).decode("utf-8", "replace"))
+        beginning = bytes(text[: 4 * EXAMPLE_CHARACTERS]).decode("utf-8", "replace")
+        self.dropped.add(error.reason, source, beginning, f"{error.what}: {error.remedy}")
 
 
 @contextmanager

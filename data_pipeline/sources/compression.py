@@ -7,6 +7,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -75,14 +76,20 @@ def _decompressor(kind: str) -> Callable[[], Any]:
             else:
                 from backports.zstd import ZstdDecompressor
         return ZstdDecompressor
-    return {"gzip": _GzipDecompressor, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}[kind]
+    if kind == "brotli":
+        with needed("brotli"):
+            import brotli  # noqa: F401
+        return _BrotliDecompressor
+    if kind == "gzip":
+        return partial(_ZlibDecompressor, 16 + zlib.MAX_WBITS)
+    return {"deflate": _DeflateDecompressor, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}[kind]
 
 
-class _GzipDecompressor:
+class _ZlibDecompressor:
     """zlib's, with the methods that Python's other decompressors have."""
 
-    def __init__(self) -> None:
-        self.zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    def __init__(self, wbits: int) -> None:
+        self.zlib = zlib.decompressobj(wbits=wbits)
         self.needs_input = True
 
     @property
@@ -98,3 +105,41 @@ class _GzipDecompressor:
         # A full output may have more behind it, even when all input is taken.
         self.needs_input = not self.zlib.unconsumed_tail and len(output) < max_length
         return output
+
+
+class _DeflateDecompressor(_ZlibDecompressor):
+    """With zlib's frame, as HTTP wants it, or without, as many servers send it."""
+
+    def __init__(self) -> None:
+        super().__init__(zlib.MAX_WBITS)
+        self.begun = False
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        if data and not self.begun:
+            self.begun = True
+            # RFC 1950: method 8, and a header that 31 divides.
+            if len(data) > 1 and (data[0] & 15 != 8 or int.from_bytes(data[:2]) % 31):
+                self.zlib = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
+        return super().decompress(data, max_length)
+
+
+class _BrotliDecompressor:
+    """Google's, with the methods that Python's other decompressors have."""
+
+    unused_data = b""
+
+    def __init__(self) -> None:
+        import brotli
+
+        self.brotli = brotli.Decompressor()
+
+    @property
+    def eof(self) -> bool:
+        return self.brotli.is_finished()
+
+    @property
+    def needs_input(self) -> bool:
+        return self.brotli.can_accept_more_data()
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self.brotli.process(data, output_buffer_limit=max_length)

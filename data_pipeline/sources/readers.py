@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from data_pipeline.document import Document, Dropped
-from data_pipeline.sources.bad import Bad, Unreadable
+from data_pipeline.document import Document, Dropped, is_of_document
+from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.formats import can_be_cut, format_of
 from data_pipeline.sources.lines import count_lines
 from data_pipeline.sources.open import is_remote
@@ -28,8 +28,11 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
         # What is wrong with all of a file its first span tells, once.
         if not span.start or error.reason == "unreadable":
             bad.whole(error)
-    except OSError as error:
-        if is_remote(span.file.path):
+    except Exception as error:
+        if is_of_document(error):
+            bad.whole(bad_record(error))
+        elif not isinstance(error, OSError) or is_remote(span.file.path):
             raise
-        what = f"cannot be read to its end ({error.strerror or error})"
-        raise UserError(f"{span.file.path} {what}: see to its disk, or take it out of the sources.") from error
+        else:
+            what = f"cannot be read to its end ({error.strerror or error})"
+            raise UserError(f"{span.file.path} {what}: see to its disk, or take it out of the sources.") from error

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, get_args
 
+from data_pipeline.document import OnError
 from megaptm.errors import UserError
 
 FormatName = Literal["text", "markdown", "code", "json-lines", "csv", "parquet", "warc", "wikipedia", "image-text"]
+__all__ = ["Documents", "FormatName", "Html", "InputFile", "OnError", "Source", "Span"]
+
 Documents = Literal["file", "line", "blank-line"]
 Html = Literal["main", "all"]
-OnError = Literal["skip", "fail"]
 
 MARKUP = ("headers", "lists", "tables")
 """What of an article's markup can be left out."""

@@ -1,4 +1,7 @@
 import html.parser
+import io
+
+from rich.console import Console
 
 from data_pipeline.page import write_page
 from data_pipeline.report import CorpusReport
@@ -10,6 +13,7 @@ REPORT = CorpusReport(
     splits={"train": {"documents": 6, "tokens": 60, "bytes": 240, "shards": 2}},
     dropped={"empty": 2, "<script>": 2},
     examples={"<script>": [("a.txt", "<script>alert('no')</script>")]},
+    said={"<script>": "has no `text`, but <b>: name it"},
     languages={"en": 5, "de": 1},
     lengths={8: 5, 16: 1},
     tokenizer={"kind": "byte-bpe", "vocabulary": 300},
@@ -53,3 +57,9 @@ def test_the_page_says_what_the_report_does_and_closes_what_it_opens(tmp_path):
 def test_text_of_documents_is_never_part_of_the_page(tmp_path):
     write_page(REPORT, tmp_path)
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_terminal_says_what_is_wrong_with_the_first_of_each_reason():
+    console = Console(record=True, width=40, file=io.StringIO())
+    REPORT.print(console)
+    assert "left out 2 <script> (a.txt): the first has no `text`, but <b>: name it" in console.export_text()

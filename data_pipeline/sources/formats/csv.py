@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 
 from data_pipeline.document import Document
-from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
+from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.fields import notes_of, text_of
@@ -33,11 +33,11 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
                 what = f"begins a row of {len(row)} fields where {len(header)} are due"
                 raise BadRecord("wrong number of fields", what, "correct it")
             read = {name: encoding.decode(row[header.index(name)].encode(BYTES)) for name in wanted}
-        except BadRecord as error:
-            bad.line(offset, error, ",".join(row).encode(BYTES))
+            record = {name: value for name, (value, _) in read.items()}
+            text, notes = text_of(record, source.text), read[source.text][1]
+        except Exception as error:
+            bad.line(offset, bad_record(error), ",".join(row).encode(BYTES))
             continue
-        record = {name: value for name, (value, _) in read.items()}
-        text, notes = text_of(record, source.text), read[source.text][1]
         yield from documents_of(text, f"{span.file.name}@{offset}", notes_of(record, source, notes))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from data_pipeline.document import Document
-from data_pipeline.sources.bad import Bad, BadRecord, needed
+from data_pipeline.sources.bad import Bad, BadRecord, bad_record, needed
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.fields import conversation_of, notes_of, text_of
 from data_pipeline.sources.lines import lines_of, too_long
@@ -31,8 +31,8 @@ def read_json_lines(span: Span, bad: Bad) -> Iterator[Document]:
             else:
                 text, turns = conversation_of(record, source.messages)
                 notes = {**notes, **turns}
-        except BadRecord as error:
-            bad.line(offset, error, line or b"")
+        except Exception as error:
+            bad.line(offset, bad_record(error), line or b"")
             continue
         yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, notes))
 

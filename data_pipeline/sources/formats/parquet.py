@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.document import Document
-from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, needed
+from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record, needed
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, HEAD_BYTES, open_file
 from data_pipeline.sources.encodings import Encoding
@@ -49,16 +49,14 @@ def _documents(table: ParquetFile, span: Span, bad: Bad) -> Iterator[Document]:
         try:
             decoded = {field: _value(value, encoding) for field, value in record.items()}
             text = text_of(decoded, source.text)
-        except BadRecord as error:
-            bad.record(f"{name}@{row}", f"row {row:,}", error)
+        except Exception as error:
+            bad.record(f"{name}@{row}", f"row {row:,}", bad_record(error))
             continue
         yield from documents_of(text, f"{name}@{row}", notes_of(decoded, source, encoding.notes))
 
 
 def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row numbers of the file, from 0, and the wanted columns. What of a row group is damaged counts once."""
-    from pyarrow import ArrowException
-
     source, start = span.file.source, 0
     columns = _columns(table, source.text, source.keep)
     for number in range(table.metadata.num_row_groups):
@@ -73,7 +71,7 @@ def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, di
                 for values in zip(*(_plain(column) for column in batch.columns), strict=True):
                     yield row, dict(zip(batch.schema.names, values, strict=True))
                     row += 1
-        except (ArrowException, OSError) as error:
+        except Exception as error:  # a date that Python has no room for is none of Arrow's
             damage = BadRecord("damaged", f"begins what is damaged ({_complaint(error)})", "write the file again")
             bad.record(f"{span.file.name}@{row}", f"row {row:,}", damage)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from data_pipeline.document import Document
-from data_pipeline.sources.bad import Bad, Unreadable
+from data_pipeline.document import EXAMPLE_CHARACTERS, Document
+from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.content import Stream, chunks
 from data_pipeline.sources.formats.wikitext import text_of_markup
 from data_pipeline.sources.pieces import documents_of
@@ -32,7 +32,11 @@ def read_wikipedia(span: Span, bad: Bad) -> Iterator[Document]:
             bad.left_out("redirect", source)
         else:
             markup = element.findtext("revision/text", "")
-            text = text_of_markup(markup, span.file.source.leave_out, prefixes)
+            try:
+                text = text_of_markup(markup, span.file.source.leave_out, prefixes)
+            except Exception as error:
+                bad.record(source, f"page {number}", bad_record(error), markup[:EXAMPLE_CHARACTERS].encode())
+                continue
             notes = {"id": number, "title": element.findtext("title", "")}
             yield from documents_of(text, source, notes)
 

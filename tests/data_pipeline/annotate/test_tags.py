@@ -71,7 +71,7 @@ def test_a_tagger_that_is_none_is_named(name, sentence):
 
 
 def test_a_tag_outside_the_text_is_named():
-    with pytest.raises(UserError, match=r"beyond gave \(0, 4, 'x'\) for x, which has 3 characters"):
+    with pytest.raises(ValueError, match=r"beyond gave \(0, 4, 'x'\) for a text of 3 characters"):
         tagged(f"{__name__}:beyond", "abc")
 
 

@@ -53,8 +53,14 @@ def test_its_file_is_an_input(tmp_path):
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ("rules_of_mine:fails", "failed on document 0.txt (ZeroDivisionError: division by zero): mend it."),
-        ("rules_of_mine:says_three", "answered 3: it must say True, False, None or a reason."),
+        (
+            "rules_of_mine:fails",
+            "keep-if failed on document 0.txt (ZeroDivisionError: division by zero): mend it, or leave",
+        ),
+        (
+            "rules_of_mine:says_three",
+            "(ValueError: rules_of_mine:says_three answered 3: it must say True, False, None or a reason)",
+        ),
         ("rules_of_mine:number", "`rules_of_mine:number` is not a function: correct the name."),
         ("rules_of_mine:nothing", "module `rules_of_mine` has no function `nothing`: correct the name."),
         ("no_such_module:f", "module `no_such_module` cannot be imported"),

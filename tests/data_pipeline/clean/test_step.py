@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean import CLEAN, STEPS, with_text
+from data_pipeline.clean import CLEAN, STEPS, run_steps, with_text
 from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches
 from data_pipeline.document import Document, Dropped
+from megaptm.errors import UserError
 
 TURNS = [[0, "user"], [5, "assistant"]]
 REQUIRED = {"keep-if": {"call": "os.path:exists"}, "decontaminate": {"against": ("evaluation.txt",)}}
@@ -57,3 +58,44 @@ def test_batches_hold_every_document_in_order(sizes):
 
 def test_batches_hold_few_documents():
     assert [len(batch) for batch in batches([Document("", "")] * (BATCH_DOCUMENTS + 1))] == [BATCH_DOCUMENTS, 1]
+
+
+class Picky:
+    """Fails on some documents."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def __call__(self, documents, dropped):
+        for batch in batches(documents):
+            for document in batch:
+                if "bad" in document.text:
+                    raise self.error
+                if "drop" in document.text:
+                    dropped.add("dropped", document.source, document.text)
+                else:
+                    yield document
+
+
+DOCUMENTS = [Document(text, f"{number}.txt") for number, text in enumerate(["one", "bad", "drop", "bad too", "two"])]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), RecursionError("deep"), OSError("odd"), UnicodeError("half")])
+def test_a_document_on_which_a_step_fails_costs_itself_alone(error):
+    dropped = Dropped()
+    kept = list(run_steps([Picky(error), CLEAN[0]], DOCUMENTS, dropped, "skip"))
+    assert [document.text for document in kept] == ["one", "two"]
+    assert dropped.counts == {"picky failed": 2, "dropped": 1}
+    assert dropped.examples["picky failed"] == [("1.txt", "bad"), ("3.txt", "bad too")]
+    assert dropped.said == {"picky failed": f"{type(error).__name__}: {error}"}
+
+
+def test_it_ends_the_build_in_a_sentence_where_that_was_asked_for():
+    with pytest.raises(UserError, match=r"^picky failed on document 1\.txt \(ValueError: no\): mend it, or leave "):
+        list(run_steps([Picky(ValueError("no"))], DOCUMENTS, Dropped(), "fail"))
+
+
+@pytest.mark.parametrize("error", [UserError("the recipe is wrong"), OSError(5, "Input/output error")])
+def test_mistakes_in_the_recipe_and_disks_that_give_up_are_no_documents(error):
+    with pytest.raises(type(error)):
+        list(run_steps([Picky(error)], DOCUMENTS, Dropped(), "skip"))

@@ -11,6 +11,7 @@ import pytest
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import read_recipe
 from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
 from megaptm.tokenizers import load
 
 SENTENCES = [
@@ -156,3 +157,36 @@ def test_a_conversation_is_one_text_that_knows_who_speaks_from_where_on(tmp_path
     pieces = np.split(shard.tokens(number), starts[1:, 0])
     spoken = [(roles[role], tokenizer.decode(piece).strip()) for piece, (_, role) in zip(pieces, starts, strict=True)]
     assert spoken == [(message["role"], message["content"]) for message in said]
+
+
+RULES = """
+def deep(document):
+    if "deep" in document.text:
+        return deep(document)
+
+def tagger(text):
+    if "tagger" in text:
+        raise ZeroDivisionError("no tags")
+    return []
+
+tagger.labels = ["x"]
+"""
+
+
+def test_no_single_document_ends_a_build_whatever_a_function_of_the_user_raises_on_it(tmp_path, monkeypatch):
+    (tmp_path / "rules_that_raise.py").write_text(RULES)
+    monkeypatch.chdir(tmp_path)
+    texts = [*SENTENCES, "Too deep for that function.", "What the tagger cannot do."]
+    source = records(tmp_path / "a.jsonl", *texts)
+    settings = ["steps=[{keep-if: {call: 'rules_that_raise:deep'}}]", "annotate={tags: 'rules_that_raise:tagger'}"]
+    report = built(tmp_path / "corpus", source, *settings, "tokenizer.vocabulary=300")
+    assert report.dropped == {"keep-if failed": 1, "tokenizing failed": 1}
+    assert report.said["keep-if failed"].startswith("RecursionError: maximum recursion depth exceeded")
+    assert report.said["tokenizing failed"] == "ZeroDivisionError: no tags"
+    assert report.splits["train"]["documents"] == 3
+    for steps, said in (
+        (settings, "keep-if failed on document a.jsonl@"),
+        (settings[1:], "tokenizing failed on docum"),
+    ):
+        with pytest.raises(UserError, match=said):
+            built(tmp_path / "other", source, *steps, "tokenizer.vocabulary=300", "on_error=fail")

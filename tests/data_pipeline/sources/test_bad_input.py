@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import importlib
 import lzma
 import os
 import sys
@@ -184,3 +185,64 @@ def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"a\.jsonl cannot be read to its end \(Input/output error\): see to its disk"):
         list(read(whole(path), dropped))
     assert not dropped.counts
+
+
+def failing(error: Exception, when):
+    """Raises the error where `when` says so of the first argument."""
+
+    def patched(original):
+        def call(argument, *rest, **named):
+            if when(argument):
+                raise error
+            return original(argument, *rest, **named)
+
+        return call
+
+    return patched
+
+
+WIKI = """<mediawiki><page><title>a</title><ns>0</ns><id>1</id><revision><text>one</text></revision></page>
+<page><title>b</title><ns>0</ns><id>2</id><revision><text>bad</text></revision></page>
+<page><title>c</title><ns>0</ns><id>3</id><revision><text>two</text></revision></page></mediawiki>"""
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), ValueError("half\nof it"), KeyError("x"), OSError("odd")]
+)
+@pytest.mark.parametrize(
+    ("name", "content", "patched", "when", "where"),
+    [
+        (
+            "a.jsonl",
+            '{"text": "one"}\n{"text": "bad"}\n{"text": "two"}\n',
+            "json_lines.text_of",
+            lambda record: record["text"] == "bad",
+            "line 2",
+        ),
+        ("a.csv", "text\none\nbad\ntwo\n", "csv.text_of", lambda record: record["text"] == "bad", "line 3"),
+        ("a.xml", WIKI, "wikipedia.text_of_markup", lambda markup: markup == "bad", "page 2"),
+    ],
+)
+def test_a_record_costs_itself_alone_whatever_its_reader_raises(
+    name, content, patched, when, where, error, tmp_path, monkeypatch, refusal
+):
+    module, function = patched.split(".")
+    place = importlib.import_module(f"data_pipeline.sources.formats.{module}")
+    monkeypatch.setattr(place, function, failing(error, when)(getattr(place, function)))
+    path = written(tmp_path / name, content)
+    found = reading(path)
+    assert (found.texts, found.counts) == (["one", "two"], {"cannot be read": 1})
+    assert f"{where} cannot be read ({type(error).__name__}: " in refusal(path)
+    assert found.dropped.said["cannot be read"].startswith(f"cannot be read ({type(error).__name__}: ")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml"])
+def test_a_file_costs_itself_alone_whatever_its_reader_raises(name, tmp_path, monkeypatch, refusal):
+    def open_file(file):
+        raise RuntimeError("nobody thought of this")
+
+    for module in ("content", "formats.parquet"):
+        monkeypatch.setattr(f"data_pipeline.sources.{module}.open_file", open_file)
+    path = written(tmp_path / name, "x")
+    assert reading(path).counts == {"cannot be read": 1}
+    assert f"{name} cannot be read (RuntimeError: nobody thought of this): take it out" in refusal(path)

@@ -1,14 +1,18 @@
 import gzip
 import io
+import re
+import zlib
 from pathlib import Path
 
 import pytest
 
 from tests.data_pipeline.sources.reading import reading, written
 
+pytest.importorskip("brotli")
 pytest.importorskip("warcio")
 pytest.importorskip("resiliparse")
 
+import brotli
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
@@ -102,9 +106,29 @@ def test_bodies_are_unpacked(tmp_path):
     archive = Archive(tmp_path / "a.warc")
     archive.page(gzip.compress(page), Content_Encoding="gzip")
     archive.page(b"%x\r\n%s\r\n0\r\n\r\n" % (len(page), page), Transfer_Encoding="chunked")
+    archive.page(brotli.compress(page), Content_Encoding="br")
+    archive.page(gzip.compress(page), Content_Encoding="x-gzip")
+    archive.page(zlib.compress(page), Content_Encoding="deflate")
+    archive.page(zlib.compress(page, wbits=-15), Content_Encoding="deflate")
+    archive.page(brotli.compress(gzip.compress(page)), Content_Encoding="gzip, BR")
+    archive.page(page, Content_Encoding="br")  # crawlers keep the header of what they have unpacked
+    archive.page(page, Content_Encoding="identity")
     archive.page(page)
-    one, two, three = reading(archive.close()).texts
-    assert one == two == three
+    found = reading(archive.close())
+    assert (found.texts, found.counts) == (found.texts[:1] * 10, {})
+
+
+def test_a_body_that_does_not_unpack_is_counted_and_its_neighbors_are_read(tmp_path, refusal):
+    archive = Archive(tmp_path / "a.warc")
+    archive.page(brotli.compress(PAGE.encode())[:-9], Content_Encoding="br")
+    archive.page(b"\xff\xfe\x00 no brotli", Content_Encoding="br")
+    archive.page(gzip.compress(PAGE.encode())[:-9], Content_Encoding="gzip")
+    archive.text(b"all the same")
+    path = archive.close()
+    found = reading(path)
+    assert found.texts == ["all the same"]
+    assert found.counts == {"truncated": 2, "damaged": 1}
+    assert "record 1 ends in the middle of its brotli data: fetch it again" in refusal(path)
 
 
 def test_what_is_no_text_is_counted_and_ends_no_build(tmp_path):
@@ -119,13 +143,17 @@ def test_what_is_no_text_is_counted_and_ends_no_build(tmp_path):
 
 
 def test_a_page_beyond_the_bound_is_counted(tmp_path, monkeypatch, refusal):
-    monkeypatch.setattr("data_pipeline.sources.formats.warc.LONGEST_PAGE", 100_000)
+    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.LONGEST_RECORD", 100_000)
     archive = Archive(tmp_path / "a.warc")
     archive.text(b"x" * 200_000)
     archive.text(b"short")
     path = archive.close()
     assert (reading(path).texts, reading(path).counts) == (["short"], {"page too long": 1})
     assert "record 1 is longer than" in refusal(path)
+    packed = Archive(tmp_path / "b.warc")
+    monkeypatch.setattr("data_pipeline.sources.formats.warc.LONGEST_RECORD", 100_000)
+    packed.page(gzip.compress(b"x" * 200_000), Content_Encoding="gzip")
+    assert reading(packed.close()).counts == {"page too long": 1}
 
 
 def test_an_archive_cut_off_anywhere_keeps_the_records_before_and_counts_once(tmp_path, refusal):
@@ -144,3 +172,68 @@ def test_a_file_that_is_no_archive_is_counted(tmp_path, refusal):
     path = written(tmp_path / "a.warc", "no archive\n" * 10)
     assert reading(path).counts == {"not WARC": 1}
     assert "is not a WARC that can be read" in refusal(path)
+
+
+LENGTHS = ["3", "5000", "99999999", "999999999999999", "-1", "a lot", "", "9" * 5000]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("which", [0, 2, 5])
+def test_a_wrong_length_costs_its_record_alone(length, which, packed, tmp_path, refusal):
+    archive = Archive(tmp_path / "a.warc")
+    for number in range(5):
+        archive.text(f"text {number}".encode() + b" of a record" * 20 * number)
+    content = archive.close().read_bytes()
+    begins = [match.start() for match in re.finditer(rb"WARC/1\.0\r\n", content)]
+    records = [content[one:other] for one, other in zip(begins, [*begins[1:], None], strict=True)]
+    expected = [text for number, text in enumerate(reading(archive.path).texts, 1) if number != which]
+    records[which] = re.sub(rb"Content-Length: \d+", b"Content-Length: " + length.encode(), records[which])
+    pack = gzip.compress if packed else bytes
+    path = written(tmp_path / ("b.warc.gz" if packed else "b.warc"), b"".join(map(pack, records)))
+    found = reading(path)
+    # The last record's end is the end of the file: beyond that, it cannot be told from one that is cut off.
+    lost = "truncated" if which == 5 and length in ("5000", "99999999", "999999999999999") else "wrong length"
+    assert (found.texts, found.counts) == (expected, {lost: 1})
+    said = refusal(path)
+    assert (
+        "ends in the middle of a record" in said
+        if lost == "truncated"
+        else f"record {which} has no Content-Length" in said
+    )
+
+
+def test_a_length_beyond_what_is_held_has_the_file_read_again(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.LONGEST_RECORD", 2000)
+    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.LONGEST_HEAD", 1000)
+    archive = Archive(tmp_path / "a.warc")
+    for number in range(30):
+        archive.text(f"text {number}".encode() + b" of a record" * 20)
+    content = archive.close().read_bytes()
+    wrong = re.sub(rb"Content-Length: \d+(?=\r\n\r\ntext 1 )", b"Content-Length: 5000", content)
+    for size in (7, 1 << 20):
+        chunk_bytes(size)
+        found = reading(written(archive.path, wrong))
+        assert found.counts == {"wrong length": 1}
+        assert [text.split()[1] for text in found.texts] == [str(number) for number in range(30) if number != 1]
+    every = re.sub(rb"Content-Length: \d+(?=\r\n\r\ntext)", b"Content-Length: 3000", content)
+    found = reading(written(archive.path, every))  # and not without end
+    assert 20 < found.counts["wrong length"] <= 30
+
+
+def test_a_page_that_a_library_fails_on_is_counted_and_its_neighbors_are_read(tmp_path, monkeypatch, refusal):
+    from data_pipeline.sources.formats import warc
+
+    def text_of_page(page: str, which: str) -> str:
+        if "deep" in page:
+            raise RecursionError("maximum recursion depth exceeded")
+        return page
+
+    monkeypatch.setattr(warc, "text_of_page", text_of_page)
+    archive = Archive(tmp_path / "a.warc")
+    for body in (b"one", b"deep", b"two"):
+        archive.page(body)
+    path = archive.close()
+    found = reading(path)
+    assert (found.texts, found.counts) == (["one", "two"], {"cannot be read": 1})
+    assert "record 2 cannot be read (RecursionError: maximum recursion depth exceeded)" in refusal(path)
