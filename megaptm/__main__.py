@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -18,6 +18,7 @@ from megaptm.commands.plan import plan
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
+from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_told
 
 
@@ -25,13 +26,25 @@ class Commands(click.Group):
     """A user's mistake, or a disk that is full or read-only, is told in one red sentence; anything else is ours, with
     a traceback."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Before anything can show or keep a word of the command."""
+        try:
+            refuse_credentials_in_words(args)
+        except UserError as error:
+            self._tell(ctx, error)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with storage_errors_told("the output"):
                 return super().invoke(ctx)
         except UserError as error:
-            click.secho(f"error: {error}", fg="red", err=True)
-            ctx.exit(EXIT_USER_ERROR)
+            self._tell(ctx, error)
+
+    @staticmethod
+    def _tell(ctx: click.Context, error: UserError) -> NoReturn:
+        click.secho(f"error: {error}", fg="red", err=True)
+        ctx.exit(EXIT_USER_ERROR)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Part -> the parts it may import. `megaptm.errors` and the package itself (its version) are everybody's.
+# Part -> the parts it may import. `megaptm.errors`, `megaptm.credentials` and the package itself (its version) are
+# everybody's.
 NO_TORCH = {
     "spec": (),
     "batches": (),
@@ -70,7 +71,7 @@ def imported(path):
 def part(name):
     """`megaptm.train.loop` -> `train`; None outside megaptm, and for what belongs to everybody."""
     words = name.split(".")
-    if words[0] != "megaptm" or len(words) == 1 or words[1] in ("errors", "__version__", "__init__"):
+    if words[0] != "megaptm" or len(words) == 1 or words[1] in ("errors", "credentials", "__version__", "__init__"):
         return None
     return words[1]
 

@@ -40,7 +40,7 @@ def tracker(case: Case) -> Iterator[Finding]:
     elif "://" not in uri or uri.startswith("file:"):
         yield _files(uri)
     else:
-        yield Finding(TOPIC, "unknown", f"track.uri ({_shown(uri)}) is not asked: only http, https and sqlite are.")
+        yield Finding(TOPIC, "unknown", f"track.uri ({uri}) is not asked: only http, https and sqlite are.")
 
 
 def _server(uri: str, experiment: str) -> Finding:
@@ -66,20 +66,20 @@ def _server(uri: str, experiment: str) -> Finding:
         raise UserError(_unreachable(uri, _reason(error))) from None
     if answer.status_code in (401, 403):
         raise UserError(
-            f"track.uri ({_shown(uri)}) refuses you ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
+            f"track.uri ({uri}) refuses you ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
             f"MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, {ANYWAY}"
         )
     known = answer.status_code == 200
     if not known and not (answer.status_code == 404 and "RESOURCE_DOES_NOT_EXIST" in answer.text):
         raise UserError(
-            f"track.uri ({_shown(uri)}) answers with {answer.status_code} and not as MLflow does: correct it, {ANYWAY}"
+            f"track.uri ({uri}) answers with {answer.status_code} and not as MLflow does: correct it, {ANYWAY}"
         )
     which = f"has the experiment {experiment}" if known else f"will be given the experiment {experiment}"
-    return Finding(TOPIC, "good", f"MLflow at {_shown(uri)} answers and {which}.", {"experiment_exists": known})
+    return Finding(TOPIC, "good", f"MLflow at {uri} answers and {which}.", {"experiment_exists": known})
 
 
 def _unreachable(uri: str, why: str) -> str:
-    return f"track.uri ({_shown(uri)}) does not answer ({why}): start the server, correct the address, {ANYWAY}"
+    return f"track.uri ({uri}) does not answer ({why}): start the server, correct the address, {ANYWAY}"
 
 
 def _reason(error: BaseException) -> str:
@@ -115,9 +115,3 @@ def _files(uri: str) -> Finding:
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true":
         return Finding(TOPIC, "good", f"metrics go to files in {uri}.")
     raise UserError(f"track.uri ({uri}) is a folder, which MLflow no longer writes to: use sqlite:///PATH, {ANYWAY}")
-
-
-def _shown(uri: str) -> str:
-    """Without a password."""
-    place = urlsplit(uri).netloc
-    return uri.replace(place, place.rpartition("@")[2])

@@ -9,12 +9,23 @@ from typing import Any
 
 import yaml
 
+from megaptm.credentials import refuse_credentials, refuse_credentials_in_words
 from megaptm.errors import UserError
 
 
 class Loader(yaml.SafeLoader):
     """The safe loader, with the plain words of YAML 1.2: 1e-4 is a number; `no` and `on`, 1:30 (ninety, once) and
-    2026-01-01 are strings. 010, eight then and ten now, is one too, so that no number can be misread."""
+    2026-01-01 are strings. 010, eight then and ten now, is one too, so that no number can be misread. A URL with a
+    password in it is refused before anything else is said of the text."""
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self._where = where
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        refuse_credentials(node.value, where=f"{self._where}:{node.start_mark.line + 1}")
+        return node
 
 
 READ_ANEW = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
@@ -86,6 +97,7 @@ def read_file(path: Path) -> Layer:
 
 def read_override(text: str) -> Layer:
     """The mapping that `a.b=value` stands for; the value is YAML."""
+    refuse_credentials_in_words([text])
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):
@@ -102,7 +114,7 @@ def read_override(text: str) -> Layer:
 
 def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
     try:
-        loader = Loader(text)
+        loader = Loader(text, where)
         node = loader.get_single_node()
         if node is None:
             return None, {}

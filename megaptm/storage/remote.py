@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from megaptm.credentials import refuse_credentials
 from megaptm.errors import UserError
 from megaptm.storage.patience import Patience, patiently
 
@@ -17,6 +18,7 @@ class Remote:
     """The file or folder at a URL."""
 
     def __init__(self, url: str, patience: Patience):
+        refuse_credentials(url, where="the address of a file")
         self.url = url.rstrip("/")
         self.patience = patience
 

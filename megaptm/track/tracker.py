@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from megaptm.credentials import refuse_credentials
 from megaptm.track.journal import Journal
 from megaptm.track.shipper import Shipper
 
@@ -29,6 +30,7 @@ class Tracker:
         enabled: bool = True,
         retry_seconds: float = 1.0,
     ) -> None:
+        refuse_credentials(uri or "", where="track.uri")
         self._run = Path(run).resolve()
         self._journal = Journal(self._run)
         self._complained = False

@@ -1,0 +1,92 @@
+"""A password in a URL, wherever one is taken: one sentence that does not repeat it, and nothing is written."""
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from tests.train.runs import TINY
+
+SECRET = "hunter2"
+URL = f"http://user:{SECRET}@127.0.0.1:9/web"
+BUCKET = f"s3://AKIAIOSFODNN7EXAMPLE:{SECRET}/FEMI@bucket/web"
+SIGNED = f"https://bucket.s3.amazonaws.com/web?X-Amz-Expires=60&X-Amz-Signature={SECRET}"
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    """Runs a command in a folder with these files; what it says of the secret."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, **files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        done = CliRunner().invoke(main, list(words))
+        assert done.exit_code == 2, done.output
+        [sentence] = done.stderr.splitlines()
+        assert SECRET not in done.output
+        assert sentence.startswith("error: ")
+        assert "a URL with a password, a key or a signature in it: take it out" in sentence
+        assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(f"{name}.yaml" for name in files)
+        return sentence
+
+    return run
+
+
+CONFIG = str(TINY / "gpt2.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("train", CONFIG, "run=here", f"track.uri={URL}"), "track.uri"),
+        (("train", CONFIG, "run=here", f"data.mix={{{BUCKET}: 1}}"), "data.mix"),
+        (("train", CONFIG, f"run={BUCKET}"), "run"),
+        (("train", CONFIG, f"train.stepz={URL}"), "train.stepz"),
+        (("train", URL), "word 2 of the command"),
+        (("check", CONFIG, f"track.uri={URL}"), "track.uri"),
+        (("plan", CONFIG, "--nodes", URL), "word 4 of the command"),
+        (("launch", "ray", CONFIG, f"track.uri={URL}"), "track.uri"),
+        (("launch", "slurm", CONFIG, "--dry-run", f"--sbatch=--comment={URL}"), "--sbatch"),
+        (("corpus", "build", BUCKET, "out=here"), "word 3 of the command"),
+        (("corpus", "build", SIGNED, "out=here"), "word 3 of the command"),
+        (("corpus", "build", ".", f"out={BUCKET}"), "out"),
+        (("evaluate", "here", "--corpus", BUCKET), "word 4 of the command"),
+        (("export", "hf", "here", BUCKET), "word 4 of the command"),
+    ],
+)
+def test_in_a_command(refused, words, where):
+    assert refused(*words).startswith(f"error: {where}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"run: here\ntrack:\n  uri: {URL}\n",
+        f"run: here\ndata:\n  mix: {{{BUCKET}: 1}}\n",
+        f"run: here\ndata:\n  mix:\n    {BUCKET}: 1\n    {BUCKET}: 2\n",
+        f"run: here\ntrack:\n  uri: [[{{a: {URL}}}]]\n",
+        f'run: here\ntrack:\n  uri: "http:\\u002f\\u002fuser:{SECRET}@host"\n',
+        f"extends: other.yaml\ntrack:\n  uri: {URL}\n",
+    ],
+)
+def test_in_a_config(refused, text):
+    for command in (("train", "config.yaml"), ("corpus", "build", "config.yaml", "out=here")):
+        assert refused(*command, config=text, other="run: here\n").startswith("error: config.yaml:")
+
+
+def test_in_a_recipe(refused):
+    recipe = f"sources:\n- path: {BUCKET}\n  field: text\n"
+    assert refused("corpus", "build", "recipe.yaml", "out=here", recipe=recipe).startswith("error: recipe.yaml:2: ")
+
+
+def test_from_python(tmp_path):
+    """Where no command is in between."""
+    from megaptm.errors import UserError
+    from megaptm.storage import open_remote
+    from megaptm.track import Tracker
+
+    for call in (lambda: Tracker(tmp_path / "here", uri=URL), lambda: open_remote(BUCKET)):
+        with pytest.raises(UserError) as told:
+            call()
+        assert SECRET not in str(told.value)
+    assert list(tmp_path.iterdir()) == []

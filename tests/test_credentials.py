@@ -1,0 +1,61 @@
+"""Which URLs hold a secret."""
+
+import pytest
+
+from megaptm.credentials import has_credentials
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:hunter2@host:5000",
+        "track.uri=https://user:hunter2@host/path",
+        "HTTP://user:hunter2@host",
+        "https://hunter2@host",
+        "https://user%3Ahunter2@host",
+        "http://:hunter2@host",
+        "http://user:hun/ter2@host",
+        "postgresql+psycopg2://mlflow:hunter2@db/mlflow",
+        "postgresql://db/mlflow?user=a&password=hunter2",
+        "s3://AKIAIOSFODNN7EXAMPLE:wJalrXUtn/FEMI/K7MDENG+bPx@bucket/web",
+        "s3://AKIAIOSFODNN7EXAMPLE:123/FEMI@bucket/web",
+        "s3://AKIAIOSFODNN7EXAMPLE@bucket/web",
+        "simplecache::s3://KEY:SECRET@bucket/web",
+        "data.mix={corpora/a: 1, s3://KEY:SECRET@bucket/web: 2}",
+        "--corpus=s3://KEY:SECRET@bucket",
+        "https://b.s3.amazonaws.com/a?X-Amz-Algorithm=AWS4&X-Amz-Credential=AKIA%2F2026&X-Amz-Signature=ab12",
+        "https://b.s3.amazonaws.com/a?AWSAccessKeyId=AKIA&Expires=1&Signature=ab",
+        "https://a.blob.core.windows.net/c/x?sv=2024&sp=r&sig=ab%3D",
+        "https://storage.googleapis.com/b/x?X-Goog-Signature=ab",
+        "https://host/x?X%2DAmz%2DSignature=ab",
+        "https://host/x#access_token=ab",
+        "https://host/x?api_key=ab",
+    ],
+)
+def test_a_secret_in_a_url_is_seen(text):
+    assert has_credentials(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:5000",
+        "http://[::1]:5000/a@b",
+        "http://host:5000/a:b@c",
+        "sqlite:////srv/lm/a:b@c/mlflow.db?timeout=60",
+        "file:///a:b@c",
+        "s3://bucket/crawl@2024/a.jsonl",
+        "hf://datasets/team/web@main/a.jsonl",
+        "abfss://container@account.dfs.core.windows.net/web",
+        "postgresql://mlflow@db/mlflow",
+        "docker://ubuntu:24.04@sha256:0123",
+        "data.mix={s3://bucket/a: 1, https://host/b: 2}",
+        "https://host/x?tokenizer=bert&design=3&config=a",
+        "a note to me@host, on http://host",
+        "http://host, or me@host",
+        "user:password@host",
+        "train.steps=3",
+    ],
+)
+def test_what_has_none_is_left_alone(text):
+    assert not has_credentials(text)
