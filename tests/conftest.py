@@ -3,11 +3,16 @@
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
 
 __all__ = ["faults", "real_corpus", "s3"]
+
+# How long an example takes says more of what else the machine does than of the code.
+settings.register_profile("megaptm", deadline=None)
+settings.load_profile("megaptm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
