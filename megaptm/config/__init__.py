@@ -3,6 +3,7 @@
 from megaptm.config.read import Draft, draft, dump, load, offered
 from megaptm.config.schema import (
     Checkpoint,
+    Communication,
     Config,
     Data,
     Layout,
@@ -15,6 +16,7 @@ from megaptm.config.schema import (
 
 __all__ = [
     "Checkpoint",
+    "Communication",
     "Config",
     "Data",
     "Draft",

@@ -24,7 +24,7 @@ def broken(config: Config) -> Iterator[str]:
     """Every broken rule; those about the model only where the catalogue has it."""
     unknown = list(_names(config))
     yield from unknown
-    for rules in (_rows, _schedule) if unknown else (_model, _layout, _rows, _schedule):
+    for rules in (_rows, _schedule) if unknown else (_model, _layout, _communication, _rows, _schedule):
         yield from rules(config)
 
 
@@ -85,6 +85,19 @@ def _layout(config: Config) -> Iterator[str]:
                     f"layout.tensor ({tensor}) must divide the {length} tokens of {what} when layout.sequence_parallel "
                     "is on; change data.sequence."
                 )
+
+
+def _communication(config: Config) -> Iterator[str]:
+    layout, talk = config.layout, config.communication
+    if talk.batch_p2p_comm and layout.pipeline == 2 and layout.virtual > 1:
+        yield (
+            "communication.batch_p2p_comm cannot be with layout.pipeline 2 and layout.virtual of more than 1: the next "
+            "stage is the one before as well, and a batch would mix up what goes to either; leave it off."
+        )
+    if talk.batch_p2p_comm and talk.overlap_p2p_comm:
+        yield "communication.batch_p2p_comm and communication.overlap_p2p_comm exclude each other; leave one off."
+    if talk.overlap_p2p_comm and layout.pipeline > 1 and layout.virtual == 1:
+        yield "communication.overlap_p2p_comm needs layout.virtual of at least 2: other schedules cannot."
 
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:

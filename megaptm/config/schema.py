@@ -101,6 +101,18 @@ class Layout(Section):
         return self.data * self.tensor * self.pipeline
 
 
+class Communication(Section):
+    """How the processes of a run send each other what they must. Times depend on it, numbers do not; the names are
+    megatron-core's."""
+
+    overlap_grad_reduce: bool = True
+    """Whether gradients are summed over data ranks while the backward pass goes on, or after it."""
+    batch_p2p_comm: bool = False
+    """Whether what a pipeline stage sends and receives at once is one batch, or a message each."""
+    overlap_p2p_comm: bool = False
+    """Whether an interleaved pipeline computes while it sends; a stage's outputs then stay in memory until the end."""
+
+
 class Offered(Section):
     """Layouts for machines of several sizes, in a file that is read; the config that is made of it has one `layout`."""
 
@@ -207,6 +219,7 @@ class Config(Section):
     model: Model
     data: Data
     layout: Layout = Layout()
+    communication: Communication = Communication()
     optimizer: Optimizer
     train: Train
     checkpoint: Checkpoint = Checkpoint()

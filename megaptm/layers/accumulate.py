@@ -25,11 +25,11 @@ def kept_gradient(parameter: Tensor) -> Tensor | None:
 def accounted(parameter: Tensor) -> Tensor | None:
     """What a backward pass returns for a parameter whose gradient it has already added to `main_grad`.
 
-    On a GPU the engine overlaps reduction with the backward pass and waits to see a gradient for every parameter: it
-    gets one whose values nobody reads.
+    Where the engine reduces gradients during the backward pass it waits to see one for every parameter: it gets one
+    whose values nobody reads.
     """
     parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return torch.empty_like(parameter) if parameter.is_cuda else None
+    return torch.empty_like(parameter) if getattr(parameter, "overlap_grad_reduce", False) else None
 
 
 class Lookup(torch.autograd.Function):
@@ -48,12 +48,21 @@ class Lookup(torch.autograd.Function):
         weight_VD, total_VD = ctx.weight, kept_gradient(ctx.weight)
         if total_VD is None:
             return None, _summed(d_output, ids, len(weight_VD))
-        if weight_VD.is_cuda:  # counting the distinct rows would make the host wait
-            total_VD += _summed(d_output.to(total_VD.dtype), ids, len(total_VD))
-        else:
-            rows, place = ids.unique(return_inverse=True)
-            total_VD[rows] += _summed(d_output.to(total_VD.dtype), place, len(rows))
+        # To count the distinct rows, the host would have to wait for a GPU.
+        add = add_all_rows if weight_VD.is_cuda else add_distinct_rows
+        add(total_VD, d_output.to(total_VD.dtype), ids)
         return None, accounted(weight_VD)
+
+
+def add_all_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:
+    """Add to each row the gradients of the places that looked it up, zero for most."""
+    total_VD += _summed(d_output, ids, len(total_VD))
+
+
+def add_distinct_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:
+    """The same, of no more memory than the rows that were looked up."""
+    rows, place = ids.unique(return_inverse=True)
+    total_VD[rows] += _summed(d_output, place, len(rows))
 
 
 def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:

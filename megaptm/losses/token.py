@@ -33,9 +33,7 @@ class TokenLoss(nn.Module):
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         """The float32 sum over the rows whose label is not `IGNORED`."""
-        if hidden_ND.device.type == "cpu":
-            # Rows that ask nothing are dropped before the product. Not on an accelerator, which would have to stop and
-            # tell the host how many are left; there they cost a product and count for nothing.
+        if drops_unasked(hidden_ND):
             counted = (labels_N != IGNORED).nonzero().squeeze(1)
             if len(counted) < len(labels_N):
                 hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
@@ -48,6 +46,15 @@ class TokenLoss(nn.Module):
         """[..., D] -> [..., vocabulary]"""
         bias = bias_V[: self.vocabulary] if bias_V is not None else None
         return F.linear(hidden, weight_VD[: self.vocabulary], bias)
+
+
+def drops_unasked(hidden_ND: Tensor) -> bool:
+    """Whether rows that ask nothing are dropped before the product.
+
+    Not on an accelerator, which would have to stop and tell the host how many are left; there they cost a product and
+    count for nothing.
+    """
+    return hidden_ND.device.type == "cpu"
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):

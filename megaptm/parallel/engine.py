@@ -15,7 +15,7 @@ from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from megaptm.config import Layout, Optimizer
+from megaptm.config import Communication, Layout, Optimizer
 from megaptm.errors import UserError
 from megaptm.losses.token import IGNORED
 from megaptm.models.heads import HEADS
@@ -62,21 +62,29 @@ class Engine:
         losses: Mapping[str, float],
         seed: int,
         precision: str = "fp32",
+        communication: Communication | None = None,
     ) -> None:
         self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
         self.ranks: Ranks = open_groups(layout)
-        config = transformer_config(spec, layout, precision, self._finalize_gradients)
+        communication = communication or Communication()
+        config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
         self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, seed=seed, losses=self.losses)
         self.shared = SharedParameters(self.stages, layout, self.ranks)
+        overlap_grad_reduce = communication.overlap_grad_reduce and self.ranks.data_size > 1
         data_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer,
             grad_reduce_in_fp32=True,
-            overlap_grad_reduce=torch.cuda.is_available() and self.ranks.data_size > 1,
+            overlap_grad_reduce=overlap_grad_reduce,
         )
         self.chunks = [
             DistributedDataParallel(config, data_config, stage, disable_bucketing=index > 0)
             for index, stage in enumerate(self.stages)
         ]
+        # Without it, gradients would be summed over data ranks after as many micro-batches as the first step had.
+        no_sync = [chunk.no_sync for chunk in self.chunks]
+        config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+        for parameter in (parameter for stage in self.stages for parameter in stage.parameters()):
+            parameter.overlap_grad_reduce = overlap_grad_reduce  # type: ignore[attr-defined]
         self.settings = optimizer
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,8 +10,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megaptm.config import Layout
+
+OWN_STREAM = "tensor-rank"
+"""What a tensor rank draws by itself, in megatron-core's tracker; outside of it, all draw the same."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,13 @@ def seed_step(seed: int, step: int, ranks: Ranks) -> None:
     Dropout is a function of (run seed, step, data rank, stage) and, where ranks hold different slices, of the tensor
     rank: nothing about generators has to be stored to continue a run bit for bit.
     """
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    torch.cuda.manual_seed(stream_seed(seed, step, ranks.data, ranks.pipeline))
+    # Not by megatron-core's own function, which adds the tensor rank to one seed: streams of neighbors would coincide.
+    tracker = get_cuda_rng_tracker()
+    tracker.reset()
+    tracker.add(OWN_STREAM, stream_seed(seed, step, ranks.data, ranks.pipeline, ranks.tensor))
 
-    mixed = (seed * 1_000_003 + step) * 1_000_003 + ranks.data * 4099 + ranks.pipeline
-    model_parallel_cuda_manual_seed(mixed % (2**31 - 4096))
+
+def stream_seed(*key: int) -> int:
+    """64 bits for (run seed, step, data rank, stage), or those and the tensor rank: a hash, so none is near another."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")

@@ -25,6 +25,7 @@ from megaptm.layers.layer import Stack
 from megaptm.layers.split import Dropout, Embedding, HeadTable, Linear, VocabularyBias
 from megaptm.losses.token import IGNORED, TokenLoss
 from megaptm.models.model import Model
+from megaptm.parallel.groups import OWN_STREAM
 
 # Which axis of a weight is divided over tensor ranks, by the word on its module.
 AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "none": None}
@@ -189,4 +190,4 @@ def _set_random_streams(model: Model, *, sequence_parallel: bool) -> None:
         if isinstance(module, Dropout) and (
             module.region == "heads" or (module.region == "residual" and sequence_parallel)
         ):
-            module.stream = lambda: get_cuda_rng_tracker().fork()
+            module.stream = lambda: get_cuda_rng_tracker().fork(OWN_STREAM)

@@ -10,7 +10,7 @@ from megatron.core.tensor_parallel import checkpoint as recompute_in_backward
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
-from megaptm.config import Layout
+from megaptm.config import Communication, Layout
 from megaptm.layers.layer import Stack
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, Part
@@ -48,11 +48,10 @@ class Stage(MegatronModule):
 
 
 def transformer_config(
-    spec: ModelSpec, layout: Layout, precision: str, finalize: Callable[..., None]
+    spec: ModelSpec, layout: Layout, communication: Communication, precision: str, finalize: Callable[..., None]
 ) -> TransformerConfig:
     """megatron-core's configuration of the same model and layout."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    on_gpu = torch.cuda.is_available()
     return TransformerConfig(
         num_layers=spec.size.layers * len(spec.family.stacks),
         hidden_size=spec.size.width,
@@ -73,9 +72,12 @@ def transformer_config(
         masked_softmax_fusion=False,
         # Losses arrive divided by the counts of the whole global batch, so gradients are summed, never averaged.
         calculate_per_token_loss=True,
-        # With two stages over gloo the previous and the next rank are one peer, and batched messages are mixed up.
-        batch_p2p_comm=on_gpu,
-        deallocate_pipeline_outputs=layout.pipeline > 1,
+        batch_p2p_comm=communication.batch_p2p_comm,
+        # For a fault of torch before 2.0; it would make the host wait for the device after every message.
+        batch_p2p_sync=False,
+        overlap_p2p_comm=communication.overlap_p2p_comm,
+        # What is still being sent must stay: over gloo, freed outputs arrived as other numbers.
+        deallocate_pipeline_outputs=layout.pipeline > 1 and not communication.overlap_p2p_comm,
         finalize_model_grads_func=finalize,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from megaptm.config import Config, Layout, resolve_model
@@ -94,4 +94,9 @@ def work_of(config: Config) -> Work:
         masked=config.data.document_mask or config.objective != "causal-lm",
         asked=shapes["labels"][0] if "asked" in shapes else None,
         trained_heads=tuple(objective.losses),
+        software=replace(
+            MEGAPTM,
+            gradient_overlap=config.communication.overlap_grad_reduce,
+            boundary_overlap=config.communication.overlap_p2p_comm,
+        ),
     )

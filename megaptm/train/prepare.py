@@ -26,6 +26,7 @@ CONFIG = "config.yaml"
 # What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
 MAY_CHANGE = (
     "layout.",
+    "communication.",
     "checkpoint.",
     "track.",
     "train.steps",

@@ -56,7 +56,13 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     events = Events(run, fence=lock.must_be_mine) if lock else None
     join(rank=place.rank, world=place.world, local_rank=place.local_rank)
     engine = Engine(
-        spec, config.layout, config.optimizer, losses=losses, seed=config.train.seed, precision=config.train.precision
+        spec,
+        config.layout,
+        config.optimizer,
+        losses=losses,
+        seed=config.train.seed,
+        precision=config.train.precision,
+        communication=config.communication,
     )
     with stop.ends_waiting():
         feed = Feed(config, engine.ranks)

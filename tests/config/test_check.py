@@ -92,6 +92,21 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ),
         (
             "gpt2/small",
+            ["layout.pipeline=2", "layout.virtual=3", "communication.batch_p2p_comm=true"],
+            "communication.batch_p2p_comm cannot be with layout.pipeline 2 and layout.virtual of more than 1",
+        ),
+        (
+            "gpt2/small",
+            ["layout.pipeline=4", "communication={batch_p2p_comm: true, overlap_p2p_comm: true}"],
+            "communication.batch_p2p_comm and communication.overlap_p2p_comm exclude each other",
+        ),
+        (
+            "gpt2/small",
+            ["layout.pipeline=4", "communication.overlap_p2p_comm=true"],
+            "communication.overlap_p2p_comm needs layout.virtual of at least 2",
+        ),
+        (
+            "gpt2/small",
             ["layout.sequence_parallel=true"],
             "layout.sequence_parallel needs layout.tensor of at least 2.",
         ),

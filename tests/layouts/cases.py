@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.checkpoint.tensors import Piece
-from megaptm.config import Layout, Optimizer
+from megaptm.config import Communication, Layout, Optimizer
 from megaptm.families import CATALOGUE
 from megaptm.spec import ModelSpec, Size
 
@@ -29,10 +29,9 @@ LOSSES = {
 }
 
 
-def tiny(family: str, *, dropout: float = 0.0) -> ModelSpec:
+def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     # Four layers in all, so that every schedule has something to cut.
-    layers = 2 if family == "t5" else 4
-    size = Size(layers=layers, width=32, heads=4, ffn=64)
+    size = Size(layers=layers // 2 if family == "t5" else layers, width=32, heads=4, ffn=64)
     return ModelSpec(family=CATALOGUE[family], size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 
@@ -75,7 +74,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
 
 
 def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> list[dict[str, Tensor]]:
-    share = ROWS // layout.data
+    share = len(fields["tokens"]) // layout.data
     mine = {name: field[data_rank * share : (data_rank + 1) * share] for name, field in fields.items()}
     return [
         {name: field[start : start + layout.microbatch] for name, field in mine.items()}
@@ -84,15 +83,30 @@ def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> 
 
 
 def train_steps(
-    family: str, layout: Layout, steps: int = 5, precision: str = "fp32", dropout: float = 0.0
+    family: str,
+    layout: Layout,
+    steps: int = 5,
+    precision: str = "fp32",
+    communication: Communication | None = None,
+    rows: tuple[int, ...] = (ROWS,),
+    layers: int = 4,
 ) -> dict[str, Any]:
-    """Losses of `steps` steps and the last gradient norm."""
+    """Losses and gradient norms of `steps` steps, and the losses of an evaluation; a step takes the next of `rows`."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7, precision=precision)
+    engine = Engine(
+        tiny(family, layers=layers),
+        layout,
+        ADAM,
+        losses=LOSSES[family],
+        seed=7,
+        precision=precision,
+        communication=communication,
+    )
     results = []
     for step in range(steps):
-        batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+        fields = {name: field[: rows[step % len(rows)]] for name, field in batch(family, step).items()}
+        batches = micro_batches(fields, layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
         results.append(engine.step(batches, step=step, lr=ADAM.lr))
     held_out = micro_batches(batch(family, 99), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     return {

@@ -14,10 +14,17 @@ VOCABULARY, ROWS = 29, 32
 
 @pytest.mark.parametrize("chunk", [1024, 7])
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("drops_unasked", [True, False], ids=["as on a CPU", "as on a GPU"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_it_equals_plain_cross_entropy(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, with_bias: bool, dtype: torch.dtype, tolerance: float
+    monkeypatch: pytest.MonkeyPatch,
+    chunk: int,
+    with_bias: bool,
+    drops_unasked: bool,
+    dtype: torch.dtype,
+    tolerance: float,
 ) -> None:
+    monkeypatch.setattr(token, "drops_unasked", lambda hidden: drops_unasked)
     monkeypatch.setattr(token, "CHUNK", chunk)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(20, 8), torch.randn(ROWS, 8), torch.randn(ROWS)

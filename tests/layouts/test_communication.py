@@ -1,0 +1,62 @@
+"""Every value of every setting of `communication` gives the numbers of one process, also where the batch ramps."""
+
+import pytest
+
+from megaptm.config import Communication, Layout
+from tests.layouts.cases import train_steps
+
+# Rows of each step: a data rank has 2, 4, 2 and 4 micro-batches of one row.
+RAMP = (4, 8, 4, 8)
+
+DP2 = {"data": 2, "microbatch": 1}
+PP2, PP4 = {"pipeline": 2, "microbatch": 1}, {"pipeline": 4, "microbatch": 1}
+DATA = {
+    "DP2": Layout(**DP2),
+    "DP2 distributed optimizer": Layout(**DP2, distributed_optimizer=True),
+    "TP2xDP2": Layout(**DP2, tensor=2),
+    "PP2xDP2 distributed optimizer": Layout(**DP2, pipeline=2, distributed_optimizer=True),
+    "PP2 interleavedxDP2": Layout(**DP2, pipeline=2, virtual=2),
+    "PP2 interleavedxDP2 distributed optimizer": Layout(**DP2, pipeline=2, virtual=2, distributed_optimizer=True),
+}
+STAGES = {
+    "PP2": Layout(**PP2),
+    "PP4": Layout(**PP4),
+    "PP2 interleaved": Layout(**PP2, virtual=2),
+    "PP2 four chunks": Layout(**PP2, virtual=4),
+    "PP4 interleaved": Layout(**PP4, virtual=2),
+}
+INTERLEAVED = ("PP2 interleaved", "PP2 four chunks", "PP4 interleaved")
+CASES = [
+    *(("overlap_grad_reduce", value, layout) for value in (False, True) for layout in DATA),
+    *(("batch_p2p_comm", False, layout) for layout in STAGES),
+    # With two stages and several chunks it is refused: `tests/config/test_check.py`.
+    *(("batch_p2p_comm", True, layout) for layout in ("PP2", "PP4", "PP4 interleaved")),
+    *(("overlap_p2p_comm", True, layout) for layout in INTERLEAVED),
+]
+
+
+def train(pool, layout, communication):
+    arguments = ("gpt2", layout, len(RAMP), "fp32", communication, RAMP, 8)
+    return pool.run(layout.processes, train_steps, *arguments)
+
+
+@pytest.fixture(scope="module")
+def alone(pool):
+    return train(pool, Layout(microbatch=1), Communication())[0]
+
+
+@pytest.mark.parametrize(("setting", "value", "name"), CASES)
+def test_what_is_set_changes_no_number(pool, alone, setting, value, name):
+    for result in train(pool, {**DATA, **STAGES}[name], Communication(**{setting: value})):
+        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert result["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+        assert result["evaluation"] == pytest.approx(alone["evaluation"], rel=1e-5)
+
+
+def test_every_setting_is_in_the_table():
+    tried = {(setting, value) for setting, value, _ in CASES}
+    default = Communication()
+    for setting in Communication.model_fields:
+        # The default of one is what the cases of the others have.
+        assert (setting, not getattr(default, setting)) in tried, setting
+        assert getattr(default, setting) in (True, False)

@@ -1,0 +1,53 @@
+"""Each place of a layout has its own random streams, but for what all tensor ranks must draw alike."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from megaptm.config import Layout, load
+from megaptm.parallel.groups import stream_seed
+
+ROOT = Path(__file__).parents[2]
+LAYOUT = Layout(tensor=2, pipeline=2)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        load(ROOT / "configs/gpt3/175b.yaml", ["devices=1024"]).layout,
+        Layout(data=4, tensor=8, pipeline=16),
+        Layout(data=16, tensor=1, pipeline=64),
+        Layout(data=8, tensor=16, pipeline=8),
+    ],
+    ids=["175B", "4x8x16", "16x1x64", "8x16x8"],
+)
+def test_no_two_places_of_a_layout_and_no_two_steps_have_a_stream_in_common(layout):
+    own, shared = [], []
+    for step, data, pipeline in product(range(3), range(layout.data), range(layout.pipeline)):
+        shared.append(stream_seed(1234, step, data, pipeline))
+        own += [stream_seed(1234, step, data, pipeline, tensor) for tensor in range(layout.tensor)]
+    assert len({*own, *shared}) == len(own) + len(shared) == 3 * (layout.processes + layout.data * layout.pipeline)
+
+
+def draws():
+    """What this rank draws by itself, and with all tensor ranks of its stage; each twice, seeded anew."""
+    from megaptm.parallel.groups import OWN_STREAM, get_cuda_rng_tracker, open_groups, seed_step
+
+    ranks, drawn = open_groups(LAYOUT), []
+    for _ in range(2):
+        seed_step(1234, 5, ranks)
+        shared = torch.rand(4).tolist()
+        with get_cuda_rng_tracker().fork(OWN_STREAM):
+            own = torch.rand(4).tolist()
+        drawn.append((own, shared))
+    assert drawn[0] == drawn[1]
+    return ranks.pipeline, *drawn[0]
+
+
+def test_ranks_draw_what_their_places_say(pool):
+    found = pool.run(LAYOUT.processes, draws)
+    assert len({tuple(own) for _, own, _ in found}) == 4
+    assert len({(stage, tuple(shared)) for stage, _, shared in found}) == 2
+    assert not {tuple(own) for _, own, _ in found} & {tuple(shared) for _, _, shared in found}
