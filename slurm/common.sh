@@ -29,7 +29,7 @@ esac
 train() {
     local config="" values=() word
     for word; do
-        if [[ $word == *=* ]]; then values+=("$word"); else config=$word; fi
+        if [[ $word =~ ^[A-Za-z][A-Za-z0-9_.]*= ]]; then values+=("$word"); else config=$word; fi
     done
     set -- "$config" "${values[@]}"
     logs=$(once megaptm.slurm.begin --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit

@@ -15,6 +15,7 @@ from megaptm.errors import UserError
 from megaptm.train.corpora import cache_of
 from megaptm.train.identity import identity, refuse_another, refuse_other_text
 from megaptm.train.prepare import CONFIG, changes, check_phase, trained
+from megaptm.train.submitted import refuse_queued
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint
@@ -28,6 +29,7 @@ def begun(case: Case) -> Iterator[Finding]:
     """Nothing where there is no run yet."""
     run = Path(case.config.run)
     check_phase(case.config)
+    refuse_queued(run)
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and trained(run):

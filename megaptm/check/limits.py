@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from megaptm.check.sbatch import option
 from megaptm.errors import UserError
 
 FORM = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
@@ -29,17 +30,6 @@ def seconds_of(limit: str) -> float:
     if not total:
         raise UserError(f"--time {limit}: a job needs some time.")
     return total
-
-
-def option(options: Sequence[str], name: str, short: str | None = None) -> str | None:
-    """The value that sbatch would take of `--name=value`, or of `-xvalue`; the last one counts."""
-    found = None
-    for word in options:
-        if word.startswith(f"--{name}="):
-            found = word.partition("=")[2]
-        elif short and re.match(rf"-{short}[^-]", word):
-            found = word[2:].lstrip(" =")
-    return found
 
 
 def warning_seconds(options: Sequence[str]) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.check.finding import Case, Finding, counted
+from megaptm.check.finding import Case, Finding, Request, counted
+from megaptm.check.sbatch import option
 from megaptm.errors import UserError
 
 
@@ -51,6 +52,7 @@ def arithmetic(case: Case) -> Iterator[Finding]:
             f"{each} on each node are more than the {counted(machine.devices, 'device', 'devices')} of {machine.name}: "
             f"give --per-node {machine.devices} and more nodes, or another --machine."
         )
+    _refuse_other_gpus(case.request, found.per_node)
     yield Finding(
         "processes",
         "good",
@@ -63,6 +65,17 @@ def arithmetic(case: Case) -> Iterator[Finding]:
             "warning",
             f"layout.tensor ({layout.tensor}) does not divide the {each} of a node: tensor ranks talk in every layer, "
             "and some of them would from node to node; change layout.tensor or --per-node.",
+        )
+
+
+def _refuse_other_gpus(request: Request, per_node: int) -> None:
+    """--sbatch may name a kind of GPU, not another number of them."""
+    written, gpus = option(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
+    kind, _, number = (written or f":{gpus}").rpartition(":")
+    if number != str(gpus) or (written and not kind):
+        raise UserError(
+            f"--sbatch=--gpus-per-node={written}: give the number of GPUs by --gpus-per-node (it is {gpus}); here only "
+            f"a kind of them may stand, with the same number: --sbatch=--gpus-per-node=KIND:{gpus}."
         )
 
 

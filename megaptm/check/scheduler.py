@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
 from megaptm.check.finding import Case, Finding, Request
-from megaptm.check.limits import option, seconds_of, words
+from megaptm.check.limits import seconds_of, words
 from megaptm.check.places import Places, places
+from megaptm.check.sbatch import option, script_word
 from megaptm.check.slurm import ask
 from megaptm.errors import UserError
 
@@ -21,6 +22,7 @@ def scheduler(case: Case) -> Iterator[Finding]:
     request = case.request
     if request.slurm_options is None:
         return
+    script_word(case.config.run, "run")
     if shutil.which("sbatch") is None:
         says = "Slurm is not on this machine: check again where jobs are submitted."
         yield Finding(TOPIC, "unknown", says)
@@ -40,7 +42,7 @@ def scheduler(case: Case) -> Iterator[Finding]:
 def _partition(options: Sequence[str]) -> dict[str, str]:
     """What Slurm says of the partition that is asked for, or of the one that jobs go to."""
     found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in ask("scontrol", "show", "partition", "--oneliner")]
-    wanted = option(options, "partition", "p")
+    wanted = option(options, "partition")
     for partition in found:
         if partition["PartitionName"] == wanted or (wanted is None and partition.get("Default") == "YES"):
             return partition
@@ -55,7 +57,7 @@ def _room(case: Case, request: Request, partition: dict[str, str], asked: Places
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
         raise UserError(f"partition {name} of Slurm is {partition['State']}: choose another, or wait.")
-    written = option(options, "time", "t")
+    written = option(options, "time")
     seconds = seconds_of(written) if written else request.seconds
     if seconds is not None and seconds > (longest := seconds_of(partition.get("MaxTime", "UNLIMITED"))):
         raise UserError(
@@ -79,7 +81,7 @@ def _room(case: Case, request: Request, partition: dict[str, str], asked: Places
 
 def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Finding:
     """As many nodes as are asked for must have declared as many GPUs."""
-    wanted = gpus_asked(case, asked)
+    wanted = case.request.gpus_on_node(asked.per_node)
     fitting = sum(gpus >= wanted for gpus in nodes.values())
     most = max(nodes.values(), default=0)
     if wanted and not most:
@@ -99,16 +101,6 @@ def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Findin
         f"partition {name} has {fitting:,} nodes of {gpus}, {asked.nodes:,} are asked for.",
         {"partition": name, "nodes": fitting, "gpus_per_node": wanted},
     )
-
-
-def gpus_asked(case: Case, asked: Places) -> int:
-    """On each node: as --gpus-per-node or --gres say, else one for each process."""
-    request = case.request
-    options = request.slurm_options or ()
-    written = option(options, "gpus-per-node") or option(options, "gres")
-    if written:
-        return _gpus_in(written if "gpu" in written else f"gpu:{written}")  # of any kind: a100:8
-    return request.gpus_on_node(asked.per_node)
 
 
 def _nodes(partition: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from megaptm.check.all import CHECKS
 from megaptm.check.finding import Case, Check, Finding, Request, look
 from megaptm.check.limits import seconds_of
+from megaptm.check.sbatch import read_options
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.train.prepare import read_draft
@@ -40,6 +41,7 @@ def look_at(stated: Stated, tell: Callable[[str], object]) -> Iterator[Finding]:
     """All findings, as they come."""
     faults: list[Finding] = []
     seconds = _read(seconds_of, stated.time, "time", faults)
+    options = _read(read_options, stated.slurm_options, "slurm", faults) or ()
     machine = _read(load_machine, stated.machine, "machine", faults)
     checks = _read(_chosen, stated.only, "topic", faults)
     draft = _read(lambda path: read_draft(path, stated.overrides), stated.config, "config", faults)
@@ -54,7 +56,7 @@ def look_at(stated: Stated, tell: Callable[[str], object]) -> Iterator[Finding]:
         config=draft.config,
         mistakes=draft.mistakes,
         machine=machine,
-        request=_request(stated, seconds),
+        request=_request(stated, seconds, options),
         hashing="all" if stated.full else "some",
         speed=stated.speed,
         tell=tell,
@@ -81,12 +83,12 @@ def _read(how: Callable[[Word], Value], word: Word | None, topic: str, faults: l
         return None
 
 
-def _request(stated: Stated, seconds: float | None) -> Request:
+def _request(stated: Stated, seconds: float | None, options: tuple[str, ...]) -> Request:
     asked = stated.slurm_options or any(word is not None for word in (stated.nodes, stated.time, stated.gpus_per_node))
     return Request(
         nodes=stated.nodes,
         processes_per_node=stated.processes_per_node,
         gpus_per_node=stated.gpus_per_node,
         seconds=seconds,
-        slurm_options=stated.slurm_options if asked else None,
+        slurm_options=options if asked else None,
     )

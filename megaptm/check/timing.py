@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import ceil, isinf
 
 from megaptm.check.finding import Case, Finding
-from megaptm.check.limits import option, seconds_of, warning_seconds, words
+from megaptm.check.limits import seconds_of, warning_seconds, words
+from megaptm.check.sbatch import option
 from megaptm.errors import UserError
 from megaptm.plan.failures import DAY
 from megaptm.plan.plan import Plan, plan
@@ -20,7 +21,7 @@ TOPIC = "time"
 def timing(case: Case) -> Iterator[Finding]:
     """The plan's seconds beside the limit of a job, and its best interval beside `checkpoint.every`."""
     options = case.request.slurm_options or ()
-    written = option(options, "time", "t")
+    written = option(options, "time")
     limit = seconds_of(written) if written else case.request.seconds
     warned = warning_seconds(options)
     if limit is not None and limit <= warned:

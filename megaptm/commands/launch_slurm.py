@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from megaptm.commands.options import of_a_job
+
+if TYPE_CHECKING:
+    from megaptm.config import Config
 
 
 @click.command()
@@ -71,13 +75,13 @@ def slurm(
         click.echo(f"{made.jobs} jobs, each after the other." if made.jobs > 1 else "1 job.", err=True)
         return
     made.prepare()
-    sys.exit(_submit(made.run, made.jobs, follow))
+    sys.exit(_submit(made.config, made.jobs, follow))
 
 
-def _submit(run: Path, jobs: int, follow: bool) -> int:
+def _submit(config: Config, jobs: int, follow: bool) -> int:
     from megaptm.slurm.chain import Chain
 
-    chain = Chain(run)
+    chain, run = Chain(config), config.run
     numbers = chain.submit(jobs)
     click.echo(f"Submitted job {', '.join(numbers)}; run folder {run}")
     if not follow:

@@ -13,6 +13,7 @@ from megaptm.resilience.events import last_saved
 from megaptm.train.corpora import check_corpora
 from megaptm.train.environment import Environment, check_processes
 from megaptm.train.prepare import check_phase, read_config
+from megaptm.train.submitted import check_submitted
 
 
 @click.command()
@@ -23,6 +24,7 @@ from megaptm.train.prepare import check_phase, read_config
 def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
     """Print the folder of this attempt's logs; nothing when the run has all its steps."""
     try:
+        check_submitted(config)
         logs = begin(read_config(config, overrides), attempt=attempt, tasks=tasks)
     except UserError as error:
         click.echo(f"error: {error}", err=True)

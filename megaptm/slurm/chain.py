@@ -6,11 +6,12 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.resilience.events import last_saved
 from megaptm.slurm.begin import finished
 from megaptm.slurm.submit import describe, follow, submit
-from megaptm.train.prepare import read_config
+from megaptm.train.submitted import SCRIPT
 
 MAY_GO_ON = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
 """Ends of a job that are nobody's mistake."""
@@ -19,15 +20,16 @@ MAY_GO_ON = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
 class Chain:
     """The jobs of one launch; they know each other as attempts at the same run by a word that they share."""
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    def __init__(self, config: Config) -> None:
+        self.run = Path(config.run)
+        self._config = config
         self.waiting: list[str] = []
         """Jobs that are not over, in their order."""
         self._word = secrets.token_hex(4)
 
     def submit(self, jobs: int) -> list[str]:
         """So many more, each to begin when the one before has ended; their numbers."""
-        self.waiting = submit(self.run / "job.sh", jobs=jobs, chain=self._word)
+        self.waiting = submit(self.run / SCRIPT, jobs=jobs, chain=self._word)
         return list(self.waiting)
 
     def follow(self, show: Callable[[str], object]) -> bool:
@@ -38,7 +40,7 @@ class Chain:
         while self.waiting:
             number, before = self.waiting[0], last_saved(self.run)
             follow(number, self.run / f"logs/job-{number}.log", show)
-            if finished(read_config(self.run)):
+            if finished(self._config):
                 return True
             del self.waiting[0]
             if not self.waiting and last_saved(self.run) > before and may_go_on(number):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaptm.check.limits import WARNING_SECONDS
+from megaptm.check.sbatch import script_lines
 
 CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN", "MEGAPTM_CHECK")
 """Variables that a job takes along from where it is submitted; no others."""
@@ -27,7 +28,7 @@ class Job:
     time: str = "24:00:00"
     output: str = "%x-%j.log"
     more: tuple[str, ...] = ()
-    """Further options of sbatch: --partition=large."""
+    """Further options of sbatch, a word each: --partition=large."""
 
     def lines(self) -> list[str]:
         gpus = [f"--gpus-per-node={self.gpus}"] if self.gpus else []
@@ -37,7 +38,7 @@ class Job:
             *(f"--signal=B:USR1@{WARNING_SECONDS:.0f}", "--requeue", "--open-mode=append", f"--output={self.output}"),
             *(f"--export={','.join(CARRIED)}", *self.more),
         ]
-        return [f"#SBATCH {option}" for option in options]
+        return [f"#SBATCH {line}" for line in script_lines(options)]
 
 
 def render(job: Job, words: Sequence[str], *, title: str) -> str:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import megaptm
@@ -47,9 +47,24 @@ def submit(script: Path, *, jobs: int, chain: str) -> list[str]:
     numbers: list[str] = []
     for _ in range(jobs):
         after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
-        said = ask("sbatch", "--parsable", *after, str(script), environment=environment)
+        try:
+            said = ask("sbatch", "--parsable", *after, str(script), environment=environment)
+        except (UserError, KeyboardInterrupt) as error:
+            if not numbers:
+                raise
+            raise _withdraw(numbers, str(error) or "interrupted") from None
         numbers.append(said[-1].partition(";")[0])
     return numbers
+
+
+def _withdraw(numbers: Sequence[str], why: str) -> UserError:
+    """Cancel the jobs of a chain that goes no further."""
+    told = f"{why.rstrip('.')}; it would have been job {len(numbers) + 1} of the chain"
+    try:
+        ask("scancel", *numbers)
+    except UserError:
+        return UserError(f"{told}, whose others wait in the queue: scancel {' '.join(numbers)}.")
+    return UserError(f"{told}, whose others ({', '.join(numbers)}) are canceled.")
 
 
 def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
@@ -94,4 +109,5 @@ def describe(job: str) -> dict[str, str]:
     """What Slurm knows of a job: JobState, ExitCode ...; nothing when it is long over."""
     command = ["scontrol", "show", "job", job, "--oneliner"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return dict(word.partition("=")[::2] for word in done.stdout.split() if "=" in word)
+    # The first of each name: after them come the user's words, which may have any form.
+    return dict(reversed([word.partition("=")[::2] for word in done.stdout.split() if "=" in word]))

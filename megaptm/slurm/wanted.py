@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaptm.check.all import before_submission
 from megaptm.check.finding import Case, Request
-from megaptm.check.limits import option, seconds_of, warning_seconds
+from megaptm.check.limits import seconds_of, warning_seconds
 from megaptm.check.places import places
+from megaptm.check.sbatch import option, read_options, script_word
 from megaptm.check.timing import jobs_needed
 from megaptm.config import Config
+from megaptm.errors import UserError
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.plan import plan
 from megaptm.slurm.script import Job, render
 from megaptm.slurm.submit import check_slurm, home
 from megaptm.train.prepare import prepare, read_config
+from megaptm.train.submitted import submitted_config, write_submission
 
 DEVICES = 8
 """Processes on a node where nobody says otherwise."""
+MOST_JOBS = 500
+"""Of one launch: more than a year of days, and fewer than any Slurm's queue takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,7 @@ class Wanted:
     limit: str = "24:00:00"
     jobs: int | None = None
     more: tuple[str, ...] = ()
+    """Options of sbatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +61,12 @@ class Submission:
         check_slurm(home(), self.script)
         prepare(self.config)
         (self.run / "logs").mkdir(exist_ok=True)
-        (self.run / "job.sh").write_text(self.script, encoding="utf-8")
+        write_submission(self.config, self.script)
 
 
 def submission(wanted: Wanted) -> Submission:
     """The script and how many jobs of it; a `UserError` where the run cannot start so."""
+    wanted = replace(wanted, more=read_options(wanted.more))
     config = read_config(wanted.config, wanted.overrides)
     machine = load_machine(wanted.machine) if wanted.machine else None
     request = _request(wanted, config, machine)
@@ -66,8 +74,9 @@ def submission(wanted: Wanted) -> Submission:
     before_submission(case)
     found = places(case)
     assert found is not None
+    script_word(config.run, "run")
     job = Job(
-        name=Path(config.run).name,
+        name=re.sub(r"[^\w.+-]", "_", Path(config.run).name, flags=re.ASCII),
         nodes=found.nodes,
         tasks=found.per_node,
         gpus=request.gpus_on_node(found.per_node),
@@ -76,13 +85,19 @@ def submission(wanted: Wanted) -> Submission:
         output=f"{config.run}/logs/job-%j.log",
         more=wanted.more,
     )
-    script = render(job, [config.run], title=f"Written by megaptm launch slurm {wanted.config}")
+    script = render(job, [str(submitted_config(config))], title="Written by megaptm launch slurm")
     jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
+    if jobs > MOST_JOBS:
+        raise UserError(
+            f"{jobs:,} jobs, each after the other, are more than the {MOST_JOBS} that are submitted at once: give the "
+            "run more nodes or a faster layout (megaptm plan --search), the jobs more --time, or say how many to "
+            f"submit now (--jobs {MOST_JOBS})."
+        )
     return Submission(config=config, script=script, jobs=jobs)
 
 
 def _jobs(config: Config, machine: Machine, wanted: Wanted) -> int:
-    limit = seconds_of(option(wanted.more, "time", "t") or wanted.limit)
+    limit = seconds_of(option(wanted.more, "time") or wanted.limit)
     return jobs_needed(plan(config, machine), limit, warning_seconds(wanted.more))
 
 

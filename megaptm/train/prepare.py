@@ -21,6 +21,7 @@ from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.storage import write_whole
+from megaptm.train.submitted import refuse_queued
 
 CONFIG = "config.yaml"
 # What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
@@ -76,6 +77,7 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
     check_phase(config)
+    refuse_queued(run)
     try:
         with RunLock(run, attempt=attempt):
             if (run / CONFIG).exists() and trained(run):

@@ -9,6 +9,7 @@ import pytest
 
 from megaptm.slurm.submit import state
 from megaptm.train.crew import free_port
+from megaptm.train.submitted import queued
 from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
 from tests.processes import command_of
 from tests.real.jobs import ENDS, small
@@ -90,6 +91,56 @@ def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm
     assert program.returncode == 0, out + err
     assert "The run is not done and no job is left: submitted job " in out
     assert (len(resumed_at(run)), last_step(run)) == (2, 14)
+
+
+def test_a_job_trains_what_it_was_submitted_with_wherever_its_run_lies(launch, slurm, real_corpus, tmp_path):
+    """Whoever changes the run while it waits is refused; what is changed all the same, the job does not look at."""
+    run = tmp_path / "lr=1e-3, it's #1; $(touch pwned) é"
+    words = small("gpt2", run, real_corpus("byte-bpe"), f'run="{run}"', "train.steps=2")
+    begun = launch(*words, *FEW, "--no-follow", "--sbatch=--hold --comment='two words'")
+    assert begun.returncode == 0, begun.stderr
+    [job] = submitted(begun.stdout.splitlines()[0])
+    config = (run / "config.yaml").read_text()
+    for command in (["launch", "slurm", *words, *FEW], ["train", *words], ["train", str(run)]):
+        again = [sys.executable, "-m", "megaptm", *command, "optimizer.lr=5e-4"]
+        refused = subprocess.run(
+            again, env=slurm.environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(
+            f"error: run {run} is in Slurm's queue as job {job} (PENDING), with the config"
+        )
+        assert f"withdraw it first (scancel {job})" in refused.stderr
+        assert (run / "config.yaml").read_text() == config
+    (run / "config.yaml").write_text(config.replace("lr: 0.001", "lr: 0.0005"))
+    slurm.say("scontrol", "release", job)
+    assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", (run / f"logs/job-{job}.log").read_text()
+    assert "step 2/2  loss" in (run / f"logs/job-{job}.log").read_text()
+    assert (run / "config.yaml").read_text() == config
+    assert last_step(run) == 2
+    assert not (tmp_path / "pwned").exists()
+    assert queued(run) == {}
+
+
+def test_a_chain_that_slurm_breaks_off_leaves_no_job(begin, slurm, real_corpus, tmp_path):
+    slurm.say("scontrol", "create", "PartitionName=closing", "Nodes=node1")
+    try:
+        words = small("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
+        program = begin(*words, *FEW, "--jobs=400", "--sbatch=--hold -pclosing")
+        there = ["squeue", "--noheader", "--partition=closing", "--format=%A"]
+        slurm.wait_for(lambda: len(slurm.say(*there).split()) > 2 or program.poll() is not None)
+        slurm.say("scontrol", "update", "PartitionName=closing", "State=INACTIVE")
+        out, err = program.communicate(timeout=400)
+        assert (program.returncode, out) == (2, "")
+        assert re.match(
+            r"error: Slurm refuses the job \(.*\): .*; it would have been job \d+ of the chain, whose", err
+        ), err
+        assert err.rstrip().endswith(" are canceled.")
+        slurm.wait_for(lambda: not slurm.say(*there))
+    finally:
+        slurm.cancel_all()
+        slurm.wait_for(lambda: not slurm.say("squeue", "--noheader", "--partition=closing"))
+        slurm.say("scontrol", "delete", "PartitionName=closing")
 
 
 def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_corpus, tmp_path):

@@ -64,7 +64,7 @@ REFUSED = {
         r"partition short of Slurm gives a job 2 h at most, not 3 h: lower --time; the run goes on in the next job",
     ),
     "too many GPUs": (
-        ["--sbatch=--gpus-per-node=9"],
+        ["--gpus-per-node=9"],
         r"partition main of Slurm has 0 nodes of 9 GPUs, and 2 are asked for: .* \(no node has more than 8\)",
     ),
     "what only Slurm knows": (
