@@ -13,6 +13,7 @@ from data_pipeline.clean import CLEAN, STEPS, Step
 from data_pipeline.deduplicate import Deduplicate
 from data_pipeline.sources import OnError, Source
 from data_pipeline.typed import typed
+from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_file, read_override
 from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS
@@ -85,7 +86,7 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     """The recipe of one YAML file, or of the text that `source` names, with `key=value` settings over it."""
     named = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
     where = source[0] if named else "the corpus"
-    content: dict[str, Any] = read_file(Path(source[0])).values if named else {"sources": list(source)}
+    content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
     for setting in settings:
         content = _over(content, read_override(setting).values)
     ready = {name: read(content[name], where) for name, read in LISTS.items() if name in content}

@@ -16,6 +16,7 @@ from megaptm.config.check import broken
 from megaptm.config.complain import sentences
 from megaptm.config.offered import choose, misfit, spread
 from megaptm.config.schema import Config, resolved
+from megaptm.config.shipped import find_config
 from megaptm.config.yamls import Dumper, Layer, read_file, read_override
 from megaptm.errors import UserError
 
@@ -35,7 +36,7 @@ class Draft:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config at `path` with `a.b=value` overrides applied, checked, and with the model's numbers written out."""
+    """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told."""
     found = draft(path, overrides)
     if found.config is None or found.mistakes:
         raise UserError(found.mistakes[0])
@@ -44,7 +45,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     """The same, with all mistakes instead of the first; a file that is no YAML at all is a `UserError`."""
-    levels = [*([layer] for layer in _extended(Path(path), ())), [read_override(text) for text in overrides]]
+    levels = [
+        *([layer] for layer in _extended(find_config(Path(path)), ())),
+        [read_override(text) for text in overrides],
+    ]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in chain.from_iterable(levels):
@@ -71,7 +75,7 @@ def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
 def offered(path: str | Path) -> list[int]:
     """Numbers of devices that the file at `path` has a layout for."""
     values: dict[str, Any] = {}
-    for layer in _extended(Path(path), ()):
+    for layer in _extended(find_config(Path(path)), ()):
         values = _merged(values, layer.values)
     return sorted(values.get("layouts", {}))
 

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from megaptm.config.complain import shown, wanted
 from megaptm.config.schema import Count, Section
+from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
 from megaptm.errors import UserError
 
@@ -18,7 +19,7 @@ Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 Duration = Annotated[float, Field(ge=0.0, le=1e9)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
-FOLDER = Path(__file__).parents[2] / "configs" / "machines"
+FOLDER = CONFIGS / "machines"
 
 
 class Efficiency(Section):

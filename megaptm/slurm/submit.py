@@ -12,8 +12,10 @@ from pathlib import Path
 
 import megaptm
 from megaptm.check.slurm import ask
+from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError
 
+COMMON = "slurm/common.sh"
 POLL_SECONDS = 1.0
 COULD_NOT_START = "launch failed requeued held"
 """Why Slurm holds a job that a node did not get going: nothing of it has run."""
@@ -27,14 +29,15 @@ def check_slurm(home: Path, script: str) -> None:
         raise UserError(
             "sbatch is not on this machine: log in where jobs are submitted, or see the script by --dry-run."
         )
-    if not (home / "slurm/common.sh").is_file():
-        raise UserError(f"{home} has no slurm/common.sh: set MEGAPTM_HOME to the checkout of megaptm.")
+    if not (home / COMMON).is_file():
+        raise UserError(f"{home} has no {COMMON}: set MEGAPTM_HOME to the checkout of megaptm.")
     ask("sbatch", "--test-only", script=script)
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The checkout, which all nodes must see."""
-    return Path(environ.get("MEGAPTM_HOME") or Path(megaptm.__file__).parents[1])
+    """The checkout, or what an installed megaptm has of it, which all nodes must see."""
+    checkout = Path(megaptm.__file__).parents[1]
+    return Path(environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
 
 
 def submit(script: Path, *, jobs: int, chain: str) -> list[str]:

@@ -1,0 +1,87 @@
+"""megaptm as a wheel, installed away from its repository: it knows its configs, machines and scripts by name."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
+TREE = ("megaptm", "data_pipeline", "configs", "slurm", "pyproject.toml", "README.md")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Runs `megaptm WORDS` of the installed wheel, in a folder that is empty."""
+    place = tmp_path_factory.mktemp("wheel")
+    source, target, empty = place / "source", place / "target", place / "empty"
+    empty.mkdir()
+    source.mkdir()
+    for name in TREE:  # building leaves files where it is done
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source)
+    alone = ("--no-index", "--no-deps")
+    subprocess.run([*PIP, "wheel", *alone, "--no-build-isolation", f"--wheel-dir={place}", str(source)], check=True)
+    [wheel] = place.glob("megaptm-*.whl")
+    subprocess.run([*PIP, "install", *alone, f"--target={target}", str(wheel)], check=True)
+
+    def run(*words, module="megaptm", **environment):
+        environment = {**os.environ, "PYTHONPATH": str(target), **environment}
+        command = [sys.executable, "-m", module, *words]
+        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=240)
+
+    run.target = target
+    return run
+
+
+def test_a_wheel_has_all_that_is_shipped_and_nothing_twice(installed):
+    for name, pattern in (("configs", "*.yaml"), ("slurm", "*.sh")):
+        theirs = {str(path.relative_to(ROOT / name)) for path in (ROOT / name).rglob(pattern)}
+        found = installed.target / "megaptm/shipped" / name
+        assert {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()} == theirs
+    assert {path.name for path in installed.target.iterdir()} - {"bin"} == {
+        *("megaptm", "data_pipeline", f"megaptm-{version()}.dist-info"),
+    }
+
+
+def version():
+    return re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize("config", ["gpt3/175b", "configs/gpt3/175b.yaml", "gpt3/175b.yaml"])
+def test_a_config_is_planned_by_its_name(installed, config):
+    done = installed("plan", config, "--machine", "h100-80g")
+    assert done.returncode == 0, done.stderr
+    assert "174,604,259,328 parameters" in done.stdout
+
+
+def test_a_job_is_written_and_its_script_found(installed, real_corpus, tmp_path):
+    words = [f"run={tmp_path / 'run'}", f"data.mix={{{real_corpus('byte-bpe')}: 1}}", "model.vocabulary=512"]
+    shown = installed("launch", "slurm", "tiny/gpt2", *words, "--dry-run", PATH="/nonexistent")
+    assert shown.returncode == 0, shown.stderr
+    assert 'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"' in shown.stdout
+    asked = "import megaptm.slurm.submit as submit; print(submit.home())"
+    home = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={**os.environ, "PYTHONPATH": str(installed.target)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert home.stdout.strip() == str(installed.target / "megaptm/shipped")
+    assert (installed.target / "megaptm/shipped/slurm/common.sh").is_file()
+
+
+@pytest.mark.parametrize("command", [["plan"], ["train"], ["check"], ["launch", "slurm"]], ids=" ".join)
+def test_a_name_that_is_nearly_right_is_told(installed, command):
+    done = installed(*command, "gpt3/175B")
+    assert done.returncode == 2
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "gpt3/175B: no such config file, and none of that name; did you mean gpt3/175b or" in said
