@@ -39,5 +39,13 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
     from megaptm.train.snapshot import open_snapshot
 
     snapshot = open_snapshot(run, step=step)
-    to_hugging_face(snapshot.spec, snapshot.weights(), snapshot.tokenizer, folder, dtype=getattr(torch, dtype))
+    to_hugging_face(
+        snapshot.spec,
+        snapshot.weights(),
+        snapshot.tokenizer,
+        folder,
+        dtype=getattr(torch, dtype),
+        objective=snapshot.config.objective,
+        sequence=snapshot.config.data.sequence,
+    )
     click.echo(f"step {snapshot.step} of {run} is in {folder}")

@@ -23,8 +23,9 @@ def imports() -> None:
 def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     """Make the run folder RUN, whose step 0 is the model in SOURCE: a folder, or a name on the hub.
 
-    GPT-2, BERT and T5 models, with their pre-training heads. Any key of the config can be set, until the first
-    checkpoint also by `megaptm train`.
+    GPT-2, BERT and T5 models, saved as safetensors. A head that a model came without, as BertForMaskedLM does without
+    the sentence head, begins afresh. Any key of the config can be set, until the first checkpoint also by
+    `megaptm train`. No code of the model's own is run.
 
     \b
       megaptm import hf exported/tiny-gpt2 runs/again data.mix='{corpora/books: 1}'
@@ -40,6 +41,9 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     from megaptm.plan.count import count
     from megaptm.train.imported import import_run
 
-    config = import_run(source, run, overrides)
+    done = import_run(source, run, overrides)
+    config = done.config
+    if done.fresh:
+        click.echo(f"{source} came without {', '.join(done.fresh)}: begun afresh, from train.seed={config.train.seed}")
     size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
     click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")

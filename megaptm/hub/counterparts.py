@@ -11,6 +11,8 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.tables import BERT_ROWS, GPT2_ROWS, T5_ROWS, Row
 from megaptm.spec import Block, Family, ModelSpec, Size, change
 
+# Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
+MOST = 1 << 20
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = ("name", "paper", "vocabulary", "tokenizer", "context", "init", "dropout", "objectives", "sizes")
 
@@ -27,8 +29,10 @@ class Counterpart:
     fixed: dict[str, Any]
     """Fields to which the architecture leaves one value."""
     rows: tuple[Row, ...]
-    tied: tuple[str, ...] = ()
-    """Their parameters that are other names of parameters in `rows`."""
+    tied: dict[str, str] = field(default_factory=dict)
+    """Their parameters that are other names of parameters in `rows`: the other name -> the one in `rows`."""
+    prefix: str = ""
+    """What the names of the bare model, saved without its heads (`BertModel`), begin with inside `model`."""
     special: dict[str, int | None] = field(default_factory=dict)
     """Special ids where no tokenizer says otherwise."""
 
@@ -57,7 +61,8 @@ COUNTERPARTS = (
             "tie_word_embeddings": True,
         },
         rows=GPT2_ROWS,
-        tied=("lm_head.weight",),
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        prefix="transformer.",
         special={"bos_token_id": 50256, "eos_token_id": 50256},
     ),
     Counterpart(
@@ -82,7 +87,11 @@ COUNTERPARTS = (
             "tie_word_embeddings": True,
         },
         rows=BERT_ROWS,
-        tied=("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+        tied={
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
+        prefix="bert.",
         special={"pad_token_id": 0},
     ),
     Counterpart(
@@ -106,7 +115,9 @@ COUNTERPARTS = (
             "scale_decoder_outputs": True,
         },
         rows=T5_ROWS,
-        tied=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+        tied=dict.fromkeys(
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
+        ),
         special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
     ),
 )
@@ -129,7 +140,7 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     raise UserError(f"{spec.name} has no counterpart at Hugging Face; the blocks of {known} have.")
 
 
-def counterpart_named(model_type: str) -> Counterpart:
+def counterpart_named(model_type: object) -> Counterpart:
     """By their config's `model_type`, which is our family's name."""
     for counterpart in COUNTERPARTS:
         if counterpart.family == model_type:
@@ -154,6 +165,26 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     return {**{theirs: ours[name] for theirs, name in counterpart.numbers.items()}, **counterpart.fixed}
 
 
+def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
+    """The value of one of `numbers`; an error where no model can have it."""
+    if value is None and theirs == "n_inner":
+        return value
+    match counterpart.numbers[theirs]:
+        case "dropout":
+            wanted, good = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
+        case "norm_eps":
+            wanted, good = "a small positive number", _is_number(value) and 0 < value < 1
+        case _:
+            wanted, good = f"a whole number from 1 to {MOST:,}", type(value) is int and 1 <= value <= MOST
+    if not good:
+        raise UserError(f"{counterpart.model} config: {theirs} is {str(value)[:40]!r}; it must be {wanted}.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
     """The model that their config describes; an error that names the field we could not honour."""
     for name, value in counterpart.fixed.items():
@@ -163,7 +194,7 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
             )
     ours: dict[str, Any] = {}
     for theirs, name in counterpart.numbers.items():
-        value = config[theirs]
+        value = checked_number(counterpart, theirs, config[theirs])
         if theirs == "n_inner" and value is None:
             value = 4 * config["n_embd"]
         if ours.setdefault(name, value) != value:
@@ -171,6 +202,10 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
                 f"{counterpart.model} config: {theirs} ({value}) differs from its siblings ({ours[name]}), "
                 f"for which {counterpart.family} has one number, {name}; make them equal."
             )
+    if "head_width" not in ours and ours["width"] % ours["heads"]:
+        raise UserError(
+            f"{counterpart.model} config: {ours['heads']} heads do not divide a width of {ours['width']}; restore it."
+        )
     family = CATALOGUE[counterpart.family]
     eps = ours["norm_eps"]
     stacks = {stack: change(getattr(family, stack), norm_eps=eps) for stack in family.stacks}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,47 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import Counterpart, config_values, counterpart_named, counterpart_of, spec_of
+from megaptm.hub.counterparts import (
+    Counterpart,
+    checked_number,
+    config_values,
+    counterpart_named,
+    counterpart_of,
+    spec_of,
+)
+from megaptm.hub.folder import CONFIG, check_folder, read_json, read_weights
 from megaptm.hub.tables import export_weights, import_weights
+from megaptm.hub.tokenizer import exported_tokenizer
+from megaptm.models import build_model
 from megaptm.spec import ModelSpec
 from megaptm.storage import Appearing
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-# `transformers` keeps these with the weights of old checkpoints; they hold no knowledge.
-BUFFERS = (".attn.bias", ".attn.masked_bias", "embeddings.position_ids", "embeddings.token_type_ids")
+# `transformers` keeps these with the weights of old checkpoints; they hold no knowledge. The last is a table of T5's
+# that the released code never reads.
+BUFFERS = (
+    *(".attn.bias", ".attn.masked_bias", "embeddings.position_ids", "embeddings.token_type_ids"),
+    "EncDecAttention.relative_attention_bias.weight",
+)
+# BERT as it was first released names what its norms multiply by and add so.
+OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """What a model of Hugging Face's format is here."""
+
+    spec: ModelSpec
+    weights: dict[str, Tensor]
+    """Whole parameters by their global names, float32."""
+    absent: dict[str, tuple[int, ...]]
+    """Shapes of the heads' parameters that the model came without."""
 
 
 def to_hugging_face(
@@ -31,10 +62,13 @@ def to_hugging_face(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
+    objective: str | None = None,
+    sequence: int | None = None,
 ) -> None:
     """Writes config, generation config, weights and tokenizer to a new folder.
 
-    `weights` are whole parameters by their global names. The folder appears when it is complete, or not at all.
+    `weights` are whole parameters by their global names. `objective` and `sequence` are those of the training; absent,
+    the family's first, and the model's context. The folder appears when it is complete, or not at all.
     """
     from huggingface_hub import save_torch_state_dict
     from transformers import GenerationConfig
@@ -44,73 +78,140 @@ def to_hugging_face(
         raise UserError(f"{folder} is already there and not empty; export to a new folder.")
     counterpart = counterpart_of(spec)
     theirs = export_weights(counterpart.rows, spec, weights)
-    special = _special_ids(counterpart, spec, tokenizer_folder)
+    tokenizer = None
+    if tokenizer_folder is not None:
+        tokenizer = load_tokenizer(tokenizer_folder)
+        if tokenizer.vocabulary > spec.vocabulary:
+            raise UserError(
+                f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, the model {spec.vocabulary}; "
+                "give the tokenizer that the model was trained with."
+            )
+        trained_on = objective or spec.family.objectives[0]
+        tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=sequence or spec.context)
+    special = _special_ids(counterpart, spec, tokenizer)
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
     folder.parent.mkdir(parents=True, exist_ok=True)
     with Appearing(folder) as unfinished:
         unfinished.mkdir()
-        if tokenizer_folder is not None:
-            shutil.copytree(tokenizer_folder, unfinished, dirs_exist_ok=True)
+        if tokenizer is not None:
+            tokenizer.save(unfinished)
         config.save_pretrained(unfinished)
-        GenerationConfig(**special).save_pretrained(unfinished)
+        GenerationConfig(**special, **_room(spec)).save_pretrained(unfinished)
         save_torch_state_dict({name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}, unfinished)
 
 
-def from_hugging_face(source: str | Path | PreTrainedModel) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """The spec and the whole parameters, float32, of a model in memory, in a folder, or on the hub."""
-    import transformers
+def from_hugging_face(source: Path | PreTrainedModel) -> ImportedModel:
+    """What a model in a folder, or in memory, is here.
 
-    model = _load(source) if isinstance(source, str | Path) else source
-    assert isinstance(model, transformers.PreTrainedModel)
-    counterpart = counterpart_named(model.config.model_type)
-    spec = spec_of(counterpart, {**vars(model.config), **model.config.to_dict()})
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(BUFFERS)}
-    weights = import_weights(counterpart.rows, spec, state)
-    converted = set(export_weights(counterpart.rows, spec, weights)) | set(counterpart.tied)
-    if unknown := sorted(set(state) - converted):
-        raise UserError(f"The {counterpart.model} has parameters that {spec.name} has not: {', '.join(unknown[:5])}.")
-    return spec, weights
+    The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is taken too: `absent` says what it lacks.
+    """
+    if isinstance(source, Path):
+        check_folder(source)
+        config, where = read_json(source / CONFIG), str(source)
+        counterpart = counterpart_named(config.get("model_type"))
+        spec, state = spec_of(counterpart, _with_defaults(counterpart, config)), read_weights(source)
+    else:
+        config, where = {**vars(source.config), **source.config.to_dict()}, type(source).__name__
+        counterpart = counterpart_named(config["model_type"])
+        spec, state = spec_of(counterpart, config), source.state_dict()
+    return _imported(counterpart, spec, state, where)
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
     """Their config of our model."""
-    import transformers
-
     counterpart = counterpart_of(spec)
-    config_class: Any = getattr(transformers, counterpart.model).config_class
-    return config_class(**config_values(counterpart, spec), architectures=[counterpart.model], **special)
+    return _config_class(counterpart)(**config_values(counterpart, spec), architectures=[counterpart.model], **special)
 
 
-def _load(source: str | Path) -> PreTrainedModel:
+def _config_class(counterpart: Counterpart) -> Any:
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source)
-    # By type, not by the architecture that the config names: bert-base-uncased names one without its sentence head.
-    named = counterpart_named(config.model_type).model
-    model_class = getattr(transformers, named)
-    model, info = model_class.from_pretrained(source, output_loading_info=True, dtype=torch.float32)
-    if missing := sorted(info["missing_keys"]):
-        # transformers would have made these up at random, with a warning.
-        raise UserError(f"{source} lacks weights of {named}: {', '.join(missing[:5])}; give a complete checkpoint.")
-    return model
+    return getattr(transformers, counterpart.model).config_class
 
 
-def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer_folder: Path | None) -> dict[str, int | None]:
+def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field that decides what the model computes: as config.json has it, else as `transformers` would."""
+    config_class = _config_class(counterpart)
+    # A config may use the names that all models share, such as num_hidden_layers.
+    config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
+    numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
+    complete = config_class(**numbers)
+    fixed = {name: config[name] for name in counterpart.fixed if name in config}
+    return {**vars(complete), **complete.to_dict(), **fixed}
+
+
+def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
+    # A config may say any number of layers; as many are only built where each can have a tensor.
+    if spec.size.layers > len(state):
+        raise UserError(f"{where}: its {CONFIG} says {spec.size.layers:,} layers, for {len(state):,} tensors.")
+    with torch.device("meta"):
+        whole = dict(build_model(spec).named_parameters())
+    shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
+    theirs = _canonical(counterpart, state, shapes, where)
+    for name, tensor in theirs.items():
+        if tensor.dtype not in FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"{where}: {name} is {kind}; a quantized model cannot be trained, give the one it was.")
+        if tensor.shape != shapes[name]:
+            raise UserError(
+                f"{where}: {name} is {list(tensor.shape)}, but by its {CONFIG} it is {list(shapes[name])}; give the "
+                "config and the weights of one model."
+            )
+    weights, missing = import_weights(counterpart.rows, spec, theirs)
+    if missing:
+        raise UserError(f"{where} lacks weights of {counterpart.model}: {_some(missing)}; give a complete checkpoint.")
+    absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
+    return ImportedModel(spec, weights, absent)
+
+
+def _canonical(
+    counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
+) -> dict[str, Tensor]:
+    """Their parameters under the names that the complete model has today, each once."""
+    found: dict[str, Tensor] = {}
+    unknown = []
+    for written, tensor in state.items():
+        if written.endswith(BUFFERS):
+            continue
+        today = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], written)
+        names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
+        name = next((name for name in names if name in known), None)
+        if name is None:
+            unknown.append(written)
+            continue
+        if name in found and not torch.equal(found[name], tensor):
+            raise UserError(f"{where}: {written} differs from {name}, with which it is one in a {counterpart.model}.")
+        found[name] = tensor
+    if unknown:
+        raise UserError(
+            f"{where} has parameters that a {counterpart.model} has not: {_some(unknown)}; give the model without "
+            "what was put on top of it (`model.base_model.save_pretrained`)."
+        )
+    return {name: found[name] for name in known if name in found}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _room(spec: ModelSpec) -> dict[str, int]:
+    """Where a decoder's learned places end: `pipeline` would write 256 tokens on, and fall off a shorter one."""
+    return {"max_length": spec.context} if spec.family.stacks == ("decoder",) else {}
+
+
+def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """What the tokenizer says, or the published ids where they are inside the vocabulary."""
-    if tokenizer_folder is None:
+    if tokenizer is None:
         return {
             name: value if value is not None and value < spec.vocabulary else None
             for name, value in ({name: counterpart.special.get(name) for name in SPECIAL}).items()
         }
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    if len(tokenizer) > spec.vocabulary:
-        raise UserError(
-            f"{tokenizer_folder} has {len(tokenizer)} tokens, the model {spec.vocabulary}; "
-            "give the tokenizer that the model was trained with."
-        )
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    special = tokenizer.special
     starts_with_pad = "decoder_start_token_id" in counterpart.special
-    return {**ids, "decoder_start_token_id": ids["pad_token_id"] if starts_with_pad else None}
+    return {
+        "bos_token_id": special.begin,
+        "eos_token_id": special.end,
+        "pad_token_id": special.pad,
+        "decoder_start_token_id": special.pad if starts_with_pad else None,
+    }

@@ -13,6 +13,9 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
+HEADS = "head."
+"""What the names of the heads' parameters begin with."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -154,14 +157,27 @@ def export_weights(rows: tuple[Row, ...], spec: ModelSpec, weights: Mapping[str,
     return theirs
 
 
-def import_weights(rows: tuple[Row, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face's parameters under our names, float32, with padded rows of zeros."""
-    ours = {}
+def import_weights(
+    rows: tuple[Row, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Hugging Face's parameters under our names, float32, with padded rows of zeros; and the names that are missing.
+
+    A head that is absent as a whole is not missing: models are saved without theirs.
+    """
+    ours, missing = {}, []
+    present = {_part(row.ours) for row in rows if set(row.theirs) & set(theirs)}
     for row in _each_layer(rows, spec):
-        if missing := [name for name in row.theirs if name not in theirs]:
-            raise UserError(f"The Hugging Face model lacks {missing[0]}; give a model with its pre-training heads.")
-        ours[row.ours] = row.form.take([theirs[name].float() for name in row.theirs], spec).contiguous()
-    return ours
+        lacking = [name for name in row.theirs if name not in theirs]
+        if not lacking:
+            ours[row.ours] = row.form.take([theirs[name].float() for name in row.theirs], spec).contiguous()
+        elif not row.ours.startswith(HEADS) or _part(row.ours) in present:
+            missing += lacking
+    return ours, missing
+
+
+def _part(ours: str) -> str:
+    """What a parameter is the weight or the bias of."""
+    return ours.rpartition(".")[0]
 
 
 def _each_layer(rows: tuple[Row, ...], spec: ModelSpec) -> Iterator[Row]:

@@ -57,6 +57,7 @@ class MaskedLM(Objective):
     name = "masked-lm"
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
+    template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
@@ -108,6 +109,7 @@ class MaskedLMNextSentence(Objective):
     losses: ClassVar = {"mlm": 1.0, "next-sentence": 1.0}
     unit = "pair"
     needs = MaskedLM.needs
+    template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 3

@@ -70,6 +70,8 @@ class Objective(ABC):
     """Whether `make` draws at all; a generator that nobody asks takes a sixth of a causal row's time."""
     needs: tuple[str, ...] = ()
     """Fields of `SpecialTokens` that must not be absent."""
+    template: ClassVar[tuple[str, str]] = ("A", "A B")
+    """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     annotations: ClassVar[tuple[str, ...]] = ()
     """What parts come with: `words`. The corpus must have it."""
 

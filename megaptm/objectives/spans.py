@@ -43,6 +43,7 @@ class SpanCorruption(Objective):
     name = "span-corruption"
     losses: ClassVar = {"lm": 1.0}
     needs = ("pad", "end")
+    template: ClassVar = ("A end", "A end B end")
 
     def raw_length(self, sequence: int) -> int:
         return raw_length(sequence)

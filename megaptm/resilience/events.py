@@ -47,6 +47,8 @@ class ImportEvent(Event, kind="import"):
 
     source: str
     parameters: int
+    fresh: Sequence[str] = ()
+    """Heads that the model came without."""
 
 
 @dataclass(frozen=True, kw_only=True)

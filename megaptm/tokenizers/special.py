@@ -35,8 +35,7 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int]) -> SpecialTokens:
     """The roles that `config` (tokenizer_config.json) gives to the tokens of `ids`; `content` is tokenizer.json."""
-    names = _named(config) or _usual(ids)
-    roles = {role: ids[name] for role, name in names.items() if name in ids}
+    roles = {role: ids[name] for role, name in role_names(config, ids).items()}
     sentinels = sorted((int(match[1]), ids[name]) for name in ids if (match := SENTINEL.fullmatch(name)))
     marked = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
     return SpecialTokens(
@@ -45,6 +44,11 @@ def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: M
         specials=frozenset(marked | set(roles.values()) | {id_ for _, id_ in sentinels}),
         **{role: id_ for role, id_ in roles.items() if role != "unknown"},
     )
+
+
+def role_names(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, str]:
+    """Role -> the token that has it, of those that have an id."""
+    return {role: name for role, name in (_named(config) or _usual(ids)).items() if name in ids}
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:

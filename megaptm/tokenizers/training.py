@@ -58,7 +58,7 @@ def _train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     A text begins with a space that is not there, so that a word is the same token at the beginning and within.
     """
     from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     # Lines, as SentencePiece does: the end of a line is a byte, never part of a word.
     lines = list(_lines(texts, lambda line: line))
@@ -79,9 +79,7 @@ def _train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     library.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    library.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BPE_SPECIALS.index("<s>"))]
-    )
+    # No `<s>` around a text, as Llama's would put there: no objective here shows a model one.
     library.add_special_tokens(list(BPE_SPECIALS))
     return _finish(library, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
@@ -136,15 +134,15 @@ def _train_wordpiece(texts: Iterable[str], vocabulary: int, lowercase: bool) -> 
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
     library.add_special_tokens(list(WORDPIECE_SPECIALS))
-    roles = {name: library.token_to_id(name) for name in WORDPIECE_SPECIALS}
     library.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", roles["[CLS]"]), ("[SEP]", roles["[SEP]"])],
+        special_tokens=[(name, library.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
     )
-    return _finish(
-        library, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
-    )
+    roles = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    # Else transformers would drop the segments.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return _finish(library, **{f"{role}_token": token for role, token in roles.items()}, model_input_names=inputs)
 
 
 def _train_unigram(texts: Iterable[str], vocabulary: int, sentinels: int) -> Tokenizer:
@@ -232,7 +230,7 @@ def _require(vocabulary: int, least: int, what: str) -> None:
         raise UserError(f"vocabulary ({vocabulary}) has no room for {what}: ask for more than {least}.")
 
 
-def _finish(library: Any, **config: str) -> Tokenizer:
+def _finish(library: Any, **config: Any) -> Tokenizer:
     # transformers' general class reads tokenizer.json as it stands; the classes of one family rebuild parts of it.
     return Tokenizer(
         json.loads(library.to_str()),

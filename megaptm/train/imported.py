@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,16 @@ from megaptm.checkpoint.tensors import Piece
 from megaptm.config import Config, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.hub.huggingface import from_hugging_face
+from megaptm.hub.download import model_folder
+from megaptm.hub.huggingface import ImportedModel, from_hugging_face
+from megaptm.hub.tokenizer import read_tokenizer
+from megaptm.models import initial_value
 from megaptm.plan.count import count
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Appearing
 from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
 from megaptm.train.identity import identity
 from megaptm.train.prepare import CONFIG, settle
 
@@ -36,26 +37,45 @@ RECIPE: dict[str, Any] = {
 LONGEST_ROW = 512
 
 
-def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Config:
+@dataclass(frozen=True)
+class Import:
+    """What came of it."""
+
+    config: Config
+    fresh: tuple[str, ...]
+    """Heads that the model came without, which begin as a new model's do."""
+
+
+def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Import:
     """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all."""
     run = Path(run)
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} is already there and not empty; import to a new folder.")
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
         raise UserError(f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set.")
-    spec, weights = from_hugging_face(source)
-    tokenizer = _tokenizer(source)
-    if tokenizer.vocabulary > spec.vocabulary:
-        raise UserError(f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {spec.vocabulary:,}.")
+    folder = model_folder(source)
+    model = from_hugging_face(folder)
+    tokenizer = read_tokenizer(folder)
+    if tokenizer.vocabulary > model.spec.vocabulary:
+        raise UserError(
+            f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {model.spec.vocabulary:,}."
+        )
     run.parent.mkdir(parents=True, exist_ok=True)
     with Appearing(run) as unfinished:
         unfinished.mkdir()
-        config = _write_config(spec, source, unfinished, run, overrides)
+        config = _write_config(model.spec, source, unfinished, run, overrides)
         tokenizer.save(unfinished / "tokenizer")
-        _save(config, weights, unfinished, tokenizer)
+        _save(config, _complete(model, seed=config.train.seed), unfinished, tokenizer)
+        fresh = tuple(dict.fromkeys(name.rpartition(".")[0] for name in model.absent))
         with Events(unfinished) as events:
-            events.write(ImportEvent(source=source, parameters=count(spec)))
-    return config
+            events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=fresh))
+    return Import(config, fresh)
+
+
+def _complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
+    """All parameters; those that are absent begin as in a new run of this seed."""
+    spec = model.spec
+    return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
 
 
 def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
@@ -89,17 +109,6 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
         )
         store.write(0, 0, whole)
         store.commit(0, {**identity(resolve_model(config), tokenizer.fingerprint), **begin}, ranks=1)
-
-
-def _tokenizer(source: str) -> Tokenizer:
-    """As it lies in a folder, to the byte, so that corpora built with it still fit; else as `transformers` has it."""
-    if (Path(source) / "tokenizer.json").is_file():
-        return load_tokenizer(source)
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-        return load_tokenizer(folder)
 
 
 def _size_name(spec: ModelSpec) -> str:

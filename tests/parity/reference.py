@@ -61,4 +61,5 @@ def random_reference(spec: ModelSpec) -> PreTrainedModel:
 
 def through_a_saved_folder(theirs: PreTrainedModel, folder: Path) -> Model:
     theirs.save_pretrained(folder)
-    return model_of(*from_hugging_face(folder))
+    found = from_hugging_face(folder)
+    return model_of(found.spec, found.weights)

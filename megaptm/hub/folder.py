@@ -1,0 +1,98 @@
+"""A model folder in Hugging Face's format, read as data: JSON and safetensors, no code and no pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.storage import FileName, Record, parse_json, validated
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Where a folder brings classes of its own, `transformers` would run them if it were allowed to.
+OWN_CODE = ("auto_map", "custom_pipelines")
+FILES_OF_JSON = (CONFIG, "tokenizer_config.json")
+REMEDY = "restore it from where the model came from"
+LFS_POINTER = b"version https://git-lfs"
+
+CONVERT = (
+    'if you trust who made it, convert it with `python -c "import glob, torch, huggingface_hub as hub; '
+    "hub.save_torch_state_dict({{name: value for file in glob.glob('{0}/pytorch_model*.bin') for name, value in "
+    "torch.load(file, map_location='cpu', weights_only=True).items()}}, '{0}')\"`."
+)
+
+
+class Index(Record):
+    """Which of a folder's files has which tensor."""
+
+    weight_map: dict[str, FileName]
+
+
+def check_folder(folder: Path) -> None:
+    """An error where this is no folder of a model, or one that we do not read: with code of its own, or pickled."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {what}: give a folder with {CONFIG}, {WEIGHTS} and a tokenizer.")
+    if not (folder / CONFIG).is_file():
+        what = "has no " + CONFIG if any(folder.iterdir()) else "is empty"
+        raise UserError(f"{folder} {what}: give a folder that `save_pretrained` of transformers wrote.")
+    for name in FILES_OF_JSON:
+        content = read_json(folder / name) if (folder / name).is_file() else {}
+        if own := next((key for key in OWN_CODE if content.get(key)), None):
+            raise UserError(
+                f"{folder / name}: {own} names code that comes with the model, which is never run here; give a model "
+                "of transformers' own classes."
+            )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    content = parse_json(file.read_bytes(), file, remedy=REMEDY)
+    return validated(dict[str, Any], content, file, remedy=REMEDY)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors by the names they have in the files; mapped, so that bytes are read when they are used."""
+    weights: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        for name, tensor in _tensors(file):
+            if name in weights:
+                raise UserError(f"{file}: {name} is in another file of this folder too; save the model again.")
+            weights[name] = tensor
+    return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
+        index = validated(Index, read_json(folder / INDEX), folder / INDEX, remedy=REMEDY)
+        names = sorted(set(index.weight_map.values()))
+        if missing := next((name for name in names if not (folder / name).is_file()), None):
+            raise UserError(f"{folder / INDEX} names {missing}, which is not there: complete the folder.")
+        return [folder / name for name in names]
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if any(folder.glob("pytorch_model*.bin")):
+        raise UserError(
+            f"{folder} has its weights as a pickle, which can run code when it is read, and no {WEIGHTS}; "
+            + CONVERT.format(folder)
+        )
+    raise UserError(f"{folder} has no {WEIGHTS}: give a model saved as safetensors, as `save_pretrained` does.")
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    with file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise UserError(f"{file} only points to the weights: fetch them with `git lfs pull`.")
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (not a mapping)
+                yield name, tensors.get_tensor(name)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{file} is damaged or cut off ({error}): fetch it again.") from None

@@ -1,0 +1,110 @@
+"""A tokenizer from a folder of Hugging Face's format, and into one: there it treats texts as training did."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from megaptm.errors import UserError
+from megaptm.objectives import OBJECTIVES, Objective, SpecialTokens
+from megaptm.spec import ModelSpec
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers.special import CONFIG_KEYS, role_names
+
+SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model")
+OWN_LENGTH = "model_max_length"
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """As it lies in a folder, to the byte, so that corpora built with it still fit; else as `transformers` has it."""
+    if (folder / "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    if not any((folder / name).is_file() for name in SLOW_FILES):
+        raise UserError(f"{folder} has no tokenizer.json: put the model's tokenizer beside it.")
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as converted:
+        try:
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
+        # Every family's class raises kinds of its own.
+        except Exception as error:
+            why = " ".join(str(error).split())[:200]
+            raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
+        return load_tokenizer(converted)
+
+
+def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: str, sequence: int) -> Tokenizer:
+    """The same ids, with all that `AutoTokenizer` must know to give a model what it was trained on.
+
+    Special tokens stand where the objective puts them. Texts are cut at `sequence`, the longest row of the training, or
+    where the tokenizer came with a length of its own, there. A batch is filled with the end of text where there is no
+    token for that: the attention mask hides it.
+    """
+    names = role_names(tokenizer.config, tokenizer.library.get_vocab(with_added_tokens=True))
+    if "pad" not in names and "end" in names:
+        names["pad"] = names["end"]
+    inputs = ["input_ids", "attention_mask"]
+    if "segment" in spec.family.inputs:
+        inputs.insert(1, "token_type_ids")
+    config = {
+        # The general class reads tokenizer.json as it stands; the classes of one family rebuild parts of it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": inputs,
+        OWN_LENGTH: _longest(tokenizer, spec, sequence),
+        # Filled behind, since places count from the first token; `pipeline` turns it round where a model writes on.
+        "padding_side": "right",
+        "truncation_side": "right",
+        **{CONFIG_KEYS[role]: name for role, name in names.items()},
+    }
+    content = _laid_out(tokenizer, OBJECTIVES[objective], segments="token_type_ids" in inputs)
+    return Tokenizer(content, config)
+
+
+def _longest(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
+    own = tokenizer.config.get(OWN_LENGTH)
+    # transformers writes 1e30 where nobody said how long.
+    longest = max(own, sequence) if type(own) is int and own < 1 << 24 else sequence
+    return min(longest, spec.context) if "position" in spec.family.inputs else longest
+
+
+def _laid_out(tokenizer: Tokenizer, objective: Objective, *, segments: bool) -> dict[str, Any]:
+    """tokenizer.json with the objective's special tokens around a text, and two; as it is where it has them."""
+    content = tokenizer.content
+    wanted = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
+    return content if _samples(content, segments) == _samples(wanted, segments) else wanted
+
+
+def _samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], list[int]]]:
+    """Ids of a text, and of two, with their segments where the model has such."""
+    from tokenizers import Tokenizer as Library
+
+    library = Library.from_str(json.dumps(content))
+    return [
+        (encoded.ids, encoded.type_ids if segments else [])
+        for encoded in (library.encode("a b"), library.encode("a b", "c"))
+    ]
+
+
+def _template(objective: Objective, special: SpecialTokens, library: Any) -> dict[str, Any]:
+    """`TemplateProcessing` of the tokenizers library, as its JSON is."""
+    ids: dict[str, int] = {}
+
+    def pieces(words: str) -> list[dict[str, Any]]:
+        laid = []
+        for word in words.split():
+            name, _, segment = word.partition(":")
+            if name in ("A", "B"):
+                laid.append({"Sequence": {"id": name, "type_id": int(segment or 0)}})
+                continue
+            token = library.id_to_token(getattr(special, name))
+            ids[token] = getattr(special, name)
+            laid.append({"SpecialToken": {"id": token, "type_id": int(segment or 0)}})
+        return laid
+
+    single, pair = (pieces(words) for words in objective.template)
+    tokens = {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in ids.items()}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
