@@ -9,10 +9,13 @@ READY := .venv/.ready
 BESIDE := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format-check lint types tests drills fmt bench clean
+.PHONY: help setup demo test format-check lint types tests drills fmt bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup: $(READY)  ## the environment, in .venv
+	@echo 'megaptm is .venv/bin/megaptm; `source .venv/bin/activate` puts it on the PATH.'
 
 demo: $(READY)  ## real text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
 	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')

@@ -93,7 +93,7 @@ def evaluate(
     if not rows:
         raise UserError(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
-            "build the corpus from more text, or with a larger --validation."
+            "build the corpus from more text, or with a larger validation=SHARE."
         )
     names = OBJECTIVES[config.objective].losses
     sizes = {name: 2 if name == "next-sentence" else trained.tokenizer.vocabulary for name in names}
@@ -183,7 +183,7 @@ def _open(trained: Trained, corpora: dict[str, float], split: str) -> Mix:
     if mix.fingerprint != trained.tokenizer.fingerprint:
         raise UserError(
             f"{next(iter(corpora))} was built with another tokenizer than the run's: build it with "
-            f"`--tokenizer {trained.snapshot.tokenizer}`."
+            f"tokenizer={trained.snapshot.tokenizer}."
         )
     return mix
 

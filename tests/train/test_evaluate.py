@@ -120,7 +120,7 @@ def test_the_first_rows_are_the_same_rows_every_time(corpora, tmp_path):
 def test_a_corpus_of_another_tokenizer_is_refused(corpora, text, tmp_path):
     trained = open_run(save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])[0])
     other = build(write_text(tmp_path / "others", seed=1), tmp_path / "other", "gpt2")
-    with pytest.raises(UserError, match=r"was built with another tokenizer than the run's: build it with `--tokenizer"):
+    with pytest.raises(UserError, match=r"was built with another tokenizer than the run's: build it with tokenizer="):
         evaluate(trained, corpora={str(other): 1.0})
 
 
