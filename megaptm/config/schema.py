@@ -173,6 +173,8 @@ class Train(Section):
     """Everything random follows from it."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of weights and activations in the model; the optimizer always keeps fp32."""
+    deterministic: bool = False
+    """Whether GPUs, too, give the same bits each time, by slower kernels and collectives; a CPU gives them anyway."""
     stop_at: Count | None = None
     """Save and leave after this step as if a signal had come, with exit code 75; absent: run to the end."""
     log_every: Count = 1

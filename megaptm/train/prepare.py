@@ -36,6 +36,7 @@ MAY_CHANGE = (
     "train.validate_every",
     "train.validate_batches",
     "train.threads",
+    "train.deterministic",
     "data.cache",
     "data.epochs",
     "data.patience",

@@ -45,6 +45,7 @@ def run_worker(folder: str) -> int:
 
 def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest) -> int:
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
+    from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.engine import Engine
     from megaptm.parallel.groups import join, leave
     from megaptm.train.feed import Feed
@@ -54,6 +55,8 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
 
     spec, losses = resolve_model(config), OBJECTIVES[config.objective].losses
     events = Events(run, fence=lock.must_be_mine) if lock else None
+    if config.train.deterministic:
+        use_deterministic_kernels()
     join(rank=place.rank, world=place.world, local_rank=place.local_rank)
     engine = Engine(
         spec,

@@ -1,0 +1,56 @@
+"""`train.deterministic` is set in the processes that train, and on a CPU changes no number."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.parallel.deterministic import use_deterministic_kernels
+from megaptm.train.prepare import prepare, settle
+from tests.drills.program import arguments, losses
+
+WORKER = """
+import json, os, sys, torch
+from megaptm.train.run import run_worker
+assert run_worker(sys.argv[1]) == 0
+print(json.dumps([
+    torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+    os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("NCCL_ALGO"),
+]))
+"""
+PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+def worker(folder, corpus, *more):
+    """One process of a run of three steps: how torch is set in it at the end, and the losses."""
+    path, *overrides = arguments("gpt2", folder, corpus, "train.steps=3", "model.dropout=0.1", *more)
+    prepare(settle(load(path, overrides)))
+    environment = {**os.environ, **PLACE, "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(folder)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), losses(folder)
+
+
+def test_a_worker_sets_what_the_config_says(real_corpus, tmp_path):
+    corpus = real_corpus("byte-bpe")
+    usual, usual_losses = worker(tmp_path / "usual", corpus)
+    chosen, chosen_losses = worker(tmp_path / "chosen", corpus, "train.deterministic=true")
+    assert usual[:2] == [False, False]
+    assert chosen == [True, False, ":4096:8", "^NVLS,NVLSTree"]
+    assert chosen_losses == usual_losses
+
+
+@pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":0:0"), ("NCCL_ALGO", "NVLS,Ring")])
+def test_an_environment_that_cannot_keep_it_is_refused(monkeypatch, name, value):
+    for other in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
+        monkeypatch.setenv(other, "")
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^{name} is {value}, with which train.deterministic cannot be"):
+        use_deterministic_kernels()
