@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from megaptm.check.finding import Case, Finding
 from megaptm.check.fused import fused, wrong_fused
@@ -54,13 +56,29 @@ def fit(found: dict[str, str]) -> Iterator[Finding]:
     if not requirements:
         yield Finding(TOPIC, "unknown", "megaptm is not installed, so its needs are not known: pip install -e .")
         return
-    unfit = [one for one in requirements if not one.specifier.contains(found.get(one.name, "0"), prereleases=True)]
+    unfit = [
+        one for one in requirements if not one.specifier.contains(release(found.get(one.name, "0")), prereleases=True)
+    ]
     for one in unfit:
         has = f"{one.name} is {found[one.name]}" if one.name in found else f"{one.name} is missing"
-        yield Finding(TOPIC, "fault", f"{has}, megaptm needs {one.specifier}: pip install '{one.name}{one.specifier}'.")
+        remedy = f"pip install '{one.name}{one.specifier}'"
+        if is_nvidias(found.get(one.name, "0")):
+            remedy = "take a newer image of NVIDIA's; beside another build its other libraries do not work"
+        yield Finding(TOPIC, "fault", f"{has}, megaptm needs {one.specifier}: {remedy}.")
     if not unfit:
         told = ", ".join(f"{name} {found[name]}" for name in TOLD if name in found)
         yield Finding(TOPIC, "good", f"Versions fit: {told}.", {"versions": found})
+
+
+def release(version: str) -> str:
+    """The version without its local part; of what NVIDIA builds, the release that it calls itself a pre-release of."""
+    found = Version(version)
+    return found.base_version if is_nvidias(version) else found.public
+
+
+def is_nvidias(version: str) -> bool:
+    """Whether a library is of one of NVIDIA's images, as torch 2.10.0a0+b4e4ee81d3.nv25.12."""
+    return re.search(r"\bnv\d+\.\d+", Version(version).local or "") is not None
 
 
 def needed() -> list[Requirement]:
