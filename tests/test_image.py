@@ -82,8 +82,8 @@ def test_a_torch_of_nvidias_counts_as_the_release_that_it_is_built_of(torch):
 def test_a_torch_of_nvidias_that_is_too_old_is_not_to_be_replaced_alone():
     [fault] = fit({**versions(), "torch": "2.8.0a0+5228986c39.nv25.06"})
     assert fault.says == (
-        "torch is 2.8.0a0+5228986c39.nv25.06, megaptm needs >=2.9: take a newer image of NVIDIA's; beside another build "
-        "its other libraries do not work."
+        "torch is 2.8.0a0+5228986c39.nv25.06, megaptm needs >=2.9: take a newer image of NVIDIA's; beside another "
+        "build its other libraries do not work."
     )
     [fault] = fit({**versions(), "torch": "2.9.0a0+gitc1e5ed4"})
     assert "pip install 'torch>=2.9'" in fault.says
