@@ -9,6 +9,9 @@ EXIT_USER_ERROR = 2
 # "Saved; start me again": the answer to SIGTERM and SIGUSR1. 75 is EX_TEMPFAIL of sysexits.h.
 EXIT_CONTINUE = 75
 
+# Of a shell's programs that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
+
 
 class UserError(ValueError):
     """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback."""

@@ -40,9 +40,9 @@ train() {
     on_all_nodes "${python[@]}" -m megaptm train "$@"
     echo "$code" >"$logs/ended"
     avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
-    if [[ $code == 75 ]]; then requeue; fi # saved, to be continued
     if [[ $asked && $code == 138 ]]; then too_short; fi
-    if ((code)); then once megaptm.slurm.account "$logs"; fi
+    if ((code && code != 75)); then once megaptm.slurm.account "$logs" || code=$?; fi
+    if [[ $code == 75 ]]; then requeue; fi # saved, or a rank hung: to be continued
     exit "$code"
 }
 

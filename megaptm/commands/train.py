@@ -40,7 +40,8 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 
     \b
     Exit codes: 0 done, 1 a failure, 2 a mistake, a full disk or data that can no longer be read (the run is saved
-    then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and saved: start it again.
+    then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and saved, or ended because a
+    process hung: start it again; 130 left at once, unsaved, by Ctrl-C a second time.
     """
     from megaptm.train.environment import check_processes, worker_environment
     from megaptm.train.prepare import read_config
@@ -72,7 +73,14 @@ def _launch(config: Config) -> int:
     click.echo(title(config))
     command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
     try:
-        return launch(command, processes=config.layout.processes, run=run, threads=config.train.threads)
+        return launch(
+            command,
+            processes=config.layout.processes,
+            run=run,
+            threads=config.train.threads,
+            hang_seconds=config.train.hang_seconds,
+            patience=config.data.patience,
+        )
     except UserError:
         if is_new:
             discard_unused(run)

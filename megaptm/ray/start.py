@@ -14,6 +14,8 @@ from megaptm.errors import UserError
 from megaptm.ray.cluster import nodes
 from megaptm.ray.crew import Look, Post
 from megaptm.ray.placement import Berth
+from megaptm.resilience.heartbeat import VARIABLE
+from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.train.verdict import End, failures
 
 WORKER = "megaptm.train.worker"
@@ -48,16 +50,20 @@ class Outcome:
     broken: list[Berth] = field(default_factory=list)
     """Whose watcher died, though the node lives: somebody killed it, or Ray did for memory."""
 
+    hang: Hang | None = None
+
     @property
     def failed(self) -> bool:
-        return bool(self.lost or self.broken or failures(self.ends))
+        return bool(self.hang or self.lost or self.broken or failures(self.ends))
 
 
 class Start:
     """Watchers in the bundles of a placement group. Leaving it ends them, and with them what they watch."""
 
-    def __init__(self, berths: Sequence[Berth], group: Any, *, kind: str, run: Path, logs: Path) -> None:
-        self._run = run
+    def __init__(
+        self, berths: Sequence[Berth], group: Any, *, kind: str, run: Path, logs: Path, watchdog: Watchdog
+    ) -> None:
+        self._run, self._watchdog = run, watchdog
         self._watches = [
             Watch(berth, _post(berth, group, number, kind=kind).remote(WORKER, run, logs))
             for number, berth in enumerate(berths)
@@ -90,11 +96,12 @@ class Start:
         first, world = self._watches[0], sum(len(watch.berth.ranks) for watch in self._watches)
         [meeting] = self._each([first], lambda watch: watch.actor.meeting.remote(watch.berth.node.address, world))
         if not self.outcome.failed:
-            given = (dict(environment), threads)
+            given = ({**environment, VARIABLE: str(self._watchdog.clear().folder)}, threads)
             self._each(self._watches, lambda watch: watch.actor.start.remote(watch.berth.ranks, meeting, *given))
 
     def watch(self, asked: Sequence[int]) -> Outcome:
-        """Until all have ended, or one has failed and the others were ended. `asked` grows by signals to pass on."""
+        """Until all have ended, or one has failed or hangs and the others were ended. `asked` grows by signals to pass
+        on."""
         passed_on = 0
         waiting = {self._look(watch): watch for watch in self._left()}
         while waiting:
@@ -105,7 +112,11 @@ class Start:
             for watch in self._hear(waiting):
                 if not self.outcome.failed:
                     waiting[self._look(watch)] = watch
-        self._finish(lambda watch: watch.actor.end.remote(len(watch.ends), GRACE_SECONDS))
+            self.outcome.hang = self._watchdog.look({end.rank for end in self.outcome.ends}, stopping=bool(asked))
+            if self.outcome.hang:
+                break
+        grace = 0.0 if self.outcome.hang else GRACE_SECONDS  # nobody can save without the one that hangs
+        self._finish(lambda watch: watch.actor.end.remote(len(watch.ends), grace))
         if not self.outcome.failed:
             self._finish(lambda watch: watch.actor.release.remote(len(watch.ends)))
         return self.outcome

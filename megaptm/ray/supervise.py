@@ -16,10 +16,11 @@ from megaptm.ray.placement import place, refuse, room
 from megaptm.ray.room import Room, find_room
 from megaptm.ray.start import Outcome, Start
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved
+from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, hung_again, last_saved
+from megaptm.resilience.watchdog import HEARTBEATS, Watchdog
 from megaptm.train.crew import forwarding
 from megaptm.train.prepare import discard_unused, note_launch, prepare
-from megaptm.train.verdict import judge
+from megaptm.train.verdict import judge, judge_hang, judge_interrupt
 
 BUSY_SECONDS = 10.0
 """In which a job that has just ended gives back what it had."""
@@ -53,6 +54,8 @@ class Supervisor:
         try:
             with forwarding(self._asked.append):
                 return self._supervise()
+        except KeyboardInterrupt:
+            return judge_interrupt(run=self._run)
         except UserError:
             if is_new and self._run.exists():
                 discard_unused(self._run)
@@ -98,7 +101,17 @@ class Supervisor:
     def _start(self, found: Room) -> Outcome:
         self._attempt = self._attempt.next_start()
         config = self._config.model_copy(update={"layout": found.layout})
-        with found, Start(found.berths, found.group, kind=found.kind, run=self._run, logs=self._logs) as start:
+        watchdog = Watchdog(
+            self._logs / HEARTBEATS,
+            range(found.layout.processes),
+            hang_seconds=config.train.hang_seconds,
+            patience=config.data.patience,
+        )
+        logs = self._logs
+        with (
+            found,
+            Start(found.berths, found.group, kind=found.kind, run=self._run, logs=logs, watchdog=watchdog) as start,
+        ):
             prepare(config, attempt=self._attempt)
             self._note(found)
             start.begin(self._attempt.environment(), threads=config.train.threads)
@@ -122,6 +135,9 @@ class Supervisor:
 
     def _judge(self, outcome: Outcome, *, progress: bool) -> int | None:
         """The exit code; None: start again."""
+        if outcome.hang:
+            code = judge_hang(outcome.hang, run=self._run)
+            return code if hung_again(self._run) or self._again(progress=True) else None
         if not (outcome.lost or outcome.broken):
             code = judge(outcome.ends, run=self._run, logs=self._logs, forwarded=self._asked)
             return code if code != EXIT_FAILURE else self._again(progress=progress)
@@ -145,5 +161,5 @@ class Supervisor:
         if not progress or self._retries == 0 or self._asked:
             return EXIT_FAILURE
         self._retries -= 1
-        print("It had saved more than the start before: once again from there.", file=sys.stderr, flush=True)
+        print("Once again, from what was saved last.", file=sys.stderr, flush=True)
         return None

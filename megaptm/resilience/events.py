@@ -123,6 +123,25 @@ class WorkerLostEvent(Event, kind="worker-lost"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangEvent(Event, kind="hang"):
+    """The run stood still for `seconds` because of one rank, and was ended; its last words are a Python stack."""
+
+    rank: int
+    phase: str
+    step: int
+    seconds: float
+    problem: str
+    stack: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterruptEvent(Event, kind="interrupt"):
+    """Somebody pressed Ctrl-C twice: the run was left at once, without saving, as they wished."""
+
+    signal: str = "SIGINT"
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeLostEvent(Event, kind="node-lost"):
     """A machine was lost while it had ranks of the run."""
 
@@ -223,6 +242,12 @@ def last_saved(run: Path) -> int:
     """
     written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind)
     return max([*written, *committed(run)], default=0)
+
+
+def hung_again(run: Path) -> bool:
+    """Whether nothing was saved between the last two hangs: who starts such a run again does so in vain."""
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (HangEvent.kind, CheckpointEvent.kind)]
+    return kinds[-2:] == [HangEvent.kind, HangEvent.kind]
 
 
 def _not_finite(value: Any) -> bool:

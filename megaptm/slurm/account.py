@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from megaptm.errors import EXIT_CONTINUE
+from megaptm.resilience.events import BEGINNINGS, HangEvent, hung_again, read_events
 from megaptm.train.verdict import End, account, culprit
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
@@ -20,13 +22,24 @@ SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals(
 @click.command()
 @click.argument("logs", type=click.Path(path_type=Path))
 def main(logs: Path) -> None:
-    """Say which rank failed, on which node, and what it said last."""
+    """Say which rank failed, on which node, and what it said last; exit code 75: one hung, go on from what is saved."""
+    if hung(logs.parents[1]):
+        sys.exit(EXIT_CONTINUE)
     failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
     if not failed:
         return
     guilty = culprit([end for _, end in failed])
     host = next(host for host, end in failed if end is guilty)
     click.echo(f"On {host}, {account(guilty)}\nWhat each rank wrote is in {logs}.")
+
+
+def hung(run: Path) -> bool:
+    """Whether the last start was ended because a rank hung, and it is worth a further one.
+
+    Its processes leave with code 75, but for the one that hangs: Slurm kills it, and counts that.
+    """
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, HangEvent.kind)]
+    return kinds[-1:] == [HangEvent.kind] and not hung_again(run)
 
 
 def ends(logs: Path) -> Iterator[tuple[str, End]]:

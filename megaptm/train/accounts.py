@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from megaptm.resilience.events import BEGINNINGS, EvaluationEvent, ExitEvent, ResumeEvent, StartEvent
+from megaptm.resilience.events import BEGINNINGS, EvaluationEvent, ExitEvent, HangEvent, ResumeEvent, StartEvent
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Accounts:
     productive: float = 0.0
     """Steps that count."""
     lost: float = 0.0
-    """Steps done again later, because the job ended before they were saved."""
+    """Steps done again later, because the job ended before they were saved; and standing still because a rank hung."""
     data: float = 0.0
     """Waiting for the loader."""
     validation: float = 0.0
@@ -44,6 +44,8 @@ class Job:
     end: float = 0.0
     exit: dict[str, Any] | None = None
     """The event written on leaving; a killed job has none."""
+    hung: float = 0.0
+    """Seconds for which it stood still, until it was ended."""
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -66,6 +68,8 @@ def jobs(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Jo
             job.ready, job.start = event["time"], event.get("step", 0)
         if event["kind"] == ExitEvent.kind:
             job.exit = event
+        if event["kind"] == HangEvent.kind:
+            job.hung = float(event.get("seconds") or 0.0)
     for record in (record for record in records if not any(key.startswith("evaluation/") for key in record)):
         owner = next((job for job in reversed(found) if job.begin <= record["time"]), None)
         if owner is not None:
@@ -83,7 +87,10 @@ def accounts(found: list[Job]) -> Accounts:
             setattr(total, name, getattr(total, name) + seconds)
         startup = (job.end if job.ready is None else job.ready) - job.begin
         total.startup += startup
-        total.other += job.end - job.begin - startup - sum(spent.values())
+        other = job.end - job.begin - startup - sum(spent.values())
+        hung = min(job.hung, max(other, 0.0))
+        total.other += other - hung
+        total.lost += hung
         if following is not None:
             again = min(_after(job, following.start), spent["productive"]) if following.ready is not None else 0.0
             total.productive -= again

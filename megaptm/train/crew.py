@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,11 +16,15 @@ from types import FrameType
 from typing import IO
 
 from megaptm.processes import end_with_parent
+from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.train.relay import Relay
 from megaptm.train.verdict import End, failures
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_SECONDS = 0.05
+KILL_SECONDS = 30.0
+"""After which a process that was killed is left to the kernel."""
+SAVES = "finishing the step and saving; then this ends with exit code 75"
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,16 @@ class Crew:
         self.forwarded.add(number)
         self._send(number)
 
-    def wait(self) -> None:
-        """Until all have ended or one has failed."""
+    def wait(self, watchdog: Watchdog | None = None) -> Hang | None:
+        """Until all have ended, one has failed, or one hangs, which is returned."""
+        if watchdog is not None:
+            watchdog.know({rank: process.pid for rank, process in self._processes.items()})
         while self.look() and not failures(self.ends):
             time.sleep(POLL_SECONDS)
+            ended = {end.rank for end in self.ends}
+            if watchdog is not None and (hang := watchdog.look(ended, stopping=bool(self.forwarded))):
+                return hang
+        return None
 
     def end_all(self, grace_seconds: float) -> None:
         """Let those that are left notice by themselves, then ask, then kill. At once when none is left."""
@@ -102,7 +113,8 @@ class Crew:
             except (ProcessLookupError, PermissionError):
                 continue
         for process in self._processes.values():
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the midst of a call to a disk that is gone
+                process.wait(KILL_SECONDS)
         for relay in self._relays:
             relay.join(timeout=5.0)
 
@@ -148,9 +160,23 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 @contextmanager
 def forwarding(send: Callable[[int], None]) -> Iterator[None]:
-    """Hand the signals that ask for a stop to the workers, which save and leave; the launcher only waits for them."""
+    """Hand the signals that ask for a stop to the workers, which save and leave; the launcher only waits for them.
+
+    The first Ctrl-C is answered at once; the second raises KeyboardInterrupt, and later ones are of no use.
+    """
+    asked: set[int] = set()
 
     def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and number in asked:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        is_first = number not in asked
+        asked.add(number)  # before the answer to it, which the next one may follow at once
+        if is_first:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            again = ". Ctrl-C again: leave at once, without saving" if number == signal.SIGINT else ""
+            # Not print: the signal may come in the middle of one.
+            os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
         send(number)
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,14 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
 from megaptm.parallel.world import agree
+from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.reporting import Seconds, StepReport
 from megaptm.train.saving import Saver
 from megaptm.train.schedule import rate_of
+
+ACCOUNTS = {"step": "productive", "saving": "checkpoint"}
+"""How the accounts call a phase, where they differ."""
 
 
 @dataclass
@@ -31,6 +36,13 @@ class Training:
     seconds: Seconds
     report: StepReport | None
     """On rank 0."""
+    heartbeat: Heartbeat
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """A phase of the loop, told to who watches the run and booked in its accounts."""
+        with self.heartbeat.during(phase), self.seconds.spent_on(ACCOUNTS.get(phase, phase)):
+            yield
 
 
 def train(run: Training, *, start: int) -> int:
@@ -43,7 +55,7 @@ def train(run: Training, *, start: int) -> int:
         raise unreadable
     for step in range(start, config.steps):
         rate = rate_of(run.config, step)
-        with run.seconds.spent_on("productive"):
+        with run.during("step"):
             result = _step(run, batches, step, rate)
         done = step + 1
         last = done == config.steps
@@ -76,7 +88,7 @@ def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
 def _try_to_read(run: Training) -> tuple[Any, UserError | StopError | None]:
     """The next step's micro-batches, or why there are none."""
     try:
-        with run.seconds.spent_on("data"), run.stop.ends_waiting():
+        with run.during("data"), run.stop.ends_waiting():
             return next(run.batches), None
     except (UserError, StopError) as error:
         return None, error
@@ -97,7 +109,7 @@ def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
 
 def _validate(run: Training, step: int, unreadable: UserError | StopError | None) -> UserError | StopError | None:
     """Measure, unless some process cannot read what it needs; why, if it is this one."""
-    with run.seconds.spent_on("validation"):
+    with run.during("validation"):
         try:
             with run.stop.ends_waiting():
                 held_out = list(run.held_out()) if unreadable is None else []
@@ -116,7 +128,7 @@ def _validate(run: Training, step: int, unreadable: UserError | StopError | None
 
 def _save(run: Training, step: int, *, wait: bool) -> None:
     before = run.seconds.checkpoint
-    with run.seconds.spent_on("checkpoint"):
+    with run.during("saving"):
         run.saver.save(step, wait=wait)
     if run.report is not None:
         run.report.stood_still(step, run.seconds.checkpoint - before)

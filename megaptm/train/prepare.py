@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "train.validate_batches",
     "train.threads",
     "train.deterministic",
+    "train.hang_seconds",
     "data.cache",
     "data.epochs",
     "data.patience",

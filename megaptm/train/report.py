@@ -20,7 +20,7 @@ from megaptm.train.prepare import CONFIG
 PICTURE = "report/loss.png"
 MEANINGS = {
     "productive": "steps that count",
-    "lost": "steps done again after a stop without a save",
+    "lost": "steps done again after a stop without a save, hangs",
     "data": "waiting for data",
     "validation": "held-out loss",
     "checkpoint": "saving",

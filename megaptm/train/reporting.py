@@ -44,7 +44,9 @@ class Stopwatch:
     def __enter__(self) -> None:
         self.begun = time.monotonic()
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None and self.name == "productive":
+            return  # it failed, perhaps after half an hour of waiting for a rank that was gone
         spent = time.monotonic() - self.begun
         setattr(self.seconds, self.name, getattr(self.seconds, self.name) + spent)
 

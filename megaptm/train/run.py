@@ -12,6 +12,7 @@ from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.processes import end_with_parent
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
+from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.environment import Environment, check_processes, worker_environment
@@ -32,18 +33,23 @@ def run_worker(folder: str) -> int:
         raise UserError("RANK and WORLD_SIZE are not set: start a run with `megaptm train`, torchrun or srun.")
     check_processes(place, config.layout)
     with ExitStack() as stack:
+        heartbeat = stack.enter_context(Heartbeat(place.rank, hang_seconds=config.train.hang_seconds))
+        if VARIABLE in os.environ:
+            heartbeat.open(Path(os.environ[VARIABLE]))
         stop = stack.enter_context(StopRequest())
         # Before the world is joined, so that a second job on the same folder fails alone and at once.
         lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
         try:
-            code = _work(run, config, place, lock, stop)
+            code = _work(run, config, place, lock, stop, heartbeat)
         except StopError:  # before the first step: what was saved earlier stands
             code = EXIT_CONTINUE
         stop.deaf_from_now_on()
         return code
 
 
-def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest) -> int:
+def _work(
+    run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
+) -> int:
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.engine import Engine
@@ -52,12 +58,16 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     from megaptm.train.loop import Training, train
     from megaptm.train.reporting import Seconds, StepReport
     from megaptm.train.saving import Saver
+    from megaptm.train.watching import collective_minutes, watch_each_other
 
     spec, losses = resolve_model(config), OBJECTIVES[config.objective].losses
     events = Events(run, fence=lock.must_be_mine) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
-    join(rank=place.rank, world=place.world, local_rank=place.local_rank)
+    minutes = collective_minutes(config.train.hang_seconds)
+    join(rank=place.rank, world=place.world, local_rank=place.local_rank, timeout_minutes=minutes)
+    if VARIABLE not in os.environ:
+        watch_each_other(heartbeat, run, config, place)
     engine = Engine(
         spec,
         config.layout,
@@ -70,8 +80,9 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
     with stop.ends_waiting():
         feed = Feed(config, engine.ranks)
     saver = Saver(run, config, engine, feed, place, lock=lock, events=events)
-    with stop.ends_waiting():
+    with stop.ends_waiting(), heartbeat.during("loading"):
         start = saver.restore()
+    heartbeat.continues_from(start)
     report = None
     if events:
         feed.tokenizer.save(run / "tokenizer")
@@ -87,11 +98,13 @@ def _work(run: Path, config: Config, place: Environment, lock: RunLock | None, s
         stop=stop,
         seconds=report.seconds if report else Seconds(),
         report=report,
+        heartbeat=heartbeat,
     )
     code = EXIT_FAILURE
     try:
         code = train(training, start=start)
     finally:
+        heartbeat.enter("ending")
         feed.close()
         # A run that another job took over is said to have ended by that job alone.
         if report and events and lock and lock.still_mine():

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import Events, WorkerLostEvent
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from megaptm.resilience.events import Events, InterruptEvent, WorkerLostEvent
+from megaptm.resilience.watchdog import Hang
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
@@ -124,3 +125,20 @@ def judge(ends: Sequence[End], *, run: Path, logs: Path, forwarded: Collection[i
     after = f" Then failed: rank {', '.join(map(str, others))}." if others else ""
     print(f"What each rank wrote is in {logs}.{after}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
+
+
+def judge_hang(hang: Hang, *, run: Path) -> int:
+    """Say and write down who hangs; returns the exit code of the whole: it can be continued."""
+    print(hang, file=sys.stderr, flush=True)
+    with Events(run) as events:
+        events.write(hang.event)
+    return EXIT_CONTINUE
+
+
+def judge_interrupt(*, run: Path) -> int:
+    """Somebody wished to leave at once: nobody has failed."""
+    print("Left at once; what was saved earlier stands.", file=sys.stderr, flush=True)
+    if run.exists():
+        with Events(run) as events:
+            events.write(InterruptEvent())
+    return EXIT_INTERRUPTED

@@ -79,6 +79,18 @@ def test_a_job_that_never_began_a_step_is_all_startup():
     assert (total.startup, total.wall) == (4.0, 4.0)
 
 
+def test_the_time_in_which_a_rank_hung_is_lost():
+    events = [
+        {"time": 0.0, "kind": "launch"},
+        {"time": 10.0, "kind": "start"},
+        {"time": 350.0, "kind": "hang", "rank": 1, "seconds": 300.0},
+        {"time": 360.0, "kind": "launch"},
+    ]
+    total = accounts(jobs(events, steps(10.0, 1, 5, wait=0.0)))
+    assert (total.productive, total.lost, total.other, total.away) == (10.0, 300.0, 30.0, 10.0)
+    assert total.wall == 360.0
+
+
 def test_a_record_that_stands_for_ten_steps_is_lost_only_in_part():
     events = [
         {"time": 0.0, "kind": "launch"},

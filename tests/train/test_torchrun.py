@@ -6,14 +6,27 @@ import sys
 
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
+from megaptm.train.crew import free_port
+from tests.drills.program import family_of, last_step, wait_for
+from tests.processes import environment_of, survivors
 
 
-def test_torchrun_starts_the_processes_of_one_run(tmp_path, real_corpus):
-    run = tmp_path / "run"
-    overrides = [
+def torchrun(processes, *words):
+    """`torchrun -m megaptm train WORDS`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    return subprocess.Popen(
+        [*command, "--master-port", str(free_port()), "-m", "megaptm", "train", "configs/tiny/gpt2.yaml", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def words(run, corpus, *more):
+    return [
         f"run={run}",
-        f"data.mix={{{real_corpus('byte-bpe')}: 1}}",
-        "train.steps=3",
+        f"data.mix={{{corpus}: 1}}",
         "train.log_every=1",
         "train.batch=4",
         "layout.tensor=2",
@@ -22,35 +35,42 @@ def test_torchrun_starts_the_processes_of_one_run(tmp_path, real_corpus):
         "model.width=32",
         "model.ffn=64",
         "track.enabled=false",
+        *more,
     ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617"]
-    done = subprocess.run(
-        [*torchrun, "-m", "megaptm", "train", "configs/tiny/gpt2.yaml", *overrides],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_torchrun_starts_the_processes_of_one_run(tmp_path, real_corpus):
+    run = tmp_path / "run"
+    job = torchrun(2, *words(run, real_corpus("byte-bpe"), "train.steps=3"))
+    _, said = job.communicate()
+    assert job.returncode == 0, said[-2000:]
     assert [record["step"] for record in read_metrics(run) if "loss" in record] == [1, 2, 3]
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds == ["launch", "start", "first-step", "checkpoint", "exit"]
 
 
+def test_a_halted_rank_is_named_by_the_others_though_torchrun_waits_for_it(tmp_path, real_corpus):
+    run = tmp_path / "run"
+    job = torchrun(2, *words(run, real_corpus("byte-bpe"), "train.steps=1000000", "train.hang_seconds=12"))
+    wait_for(lambda: last_step(run) > 2, job)
+    everybody = family_of(job)
+    [rank] = [one for one in everybody if one.parent().pid == job.pid and environment_of(one)["RANK"] == "0"]
+    rank.suspend()
+    _, said = job.communicate(timeout=300)
+    assert "rank 0 hangs: for " in said
+    assert "its process is halted (state T" in said
+    assert [event["rank"] for event in read_events(run) if event["kind"] == "hang"] == [0]
+    assert survivors(everybody) == []
+
+
 def test_a_wrong_number_of_processes_is_told_once(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port", "29618"]
-    done = subprocess.run(
-        [*torchrun, "-m", "megaptm", "train", "configs/tiny/gpt2.yaml", f"run={tmp_path / 'run'}", "layout.data=2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+    job = torchrun(3, f"run={tmp_path / 'run'}", "layout.data=2")
+    _, said = job.communicate()
+    assert job.returncode != 0
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [
         "error: 3 processes are more than the 2 the layout needs (data 2 x tensor 1 x pipeline 1): start 2, or change "
         "layout.data."
     ]
     # torchrun itself says which rank ended first, by a traceback of its own.
-    assert done.stderr.count("Traceback") == 1
+    assert said.count("Traceback") == 1
     assert not (tmp_path / "run").exists()

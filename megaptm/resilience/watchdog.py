@@ -1,0 +1,286 @@
+"""Whether a run stands still, and whose fault it is, from its ranks' heartbeats. No torch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaptm.resilience.events import HangEvent
+from megaptm.resilience.heartbeat import (
+    END,
+    HANG_SECONDS,
+    STACKS,
+    Beat,
+    beat_seconds,
+    give_order,
+    read_beat,
+    stacks_file,
+)
+
+HEARTBEATS = "heartbeats"
+"""Name of the folder, beside the ranks' logs."""
+LONG = 20.0
+"""Times what else counts as a hang: for start-up, saving, validation and the end, which may take that long."""
+STEPS = 10.0
+"""Times the longest of the last steps: a step that takes longer than that hangs, if it is more than the seconds set."""
+STOP_SECONDS = 60.0
+"""What counts as a hang, at most, in a run that was asked to stop; saving may take long as ever."""
+HALTED_STOP_SECONDS = 10.0
+"""The same of a process that is halted (SIGSTOP): it cannot save."""
+ANSWER_SECONDS = 5.0
+STACK_LINES = 40
+
+PHASES = {
+    "starting": "starting up",
+    "loading": "loading the checkpoint",
+    "data": "waiting for the data of step {next}",
+    "step": "in step {next}",
+    "validation": "measuring the validation loss after step {step}",
+    "saving": "saving after step {step}",
+    "between": "between two parts of its work, after step {step}",
+    "ending": "ending, after step {step}",
+}
+BEGINNING = ("starting", "loading")
+# Where a rank waits for the others, rather than they for it.
+WAITING = re.compile(r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)")
+WAITING_FRAMES = 4
+
+
+@dataclass
+class Seen:
+    """A rank, as far as it was seen."""
+
+    beat: Beat | None = None
+    pid: int | None = None
+    """On this machine, where the launcher knows it."""
+    silent: float = 0.0
+    """Seconds since its last beat."""
+    still: float = 0.0
+    """Seconds since its last change of phase."""
+
+    @property
+    def phase(self) -> str:
+        return self.beat.phase if self.beat else "starting"
+
+    @property
+    def position(self) -> int:
+        return self.beat.position if self.beat else -1
+
+    @property
+    def halted(self) -> bool:
+        """Whether its process is known to be halted; of another machine's that is not known."""
+        pid = self.pid
+        if self.beat is not None and self.beat.host == socket.gethostname():
+            pid = self.beat.pid
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        except (OSError, IndexError):
+            return False
+
+    def doing(self) -> str:
+        """In words."""
+        step = self.beat.step if self.beat else 0
+        return PHASES.get(self.phase, self.phase).format(step=f"{step:,}", next=f"{step + 1:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A run that stands still, and the rank that it waits for."""
+
+    rank: int
+    phase: str
+    step: int
+    seconds: float
+    """For which it has stood still."""
+    problem: str
+    """One line."""
+    stack: str
+    """Of the main thread of that rank, the innermost call first; empty where it could not be had."""
+    folder: Path
+
+    def __str__(self) -> str:
+        stack = f" Its stack, the innermost call first:\n{self.stack}" if self.stack else ""
+        return (
+            f"{self.problem}{stack}\nThe stacks of all ranks are in {self.folder}. The run is ended; started again, it "
+            "goes on from what was saved."
+        )
+
+    @property
+    def event(self) -> HangEvent:
+        return HangEvent(
+            rank=self.rank,
+            phase=self.phase,
+            step=self.step,
+            seconds=round(self.seconds, 3),
+            problem=self.problem,
+            stack=self.stack,
+        )
+
+
+class Watchdog:
+    """Looks at the heartbeats of some ranks. Time in which nobody calls `look` does not count: a laptop may sleep."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Iterable[int],
+        *,
+        hang_seconds: float | None,
+        patience: float = 0.0,
+        within: bool = False,
+    ) -> None:
+        """`patience`: for how long a rank may wait for data. Without `hang_seconds` only a run that was asked to stop
+        is given up. `within` one of the ranks nobody says which others have ended but they themselves."""
+        self._within = within
+        self.folder = folder
+        self._set, self._patience = hang_seconds, patience
+        self._seen = {rank: Seen() for rank in ranks}
+        self._every = beat_seconds(hang_seconds)
+        self._looked = time.monotonic()
+
+    def clear(self) -> Watchdog:
+        """Make the folder, without what an earlier start left in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        give_order(self.folder, "")
+        return self
+
+    def know(self, pids: Mapping[int, int]) -> None:
+        """Of ranks on this machine."""
+        for rank, pid in pids.items():
+            self._seen[rank].pid = pid
+
+    def look(self, ended: Collection[int] = (), *, stopping: bool = False) -> Hang | None:
+        """Whether the ranks that have not ended hang; to be called often."""
+        now = time.monotonic()
+        if now - self._looked < self._every:
+            return None
+        elapsed, self._looked = min(now - self._looked, 2 * self._every), now
+        self._read(elapsed)
+        if self._set is None and not stopping:
+            return None
+        suspects = self._suspects(ended, stopping=stopping)
+        return self._judge(suspects, ended, stopping=stopping) if suspects else None
+
+    def _read(self, elapsed: float) -> None:
+        for rank, seen in self._seen.items():
+            beat = read_beat(self.folder, rank) or seen.beat
+            silent = beat is None or (seen.beat is not None and beat.count == seen.beat.count)
+            still = beat is None or beat.position == seen.position
+            seen.silent = seen.silent + elapsed if silent else 0.0
+            seen.still = seen.still + elapsed if still else 0.0
+            seen.beat = beat
+
+    def _suspects(self, ended: Collection[int], *, stopping: bool) -> list[int]:
+        """Those that give no sign of life, or else those that the others wait for, if it takes too long."""
+        alive = {rank: seen for rank, seen in self._seen.items() if rank not in ended}
+        if self._within:
+            alive = {rank: seen for rank, seen in alive.items() if seen.phase != "ended"}
+        if not alive:
+            return []
+        quiet = {rank: seen for rank, seen in alive.items() if seen.silent > 3 * self._every}
+        # All at once: it may be the disk that cannot be seen.
+        all_quiet = len(quiet) == len(alive)
+        silent = [
+            rank
+            for rank, seen in quiet.items()
+            if seen.silent > self._silence(seen, all_quiet=all_quiet, stopping=stopping)
+        ]
+        if silent:
+            return silent
+        last = min(seen.position for seen in alive.values())
+        behind = {rank: seen for rank, seen in alive.items() if seen.position == last}
+        return [*behind] if all(seen.still > self._allowed(seen, stopping=stopping) for seen in behind.values()) else []
+
+    def _silence(self, seen: Seen, *, all_quiet: bool, stopping: bool) -> float:
+        hang = self._set or HANG_SECONDS
+        if seen.halted:
+            return min(hang, HALTED_STOP_SECONDS) if stopping else hang
+        if stopping:
+            return min(hang, STOP_SECONDS)
+        return hang * LONG if all_quiet or seen.phase in BEGINNING else hang
+
+    def _allowed(self, seen: Seen, *, stopping: bool) -> float:
+        """Seconds that the phase may take."""
+        hang = self._set or HANG_SECONDS
+        if stopping and seen.phase in BEGINNING:
+            return min(hang, STOP_SECONDS)  # there is nothing to save
+        if seen.beat is None or seen.phase not in ("data", "step", "between"):
+            return hang * LONG
+        if seen.beat.step_seconds == 0.0:  # the first one: kernels are built, connections made
+            return hang if stopping else hang * LONG
+        hang = min(hang, STOP_SECONDS) if stopping else hang
+        patient = self._patience if seen.phase == "data" and not stopping else 0.0
+        return max(hang, STEPS * seen.beat.step_seconds) + patient
+
+    def _judge(self, suspects: list[int], ended: Collection[int], *, stopping: bool) -> Hang | None:
+        """Ask for the stacks and name one, unless things move on meanwhile."""
+        self._ask_for_stacks([rank for rank in self._seen if rank not in ended])
+        self._read(0.0)
+        if self._suspects(ended, stopping=stopping) != suspects:
+            give_order(self.folder, "")
+            return None
+        stacks = {rank: self._stack(rank) for rank in suspects}
+        rank = next((rank for rank in suspects if not _waits(stacks[rank])), suspects[0])
+        seen = self._seen[rank]
+        seconds = max(seen.silent, seen.still) if seen.silent > 3 * self._every else seen.still
+        others = [other for other in suspects if other != rank and not _waits(stacks[other])]
+        also = f"; so does rank {', '.join(map(str, others))}" if others else ""
+        problem = f"rank {rank} hangs: for {seconds:,.0f} s it has been {seen.doing()}{self._how(seen)}{also}."
+        step = seen.beat.step if seen.beat else 0
+        stack = "" if seen.halted else stacks[rank]
+        return Hang(
+            rank=rank,
+            phase=seen.phase,
+            step=step,
+            seconds=seconds,
+            problem=problem,
+            stack=stack,
+            folder=self.folder,
+        )
+
+    def _how(self, seen: Seen) -> str:
+        if seen.halted:
+            return ", and its process is halted (state T: a signal, SIGSTOP, or a debugger)"
+        if seen.silent > 3 * self._every:
+            return ", without a sign of life: it never lets its threads run, or its node does not answer"
+        return ""
+
+    def _ask_for_stacks(self, ranks: Collection[int]) -> None:
+        answering = [rank for rank in ranks if self._seen[rank].silent <= 3 * self._every]
+        before = {rank: len(self._dumped(rank)) for rank in answering}
+        give_order(self.folder, STACKS)
+        deadline = time.monotonic() + 2 * self._every + ANSWER_SECONDS
+        while answering and time.monotonic() < deadline:
+            time.sleep(min(0.1, self._every))
+            dumped = {rank: self._dumped(rank) for rank in answering}
+            answering = [
+                rank for rank in answering if len(dumped[rank]) == before[rank] or not dumped[rank].endswith(END)
+            ]
+
+    def _dumped(self, rank: int) -> bytes:
+        try:
+            return stacks_file(self.folder, rank).read_bytes()
+        except OSError:
+            return b""
+
+    def _stack(self, rank: int) -> str:
+        """The main thread's, from the newest dump."""
+        beat, text = self._seen[rank].beat, self._dumped(rank).decode(errors="replace")
+        if beat is None:
+            return ""
+        # `Thread 0x00007f... [name] (most recent call first):`, and a line a frame.
+        parts = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+)[^\n]*\n", text, flags=re.MULTILINE)
+        found = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
+        frames = [line for line in found[-1].splitlines() if line.startswith("  ")] if found else []
+        return "\n".join(frames[:STACK_LINES])
+
+
+def _waits(stack: str) -> bool:
+    """Whether a stack is one of a process that waits for others."""
+    return any(WAITING.search(frame) for frame in stack.splitlines()[:WAITING_FRAMES])

@@ -1,0 +1,48 @@
+"""Under torchrun and srun, which only see that processes end, the ranks of a run watch each other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from megaptm.config import Config
+from megaptm.parallel.world import from_rank_0
+from megaptm.resilience.heartbeat import LEAVE, Heartbeat, beat_seconds, give_order
+from megaptm.resilience.watchdog import HEARTBEATS, LONG, Watchdog
+from megaptm.train.environment import Environment
+from megaptm.train.verdict import judge_hang
+
+LATER = 1.5
+"""Times the seconds of rank 0, after which rank 1 ends the run: if it is rank 0 that hangs."""
+
+
+def collective_minutes(hang_seconds: float | None) -> float:
+    """For how long ranks wait for each other: no collective gives up before who watches the run and knows who hangs."""
+    return max(30.0, 1.5 * LONG * (hang_seconds or 0.0) / 60)
+
+
+def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Environment) -> None:
+    """Begin to beat and, on the first two ranks, to watch all; when a rank hangs, all that can leave with code 75."""
+    folder = run / HEARTBEATS / from_rank_0(secrets.token_hex(4))
+    seconds, patience = config.train.hang_seconds, config.data.patience
+    watchdog = Watchdog(folder, range(place.world), hang_seconds=seconds, patience=patience, within=True)
+    if place.rank == 0:
+        watchdog.clear()
+    from_rank_0(None)
+    heartbeat.open(folder)
+    if seconds is None or place.rank > 1:
+        return
+    if place.rank == 1:
+        watchdog = Watchdog(folder, range(place.world), hang_seconds=seconds * LATER, patience=patience, within=True)
+    threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
+
+
+def _watch(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
+    while (hang := watchdog.look()) is None:
+        time.sleep(beat_seconds(hang_seconds))
+    code = judge_hang(hang, run=run)
+    give_order(watchdog.folder, LEAVE)
+    os._exit(code)

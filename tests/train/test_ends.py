@@ -1,0 +1,90 @@
+"""How runs end that do not end by themselves: each start of one run, which trains, is ended in another way."""
+
+import signal
+
+import pytest
+
+from megaptm.resilience.events import read_events
+from megaptm.track import read_metrics
+from megaptm.train.accounts import accounts, jobs
+from tests.drills.program import arguments, checkpoints, family_of, resumed_at, start, wait_for
+from tests.processes import send, survivors
+
+HANG_SECONDS = 20
+
+
+class Runs:
+    """Starts of one run of two ranks, each with two loaders, that would go on for ever."""
+
+    def __init__(self, run, corpus):
+        self.run = run
+        more = ("layout.data=2", "data.workers=2", "train.steps=1000000", "checkpoint.every=3")
+        self._words = arguments("gpt2", run, corpus, *more, f"train.hang_seconds={HANG_SECONDS}")
+
+    def begin(self):
+        """A start that has saved, its ranks and their loaders."""
+        before = max(checkpoints(self.run), default=0)
+        job = start("train", *self._words)
+        wait_for(lambda: max(checkpoints(self.run), default=0) > before, job)
+        everybody = family_of(job)
+        ranks = [process for process in everybody if process.parent().pid == job.pid]
+        loaders = [process for process in everybody if process not in ranks]
+        assert (len(ranks), len(loaders)) == (2, 4)
+        return job, ranks, loaders
+
+    def last(self, kind):
+        return [event for event in read_events(self.run) if event["kind"] == kind][-1]
+
+
+@pytest.fixture(scope="module")
+def runs(real_corpus, tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("ends") / "run", real_corpus("byte-bpe"))
+
+
+def left_of(processes):
+    """Those that are alive some time later, killed now."""
+    left = survivors(processes)
+    send(left, signal.SIGKILL)
+    return left
+
+
+def test_a_halted_rank_is_named_and_its_time_is_lost(runs):
+    job, ranks, loaders = runs.begin()
+    send([ranks[1], *loaders], signal.SIGSTOP)
+    _, said = job.communicate(timeout=240)
+    assert job.returncode == 75, said
+    assert "rank 1 hangs: for " in said
+    assert "its process is halted (state T" in said
+    hang = runs.last("hang")
+    assert (hang["rank"], hang["seconds"] >= HANG_SECONDS) == (1, True)
+    assert (runs.run / "logs/heartbeats/rank-0.stacks").stat().st_size
+    total = accounts(jobs(read_events(runs.run), read_metrics(runs.run)))
+    assert total.lost >= HANG_SECONDS
+    assert left_of([*ranks, *loaders]) == []
+
+
+def test_no_loader_outlives_a_launcher_that_is_killed(runs):
+    """Loaders that are halted cannot look whether their rank is alive, nor can those that wait for a server."""
+    job, ranks, loaders = runs.begin()
+    send(loaders, signal.SIGSTOP)
+    job.kill()
+    job.communicate()
+    assert left_of([*ranks, *loaders]) == []
+
+
+def test_ctrl_c_saves_and_a_second_one_leaves_at_once(runs):
+    job, ranks, loaders = runs.begin()
+    send(ranks, signal.SIGSTOP)  # so that the step cannot end before the second Ctrl-C
+    job.send_signal(signal.SIGINT)
+    said = ""
+    while "leave at once" not in said:
+        said += job.stderr.readline()
+    assert "Ctrl-C: finishing the step and saving; then this ends with exit code 75." in said
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 130, said
+    assert said.endswith("Left at once; what was saved earlier stands.\n")
+    assert read_events(runs.run)[-1]["kind"] == "interrupt"
+    assert "worker-lost" not in [event["kind"] for event in read_events(runs.run)]
+    assert left_of([*ranks, *loaders]) == []
+    assert len(resumed_at(runs.run)) == 2

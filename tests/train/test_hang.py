@@ -1,0 +1,172 @@
+"""A rank that hangs is found, named and ended, with the run; small real programs take the place of the trainer."""
+
+import signal
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from megaptm.resilience.events import read_events
+from megaptm.train.launch import launch
+from tests.drills.program import wait_for
+from tests.processes import survivors
+from tests.train.test_launch import pids, start_launcher
+
+HANG_SECONDS = 4.0
+PRELUDE = f"""
+import ctypes, os, signal, sys, time
+from pathlib import Path
+from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
+rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
+heartbeat = Heartbeat(rank, hang_seconds={HANG_SECONDS}).open(Path(os.environ[VARIABLE]))
+(folder / f"pid-{{rank}}").write_text(str(os.getpid()))
+for _ in range(3):
+    with heartbeat.during("data"):
+        time.sleep(0.01)
+    with heartbeat.during("step"):
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes a worker's program and returns the command that runs it."""
+
+    def write(body):
+        path = tmp_path / "worker.py"
+        path.write_text(PRELUDE + textwrap.dedent(body))
+        return [sys.executable, str(path), str(tmp_path)]
+
+    return write
+
+
+def hang_of(run):
+    [hang] = [event for event in read_events(run) if event["kind"] == "hang"]
+    return hang
+
+
+HALTED = """
+with heartbeat.during("step"):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+"""
+# In the phase that the other has behind it.
+READS_FOR_EVER = """
+def read_for_ever():
+    time.sleep(600)
+with heartbeat.during("data"):
+    if rank == 1:
+        read_for_ever()
+with heartbeat.during("step"):
+    time.sleep(600)
+"""
+# In the same phase as the other, which waits for it, inside a library that never lets Python's other threads run.
+HOLDS_THE_INTERPRETER = """
+def search_for_ever():
+    ctypes.PyDLL(None).sleep(600)
+with heartbeat.during("step"):
+    if rank == 1:
+        search_for_ever()
+    time.sleep(600)
+"""
+COMPUTES_FOR_EVER = """
+with heartbeat.during("loading"):
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+def compute_for_ever():
+    while True:
+        time.sleep(0.1)
+with heartbeat.during("step"):
+    if rank == 1:
+        compute_for_ever()
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "phase", "words", "stack"),
+    [
+        (HALTED, "step", "in step 4, and its process is halted (state T", None),
+        (READS_FOR_EVER, "data", "waiting for the data of step 4", "read_for_ever"),
+        (HOLDS_THE_INTERPRETER, "step", "in step 4, without a sign of life", "search_for_ever"),
+        (COMPUTES_FOR_EVER, "step", "in step 4", "compute_for_ever"),
+    ],
+)
+def test_the_rank_that_hangs_is_named_with_its_phase_and_stack(program, tmp_path, capfd, body, phase, words, stack):
+    run = tmp_path / "run"
+    assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS) == 75
+    said, hang = capfd.readouterr().err, hang_of(run)
+    assert said.startswith("rank 1 hangs: for ")
+    assert words in said
+    assert (hang["rank"], hang["phase"], hang["step"]) == (1, phase, 3)
+    assert hang["seconds"] >= HANG_SECONDS
+    assert hang["problem"] in said
+    if stack:
+        assert f" in {stack}" in said
+        assert f" in {stack}" in hang["stack"]
+    assert survivors(pids(tmp_path, 2)) == []
+
+
+def test_a_run_that_moves_on_does_not_hang(program, tmp_path):
+    body = f"""
+    end = time.monotonic() + {2 * HANG_SECONDS}
+    while time.monotonic() < end:
+        with heartbeat.during("step"):
+            time.sleep(0.2)
+    with heartbeat.during("saving"):
+        time.sleep({1.5 * HANG_SECONDS})
+    heartbeat.close()
+    """
+    assert launch(program(body), processes=2, run=tmp_path / "run", hang_seconds=HANG_SECONDS) == 0
+
+
+def test_ranks_that_wait_for_one_that_waits_for_its_server_do_not_hang(program, tmp_path):
+    body = f"""
+    with heartbeat.during("data"):
+        time.sleep({2 * HANG_SECONDS} if rank else 0)
+    with heartbeat.during("step"):
+        time.sleep(0.1 if rank else {2 * HANG_SECONDS})
+    """
+    run = tmp_path / "run"
+    assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=60.0) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_ends_a_launcher_whose_rank_is_halted_though_nobody_looks_for_hangs(program, tmp_path, number):
+    """Started without `hang_seconds`: only the stop makes it give up a rank that cannot save."""
+    launcher = start_launcher(
+        program("for one in (15, 2): signal.signal(one, signal.SIG_IGN)" + HALTED), tmp_path / "run"
+    )
+    everyone = pids(tmp_path, 2)
+    wait_for(lambda: psutil.Process(everyone[1]).status() == psutil.STATUS_STOPPED, launcher)
+    launcher.send_signal(number)
+    _, said = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, said
+    assert "rank 1 hangs" in said
+    assert survivors(everyone) == []
+
+
+def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_path):
+    body = """
+    signal.signal(signal.SIGINT, lambda number, frame: (folder / f"pid-told-{rank}").write_text("1"))
+    with heartbeat.during("step"):
+        while True:
+            time.sleep(600)
+    """
+    launcher = start_launcher(program(body), tmp_path / "run")
+    everyone = pids(tmp_path, 2)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stderr.readline() == "\n"
+    assert launcher.stderr.readline() == (
+        "Ctrl-C: finishing the step and saving; then this ends with exit code 75. Ctrl-C again: leave at once, without "
+        "saving.\n"
+    )
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130
+    assert said == "Left at once; what was saved earlier stands.\n"
+    assert [event["kind"] for event in read_events(tmp_path / "run")] == ["interrupt"]
+    assert survivors(everyone) == []
