@@ -72,8 +72,10 @@ def plan(
     from megaptm.plan.plan import plan as make_plan
 
     described = load_machine(machine)
+    pasted: list[str] = []
     if search:
         wanted = _searched(config, overrides, described, nodes, silent=as_json)
+        pasted = _as_overrides(wanted)
     else:
         wanted = _config(config, overrides, described, nodes)
     made = make_plan(wanted, described)
@@ -83,13 +85,21 @@ def plan(
         draw(made, plot)
     dry = _dry(wanted, made.work, ranks) if dry_run or ranks else None
     if as_json:
-        print_json({**made.numbers(), **({"dry_run": dry.numbers()} if dry else {})})
+        print_json(
+            {
+                **made.numbers(),
+                **({"overrides": pasted} if search else {}),
+                **({"dry_run": dry.numbers()} if dry else {}),
+            }
+        )
     else:
         from rich.console import Console
 
         from megaptm.plan.show import show, show_dry
 
         show(made, Console())
+        if pasted:
+            click.echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(pasted)}")
         if plot is not None:
             click.echo(f"\nDrawn: {click.format_filename(plot)}")
         if dry:
@@ -140,6 +150,13 @@ def _searched(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: i
 
         show_search(found, Console(), usable=machine.usable_bytes)
     return config.model_copy(update={"layout": chosen.layout})
+
+
+def _as_overrides(config: Config) -> list[str]:
+    """Every key of the layout as an override, so that none that a file has is left."""
+    import json
+
+    return [f"layout.{key}={json.dumps(value).strip(chr(34))}" for key, value in config.layout.model_dump().items()]
 
 
 def _written(path: Path, overrides: tuple[str, ...]) -> int:

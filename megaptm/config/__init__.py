@@ -1,6 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.read import Draft, draft, dump, load, offered
+from megaptm.config.read import Draft, draft, dump, is_given, load, offered
 from megaptm.config.schema import (
     Checkpoint,
     Communication,
@@ -27,6 +27,7 @@ __all__ = [
     "Train",
     "draft",
     "dump",
+    "is_given",
     "load",
     "offered",
     "resolve_model",

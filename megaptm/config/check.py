@@ -69,6 +69,7 @@ def _layout(config: Config) -> Iterator[str]:
     ):
         if number % tensor:
             yield f"layout.tensor ({tensor}) must divide the {number} {what} of {title}."
+            break  # a number that divides these may divide the others
     layers = size.layers * len(spec.family.stacks)
     chunks = layout.pipeline * layout.virtual
     if layout.virtual > 1 and layout.pipeline == 1:

@@ -11,6 +11,9 @@ from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, Layout, Offered
 
+NO_SPACE = re.compile(r"(.+):([^:/]+)")
+"""A key that was to be a key and its value, as in `{a:1}`."""
+
 WANTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -33,20 +36,31 @@ WANTED = {
 
 
 def sentences(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
-    """Every mistake; unknown keys come before what is missing, since they are often its cause."""
+    """Every mistake. Unknown keys come first; what they were meant to be is not told as missing as well."""
     details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    return [_sentence(one, origins, source) for one in details]
+    meant = {_meant(_path(one)) for one in details if one["type"] == "extra_forbidden"}
+    told = [one for one in details if one["type"] != "missing" or ".".join(_path(one)) not in meant]
+    return [_sentence(one, origins, source) for one in told]
+
+
+def _path(details: ErrorDetails) -> tuple[str, ...]:
+    # pydantic marks a mapping's key with a step of its own, which is no part of the name that the user wrote.
+    return tuple(str(step) for step in details["loc"] if step != "[key]")
 
 
 def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> str:
-    # pydantic marks a mapping's key with a step of its own, which is no part of the name that the user wrote.
-    path = tuple(str(step) for step in details["loc"] if step != "[key]")
+    path = _path(details)
     key = ".".join(path)
-    where = _origin(path, origins) or source
+    origin = _origin(path, origins)
+    if details["type"] == "missing":
+        # Whoever began the section, in a file that this one extends, need not have given all of it.
+        where = origin if origin and origin.startswith(f"{source}:") else source
+        return f"{where}: {key} is missing{_meaning(path)}."
+    where = origin or source
+    if details["input"] is None and (joined := NO_SPACE.fullmatch(path[-1])):
+        return f"{where}: {key} is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
     if details["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest(path)}"
-    if details["type"] == "missing":
-        return f"{where}: {key} is missing{_meaning(path)}."
     return f"{where}: {key} must be {wanted(details)}, not {shown(details['input'])}."
 
 
@@ -94,11 +108,16 @@ def _meaning(path: tuple[str, ...]) -> str:
 
 
 def _nearest(path: tuple[str, ...]) -> str:
-    """`; did you mean X?`: the same name in another section, else the closest one in this section."""
-    here, name = path[:-1], path[-1]
-    siblings = list(fields(here))
-    elsewhere = [f"{section}.{name}" for section in fields() if name in fields((section,))]
-    close = [".".join((*here, one)) for one in get_close_matches(name, siblings, n=1)]
-    if suggested := [*elsewhere, *close]:
-        return f"; did you mean {suggested[0]}?"
+    """`; did you mean X?`, or what the section has."""
+    if meant := _meant(path):
+        return f"; did you mean {meant}?"
+    here, siblings = path[:-1], list(fields(path[:-1]))
     return f"; {'.'.join(here) or 'a config'} has {', '.join(siblings)}." if siblings else "."
+
+
+def _meant(path: tuple[str, ...]) -> str | None:
+    """The same name in another section, else the closest one in this section."""
+    here, name = path[:-1], path[-1]
+    elsewhere = [f"{section}.{name}" for section in fields() if name in fields((section,))]
+    close = [".".join((*here, one)) for one in get_close_matches(name, list(fields(here)), n=1)]
+    return next(iter([*elsewhere, *close]), None)

@@ -39,8 +39,25 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told."""
     found = draft(path, overrides)
     if found.config is None or found.mistakes:
-        raise UserError(found.mistakes[0])
+        raise UserError(together(found.mistakes))
     return found.config
+
+
+def together(mistakes: Sequence[str]) -> str:
+    """One mistake as it is, several below each other: who corrects one wants to know of the next."""
+    if len(mistakes) == 1:
+        return mistakes[0]
+    return "\n".join([f"{len(mistakes)} mistakes in the config:", *(f"  {mistake}" for mistake in mistakes)])
+
+
+def is_given(path: str | Path, overrides: Sequence[str], key: str) -> bool:
+    """Whether the file at `path`, one that it extends or an override sets `key` (dotted)."""
+    value: Any = {}
+    for layer in chain(_extended(Path(path), ()), (read_override(text) for text in overrides)):
+        value = _merged(value, layer.values)
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value is not None
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:

@@ -34,7 +34,8 @@ class Model(Section):
     size: str
     """Row of the family's table of sizes, or `custom` with layers, width, heads and ffn given."""
     vocabulary: Count | None = None
-    """Number of token ids; absent: the published one. Must be that of the corpus's tokenizer, or more."""
+    """Number of token ids, that of the corpus's tokenizer or more; absent: that of the corpus, or, where there is none
+    yet, the published one."""
     context: Count | None = None
     """Longest sequence with a learned position; absent: the published one."""
     dropout: Fraction | None = None

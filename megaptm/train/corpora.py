@@ -6,8 +6,9 @@ from pathlib import Path
 
 from megaptm.config import Config, resolve_model
 from megaptm.data import Corpus, Mix, open_mix
+from megaptm.data.manifest import MANIFEST
 from megaptm.errors import UserError
-from megaptm.storage import Cache, Patience, default_folder
+from megaptm.storage import Cache, Patience, default_folder, exists, join
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -58,6 +59,14 @@ def corpus_tokenizer(config: Config) -> Tokenizer:
     tokenizer = tokenizer_of(Corpus.open(place, cache_of(config)))
     check_vocabulary(config, tokenizer, place)
     return tokenizer
+
+
+def corpus_vocabulary(config: Config) -> int | None:
+    """Ids of the tokenizer of the mix's first corpus; None where that is not there, yet."""
+    place = next(iter(config.data.mix))
+    if not exists(join(place, MANIFEST)):
+        return None
+    return Corpus.open(place, cache_of(config)).manifest.tokenizer["vocabulary"]
 
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:

@@ -47,11 +47,20 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
         lines.append(line)
     lines.append(Text(" " * 9 + "└" + "─" * width))
     lines.append(Text(" " * 10 + f"{left:<{width // 2}.6g}{right:>{width - width // 2}.6g}"))
-    legend = Text(" " * 10)
-    for (name, points), color in zip(finite.items(), COLORS, strict=False):
-        legend.append("● ", style=color)
-        legend.append(f"{name} {points[-1][1]:.4g}  " if points else f"{name}  ")
-    return [*lines, legend]
+    return [*lines, *_legend(finite, width)]
+
+
+def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
+    """Each curve's color, name and last value, on as many lines as that takes."""
+    lines = [Text(" " * 10)]
+    for (name, points), color in zip(curves.items(), COLORS, strict=False):
+        entry = f"{name} {points[-1][1]:.4g}" if points else name
+        if len(lines[-1]) > 10 and len(lines[-1]) + len(entry) + 2 > width + 10:
+            lines.append(Text(" " * 10))
+        lines[-1].append("● ", style=color).append(f"{entry}  ")
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:

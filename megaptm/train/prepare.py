@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
-from megaptm.config import Config, Draft, draft, dump, load
+from megaptm.config import Config, Draft, draft, dump, is_given, load
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.storage import write_whole
+from megaptm.train.corpora import corpus_vocabulary
 from megaptm.train.submitted import refuse_queued
 
 CONFIG = "config.yaml"
@@ -51,12 +52,15 @@ WAIT_SECONDS = 120.0
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config that a command names: a YAML file, or the folder of a run that was begun."""
-    return settle(load(*_named(path, overrides)))
+    return settle(load(*_with_vocabulary(*_named(path, overrides))))
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     """The same, with all its mistakes and as far as it can be read."""
-    found = draft(*_named(path, overrides))
+    path, overrides = _named(path, overrides)
+    with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
+        path, overrides = _with_vocabulary(path, overrides)
+    found = draft(path, overrides)
     return found if found.config is None else replace(found, config=settle(found.config))
 
 
@@ -65,6 +69,14 @@ def _named(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
         return path, overrides
     # A folder may have been moved since; it is the run wherever it lies.
     return path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]
+
+
+def _with_vocabulary(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    """A `model.vocabulary` that nobody gives is that of the corpora, once there are some."""
+    if is_given(path, overrides, "model.vocabulary") or (config := draft(path, overrides).config) is None:
+        return path, overrides
+    vocabulary = corpus_vocabulary(config)
+    return path, overrides if vocabulary is None else [*overrides, f"model.vocabulary={vocabulary}"]
 
 
 def settle(config: Config) -> Config:

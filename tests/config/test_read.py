@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import dump, load
+from megaptm.config import dump, is_given, load
 from megaptm.errors import UserError
 
+TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
 MINIMAL = """\
 run: runs/a
 model: {family: gpt2, size: small}
@@ -208,7 +209,6 @@ def test_a_mistake_is_one_sentence_that_names_the_key(minimal, override, parts):
         (MINIMAL + "run: runs/b\n", ["wrong.yaml:7", "run is written twice"]),
         (MINIMAL + "? [a]\n: 1\n", ["wrong.yaml"]),
         ("- a\n- b\n", ["wrong.yaml", "a config is a mapping"]),
-        ("", ["wrong.yaml", "is missing"]),
         ("extends: [a]\n", ["wrong.yaml:1", "extends takes one path"]),
         ("extends: nowhere.yaml\n", ["nowhere.yaml", "no such config file"]),
     ],
@@ -219,6 +219,45 @@ def test_a_mistake_in_a_file_names_its_line(tmp_path, text, parts):
     told = complaint(path)
     for part in parts:
         assert part in told
+
+
+def test_all_mistakes_are_listed_and_name_the_file_that_is_read(tmp_path):
+    """What a file leaves out is its mistake, though a section may begin in the file that it extends."""
+    (tmp_path / "defaults.yaml").write_text("optimizer: {warmup_steps: 10}\ntrain: {batch: many}\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: defaults.yaml\nrun: runs/a\nmodel: {family: gpt2, size: small}\ntrain: {stpes: 3}\n")
+    with pytest.raises(UserError) as caught:
+        load(path, ["data.mix={corpus: 1}"])
+    assert str(caught.value).splitlines() == [
+        "4 mistakes in the config:",
+        f"  {path}:4: unknown key train.stpes; did you mean train.steps?",
+        f"  {path}: data.sequence is missing (Tokens of one row (T5: of the encoder's row; the decoder's follows)).",
+        f"  {path}: optimizer.lr is missing (Peak learning rate).",
+        f"  {tmp_path / 'defaults.yaml'}:2: train.batch must be an integer, not 'many'.",
+    ]
+    with pytest.raises(UserError, match=r"^2 mistakes in the config:\n  layout.tensor .* heads .*\n  train.batch"):
+        load(TINY, ["layout.tensor=3", "train.batch=7", "model.ffn=510"])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("data.mix={a:1}", "data.mix.a:1 is one word to YAML: write a space after the colon, a: 1"),
+        ("data.mix={s3://bucket/a:0.5}", "write a space after the colon, s3://bucket/a: 0.5"),
+        ("layout={data:2}", "layout.data:2 is one word to YAML: write a space after the colon, data: 2"),
+    ],
+)
+def test_a_colon_without_a_space_is_pointed_at(minimal, override, told):
+    assert told in complaint(minimal, override)
+
+
+def test_what_is_given_is_known_wherever_it_was_written(minimal, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: minimal.yaml\nmodel: {vocabulary: 300}\n")
+    assert is_given(path, [], "model.vocabulary")
+    assert not is_given(path, ["model.vocabulary=null"], "model.vocabulary")
+    assert not is_given(minimal, [], "model.vocabulary")
+    assert is_given(minimal, ["model={vocabulary: 5}"], "model.vocabulary")
 
 
 def test_bytes_that_are_not_utf8_and_folders_are_refused(tmp_path):

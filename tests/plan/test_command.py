@@ -60,6 +60,17 @@ def test_a_search_ranks_and_says_why_not():
     assert "MFU" in text
 
 
+def test_what_a_search_finds_can_be_pasted():
+    """The overrides give the layout that was planned, whatever layouts the file has."""
+    path, words = CONFIGS / "gpt3/6.7b.yaml", ("--nodes", "4", "--search")
+    text, numbers = said(path, *words), json.loads(said(path, *words, "--json"))
+    pasted = text.split("to paste after the config:\n")[1].split()
+    assert pasted == numbers["overrides"]
+    found = json.loads(said(path, *pasted, "--json"))
+    assert (found["layout"], found["devices"]) == (numbers["layout"], 32)
+    assert "overrides" not in found
+
+
 def test_a_search_needs_no_legal_layout_and_takes_any_batch():
     """Seven tensor ranks divide no heads, eight data ranks not 1,000 rows: a search is for who has no layout."""
     words = ("layout.tensor=7", "train.batch=1000", "--nodes", "5", "--search", "--json")

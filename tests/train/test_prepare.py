@@ -8,7 +8,8 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events
 from megaptm.resilience.lock import RunLock
-from megaptm.train.prepare import discard_unused, prepare, settle, wait_until_prepared
+from megaptm.train.prepare import discard_unused, prepare, read_config, read_draft, settle, wait_until_prepared
+from tests.train.runs import build, write_text
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
 
@@ -22,6 +23,12 @@ def config(tmp_path):
     return build
 
 
+@pytest.fixture(scope="module")
+def corpus_of_300(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    return build(write_text(folder / "text"), folder / "tales", "gpt2")
+
+
 def begin(run):
     """A run that has something to lose."""
     with Events(run) as events:
@@ -32,6 +39,20 @@ def test_the_resolved_config_lies_in_the_folder(config):
     run = prepare(config())
     assert load(run / "config.yaml") == config()
     assert not list(run.glob("*.tmp"))
+
+
+def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_of_300):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {TINY}\nmodel: {{vocabulary: null}}\n")
+    words = [f"run={tmp_path / 'run'}", f"data.mix={{{corpus_of_300}: 1}}"]
+    wanted = read_config(path, words)
+    assert wanted.model.vocabulary == 300
+    assert load(prepare(wanted) / "config.yaml").model.vocabulary == 300
+    assert read_config(tmp_path / "run").model.vocabulary == 300
+    assert read_config(path, [*words, "model.vocabulary=512"]).model.vocabulary == 512
+    assert read_draft(path, words).config.model.vocabulary == 300
+    absent = [words[0], "data.mix={nowhere: 1}"]
+    assert read_config(path, absent).model.vocabulary == load(path, absent).model.vocabulary == 50257
 
 
 def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypatch):

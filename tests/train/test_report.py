@@ -121,6 +121,10 @@ def test_a_curve_goes_from_the_upper_left_to_the_lower_right():
 
 def test_what_is_not_finite_or_not_there_is_not_drawn():
     assert draw({"loss": [(1, float("inf"))], "empty": []})[0].plain == "nothing to draw yet"
+    many = {name: [(1, 4.0), (10, 1.25)] for name in ("training", "validation", "baseline unigram", "baseline uniform")}
+    legend = [line.plain for line in draw(many, width=68)][16:]
+    assert max(map(len, legend)) <= 78
+    assert " ".join(" ".join(legend).split()) == " ".join(f"● {name} 1.25" for name in many)
     lines = draw({"loss": [(1, 2.0), (2, float("nan")), (3, 2.0)]}, width=10, height=4)
     assert "nan" not in "".join(line.plain for line in lines)
 
