@@ -51,7 +51,8 @@ def build_corpus(
     `workers`: Ray workers; 0 is this process alone; absent chooses by the size of the input. Whatever fails, `out`
     does not appear. `scratch`: folder of unfinished work, which all machines of a Ray cluster must share.
     """
-    files = find_files(recipe.sources)
+    passed_over = Dropped()
+    files = find_files(recipe.sources, passed_over)
     if recipe.annotate:
         recipe.annotate.check()
     given = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
@@ -64,6 +65,7 @@ def build_corpus(
             crew = stack.enter_context(open_workers(workers, sum(file.size for file in files), output.scratch))
         work = Work(output.scratch, crew, stages)
         parts, dropped = read_parts(recipe, files, work)
+        dropped.merge(passed_over)
         if not any(part.documents for part in parts):
             raise _nothing_left(recipe, dropped)
         selection = choose(recipe, parts, work, dropped)

@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from data_pipeline.corpus.work import Work
+from data_pipeline.folders import BUILDING, SCRATCH
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
@@ -29,7 +30,6 @@ from megaptm.storage import exists, is_remote, join, listed, remove, upload
 
 WORTH_KEEPING = 60.0
 """Seconds of work that a build which fails does not throw away."""
-SCRATCH = "scratch"
 CACHE = "~/.cache/megaptm/builds"
 """Where corpora for other places are made, unless `scratch` says where."""
 
@@ -62,7 +62,7 @@ class LocalOutput(Output):
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
         self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name to build beside
         _check_free(self.out, overwrite)
-        self.folder = self.out.with_name(self.out.name + ".building")
+        self.folder = self.out.with_name(self.out.name + BUILDING)
         self.scratch = Path(scratch or self.folder) / SCRATCH
 
     def publish(self, work: Work) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.corpus.workers import Workers
+from data_pipeline.folders import FINISHED
 from data_pipeline.progress import Stages
 from megaptm import __version__
 from megaptm.errors import UserError
@@ -28,8 +29,6 @@ Result = TypeVar("Result")
 
 VERSION = f"{__version__} 2"
 """Results of another version are not taken. The second number rises when a job's meaning changes."""
-FINISHED = "finished"
-"""Folder of the results."""
 
 
 class Work:

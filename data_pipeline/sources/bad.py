@@ -70,11 +70,12 @@ class Bad:
     def _tell(self, error: Unreadable, source: str, where: str, text: bytes | bytearray) -> None:
         if self.on_error == "fail":
             raise UserError(
-                f"{self.file.path} {where}{error.what}: {error.remedy}, or leave such text out with `on_error: skip`."
+                f"{self.file.place} {where}{error.what}: {error.remedy}, or leave such text out with `on_error: skip`."
             )
         # A character has 4 bytes at most.
+        said = f"{error.what}: {error.remedy}"
         beginning = bytes(text[: 4 * EXAMPLE_CHARACTERS]).decode("utf-8", "replace")
-        self.dropped.add(error.reason, source, beginning, f"{error.what}: {error.remedy}")
+        self.dropped.add(error.reason, source, beginning or said, said)
 
 
 @contextmanager

@@ -16,16 +16,31 @@ from data_pipeline.sources.bad import Unreadable, needed
 CHUNK_BYTES = 1 << 20
 """Read and given at a time. The same everywhere: where a damaged file stops being read depends on it."""
 KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+SHORT = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+OTHERS = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
+"""Suffixes of what is compressed in other ways."""
 MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00"}
 
 
 def compression_of(name: str) -> str | None:
-    return KINDS.get(PurePosixPath(name).suffix.lower())
+    return KINDS.get(PurePosixPath(_in_full(name)).suffix.lower())
 
 
 def without_compression(name: str) -> str:
     """`pile.jsonl.gz` -> `pile.jsonl`"""
+    name = _in_full(name)
     return name[: -len(PurePosixPath(name).suffix)] if compression_of(name) else name
+
+
+def has_other_compression(name: str) -> bool:
+    """Whether it is one that is not read here."""
+    return PurePosixPath(name).suffix.lower() in OTHERS
+
+
+def _in_full(name: str) -> str:
+    """`pile.tgz` -> `pile.tar.gz`"""
+    suffix = PurePosixPath(name).suffix
+    return name[: -len(suffix)] + SHORT[suffix.lower()] if suffix.lower() in SHORT else name
 
 
 def check_compression(kind: str | None, head: bytes) -> None:

@@ -14,7 +14,14 @@ def text_of(record: Any, field: str) -> str:
     """The string in a field; raises `BadRecord`."""
     text = record.get(field) if isinstance(record, Mapping) else None
     if not isinstance(text, str):
-        raise BadRecord("no text field", f"has no string in its field `{field}`", "add it, or name another with `text`")
+        names = (
+            [str(name) for name, value in record.items() if isinstance(value, str)]
+            if isinstance(record, Mapping)
+            else []
+        )
+        there = f", but in {', '.join(names[:20])}" if names else ""
+        what = f"has no string in its field `{field}`{there}"
+        raise BadRecord("no text field", what, "add it, or name another with `text`")
     return text
 
 

@@ -7,7 +7,9 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from data_pipeline.sources.formats import FORMATS, format_name
+from data_pipeline.document import Dropped
+from data_pipeline.sources.archives import archive_kind
+from data_pipeline.sources.formats import FORMATS, passed_over
 from data_pipeline.sources.formats.image_text import is_image, is_metadata
 from data_pipeline.sources.listing import Found, Listing
 from data_pipeline.sources.local import list_folder, list_path
@@ -22,10 +24,11 @@ PYTHON_LIBRARY = "python-library"
 JSON_LINES = FORMATS["json-lines"].suffixes
 
 
-def find_files(sources: Sequence[str | Source]) -> list[InputFile]:
+def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) -> list[InputFile]:
     """The files of all sources: sources as given, files within one by name (code points).
 
-    Raises `UserError` for a source that does not exist or has no text, and for a file that two sources name.
+    What lies in a folder or matches a glob, and is passed over, is counted in `dropped`. Raises `UserError` for a
+    source that does not exist or has no text, and for a file that two sources name.
     """
     if not sources:
         raise UserError("no source is named: name a file, a folder, a glob or a URL of these.")
@@ -33,23 +36,46 @@ def find_files(sources: Sequence[str | Source]) -> list[InputFile]:
     owners: dict[str, int] = {}
     for number, given in enumerate(sources):
         source = given if isinstance(given, Source) else Source(given)
-        for file in _files_of(source):
+        passed = Dropped()
+        for file in _files_of(source, passed):
             owner = owners.setdefault(_identity(file.path), number)
             if owner != number:
                 raise _twice(sources[owner], source, file)
             found.append(file)
+        if dropped is not None and source.path != PYTHON_LIBRARY:  # which nobody looks for text of their own in
+            dropped.merge(passed)
     return found
 
 
-def _files_of(source: Source) -> list[InputFile]:
+SAID = {
+    "no known format": "has no suffix of a format that is read: name it, or a glob and a `format`, if it is text",
+    "unknown compression": "is compressed in a way that is not read here: decompress it, or use .gz, .zst, .bz2 or .xz",
+    "corpus": "is the corpus of another build, and no text of its own",
+    "unfinished build": "is where a corpus is being made",
+    "not a file": "is a pipe, a socket or a device: write it to a file",
+}
+
+
+def _files_of(source: Source, passed: Dropped) -> list[InputFile]:
     listing = _list(source)
     paired = _with_images if source.format == "image-text" else _without_images
     files = sorted(paired(source, listing), key=lambda file: (file.name, file.path))
+    taken = {file.path for file in files}
+    left_out = [
+        (passed_over(file.name, source, listing.kind) or "no known format", file.name)
+        for file in listing.files
+        if file.path not in taken
+    ]
+    for name, reason in sorted((name, reason) for reason, name in [*listing.left_out, *left_out]):
+        passed.add(reason, name, said=SAID[reason])
     if not files:
         suffixes = FORMATS[source.format].suffixes if source.format else (*FORMATS["text"].suffixes, *JSON_LINES)
+        there = ", ".join(
+            f"{count:,} {reason} ({passed.examples[reason][0][0]})" for reason, count in passed.counts.items()
+        )
         raise UserError(
-            f"no text found in {source.path}: name a file, or a folder or glob with files such as "
-            f"{', '.join(sorted(suffixes)) or 'its format has'}, or say the `format` of what is there."
+            f"no text found in {source.path}{f', but {there}' if there else ''}: name a file, or a folder or glob with "
+            f"files such as {', '.join(sorted(suffixes)) or 'its format has'}, or say the `format` of what is there."
         )
     return files
 
@@ -67,16 +93,8 @@ def _list(source: Source) -> Listing:
 
 def _without_images(source: Source, listing: Listing) -> Iterator[InputFile]:
     for file in listing.files:
-        if _is_wanted(file.name, source, listing.kind):
+        if listing.kind == "file" or archive_kind(file.name) or not passed_over(file.name, source, listing.kind):
             yield _input(file, source)
-
-
-def _is_wanted(name: str, source: Source, kind: str) -> bool:
-    """Whoever names a file means it; a folder or a glob holds other things, too."""
-    if kind == "file" or (kind == "glob" and source.format is not None):
-        return True
-    found = format_name(name, named=kind == "glob" or source.format is not None)
-    return found is not None and source.format in (None, found)
 
 
 def _with_images(source: Source, listing: Listing) -> Iterator[InputFile]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # Other people's packages and compiled caches.
@@ -27,6 +27,8 @@ class Listing:
 
     kind: Literal["file", "folder", "glob"]
     files: list[Found]
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """Why, and the name: folders that builds made, and what is no file."""
 
 
 def is_hidden(name: str) -> bool:

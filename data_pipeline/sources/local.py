@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from data_pipeline.folders import is_corpus, is_unfinished
 from data_pipeline.sources.listing import Found, Listing, fixed_folder, is_hidden
+from megaptm.data.manifest import MANIFEST
 from megaptm.errors import UserError
 
 
@@ -17,33 +19,77 @@ def list_path(path: str) -> Listing | None:
     if os.path.isdir(path):
         return list_folder(path, Path(path).resolve().name)
     if os.path.lexists(path):
+        if not _is_file(path):
+            raise UserError(f"source {path} is a pipe, a socket or a device: write it to a file, and name that.")
         return Listing("file", [_found(path, os.path.basename(path))])
     if glob.has_magic(path):
-        matches = (match for match in glob.iglob(path, recursive=True) if _is_file(match))
-        return Listing("glob", [_found(match, _name_in_glob(match, fixed_folder(path))) for match in matches])
+        return _list_glob(path, fixed_folder(path))
     return None
 
 
 def list_folder(root: str, name: str) -> Listing:
     """A local folder's files, without what is hidden and what packages brought along."""
-    return Listing("folder", [_found(path, f"{name}/{below}") for path, below in _walk(root)])
+    listing = Listing("folder", [])
+    for path, below, reason in _walk(root):
+        if reason:
+            listing.left_out.append((reason, f"{name}/{below}"))
+        else:
+            listing.files.append(_found(path, f"{name}/{below}"))
+    return listing
 
 
-def _walk(root: str) -> Iterator[tuple[str, str]]:
-    """Paths, and where they are below the root. Links are followed, each folder once."""
+def _list_glob(pattern: str, root: str) -> Listing:
+    listing = Listing("glob", [])
+    for match in glob.iglob(pattern, recursive=True):
+        name = _name_in_glob(match, root)
+        if os.path.isdir(match):
+            continue
+        if reason := _not_text_above(os.path.dirname(match), root):
+            listing.left_out.append((reason, name))
+        elif not _is_file(match):
+            listing.left_out.append(("not a file", name))
+        else:
+            listing.files.append(_found(match, name))
+    return listing
+
+
+def _not_text_above(folder: str, root: str) -> str | None:
+    """Of the folders from `root` down to this one, why the first is left out that is."""
+    reason = _not_text_above(os.path.dirname(folder), root) if len(folder) > len(root) else None
+    return reason or _not_text(folder or ".")
+
+
+def _not_text(folder: str) -> str | None:
+    """Why a folder is left out; None: it is not."""
+    if is_unfinished(Path(folder)):
+        return "unfinished build"
+    # Looked at only where there may be one: other folders can be long.
+    return "corpus" if os.path.exists(os.path.join(folder, MANIFEST)) and is_corpus(os.listdir(folder)) else None
+
+
+def _walk(root: str) -> Iterator[tuple[str, str, str | None]]:
+    """Paths, where they are below the root, and why one is left out. Links are followed, each folder once."""
+    if reason := _not_text(root):
+        yield root, "", reason
+        return
     seen = {os.path.realpath(root)}
     for folder, inner, files in os.walk(root, onerror=_refuse, followlinks=True):
         kept = []
         for name in sorted(inner):
-            real = os.path.realpath(os.path.join(folder, name))
-            if not is_hidden(name) and real not in seen:
-                seen.add(real)
+            path = os.path.join(folder, name)
+            real = os.path.realpath(path)
+            if is_hidden(name) or real in seen:
+                continue
+            seen.add(real)
+            if reason := _not_text(path):
+                yield path, Path(path).relative_to(root).as_posix(), reason
+            else:
                 kept.append(name)
         inner[:] = kept
         for name in files:
             path = os.path.join(folder, name)
-            if not is_hidden(name) and _is_file(path):
-                yield path, Path(path).relative_to(root).as_posix()
+            if not is_hidden(name):
+                yield path, Path(path).relative_to(root).as_posix(), None if _is_file(path) else "not a file"
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from functools import lru_cache
 from typing import Any, BinaryIO
 
@@ -18,6 +19,8 @@ def open_bytes(path: str) -> BinaryIO:
     """A file to read and seek in; a server that fails is asked again with patience, but not about a file within an
     archive. Address and keys of a store come from the environment, as s3fs takes them."""
     if not is_remote(path):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe waits for its writer
+            raise OSError(errno.EINVAL, "it is no file", path)
         return open(path, "rb")
     if "::" not in path:
         if not exists(path):  # it was there when files were listed

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from data_pipeline.document import Document, Dropped, is_of_document
+from data_pipeline.sources.archives import archive_kind, members
 from data_pipeline.sources.bad import Bad, Unreadable, bad_record
-from data_pipeline.sources.formats import can_be_cut, format_of
+from data_pipeline.sources.compression import has_other_compression
+from data_pipeline.sources.formats import can_be_cut, format_of, passed_over
 from data_pipeline.sources.lines import count_lines
 from data_pipeline.sources.open import is_remote
-from data_pipeline.sources.source import OnError, Span
+from data_pipeline.sources.source import InputFile, OnError, Span
 from megaptm.errors import UserError
 
 
@@ -23,7 +25,14 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
         return  # the span at the beginning has it all
     bad = Bad(span.file, dropped, on_error, count_lines(span.file))
     try:
-        yield from format_of(span.file).reader(span, bad)
+        if archive_kind(span.file.name):
+            for member in members(span.file, bad):
+                yield from _read_member(member, bad, on_error)
+        elif has_other_compression(span.file.name):
+            what = "is compressed in a way that is not read here"
+            raise Unreadable("unknown compression", what, "decompress it, or use .gz, .zst, .bz2 or .xz")
+        else:
+            yield from format_of(span.file).reader(span, bad)
     except Unreadable as error:
         # What is wrong with all of a file its first span tells, once.
         if not span.start or error.reason == "unreadable":
@@ -35,4 +44,13 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
             raise
         else:
             what = f"cannot be read to its end ({error.strerror or error})"
-            raise UserError(f"{span.file.path} {what}: see to its disk, or take it out of the sources.") from error
+            raise UserError(f"{span.file.place} {what}: see to its disk, or take it out of the sources.") from error
+
+
+def _read_member(file: InputFile, bad: Bad, on_error: OnError) -> Iterator[Document]:
+    if archive_kind(file.name):
+        bad.left_out("archive in an archive", file.name)
+    elif reason := passed_over(file.name, file.source, "folder"):
+        bad.left_out(reason, file.name)
+    else:
+        yield from read(Span(file), bad.dropped, on_error)

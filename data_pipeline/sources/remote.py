@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import posixpath
+from collections.abc import Iterable
 from typing import Any, Literal
 
+from data_pipeline.folders import is_corpus
 from data_pipeline.sources.listing import Found, Listing, fixed_folder, is_hidden
 from data_pipeline.sources.open import file_system
 from megaptm.errors import UserError
@@ -25,14 +27,26 @@ def list_url(url: str) -> Listing | None:
     # `zip://*.txt::s3://bucket/pile.zip`: what is found in the pile is still in the pile.
     _, chained, outside = url.partition("::")
     top = "" if kind == "file" else posixpath.basename(folder) or posixpath.basename(outside)
-    files = []
+    listing = Listing(kind, [])
+    corpora = _corpora(found)
     for name, info in found.items():
         below = name[len(folder) :].lstrip("/")
         if kind == "folder" and any(is_hidden(part) for part in below.split("/")):
             continue
         place = system.unstrip_protocol(name) + chained + outside
-        files.append(Found(place, posixpath.join(top, below), info.get("size") or 0, _version(info)))
-    return Listing(kind, files)
+        if kind != "file" and any(name.startswith(f"{corpus}/") for corpus in corpora):
+            listing.left_out.append(("corpus", posixpath.join(top, below)))
+        else:
+            listing.files.append(Found(place, posixpath.join(top, below), info.get("size") or 0, _version(info)))
+    return listing
+
+
+def _corpora(names: Iterable[str]) -> list[str]:
+    """Folders that builds have made."""
+    folders: dict[str, list[str]] = {}
+    for name in names:
+        folders.setdefault(posixpath.dirname(name), []).append(posixpath.basename(name))
+    return [folder for folder, inside in folders.items() if is_corpus(inside)]
 
 
 def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:

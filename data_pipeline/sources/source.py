@@ -8,7 +8,9 @@ from typing import Literal, get_args
 from data_pipeline.document import OnError
 from megaptm.errors import UserError
 
-FormatName = Literal["text", "markdown", "code", "json-lines", "csv", "parquet", "warc", "wikipedia", "image-text"]
+FormatName = Literal[
+    "text", "markdown", "code", "json-lines", "csv", "parquet", "html", "warc", "wikipedia", "image-text"
+]
 __all__ = ["Documents", "FormatName", "Html", "InputFile", "OnError", "Source", "Span"]
 
 Documents = Literal["file", "line", "blank-line"]
@@ -36,11 +38,12 @@ class Source:
     documents: Documents = "file"
     """Plain text, Markdown, code: a document is a whole file, a line, or what stands between blank lines."""
     encoding: str = "utf-8"
-    """Text, JSON lines, CSV: a codec that Python knows, or `auto`: UTF-8, else by a byte order mark, else a guess."""
+    """Text, JSON lines, CSV: a codec that Python knows, or `auto`: UTF-8, else by a byte order mark, else a guess.
+    HTML: a codec for pages that are not UTF-8, before what they say themselves."""
     delimiter: str | None = None
     """CSV: one character; absent: a tab for `.tsv`, else a comma."""
     html: Html = "main"
-    """WARC: of a page its main content, or all of its text."""
+    """HTML, WARC: of a page its main content, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
     """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
 
@@ -80,6 +83,12 @@ class InputFile:
     source: Source = field(default_factory=lambda: Source(""))
     image: str | None = None
     """Image-text: path or URL of the image whose caption this file is."""
+    label: str = ""
+    """What people are told instead of the path, where that is of a copy."""
+
+    @property
+    def place(self) -> str:
+        return self.label or self.path
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 from data_pipeline.document import Document
+from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.bad import Bad
-from data_pipeline.sources.compression import compression_of, without_compression
+from data_pipeline.sources.compression import compression_of, has_other_compression, without_compression
 from data_pipeline.sources.formats.csv import read_csv
+from data_pipeline.sources.formats.html import read_html
 from data_pipeline.sources.formats.image_text import read_image_text
 from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.parquet import read_parquet
@@ -22,7 +25,7 @@ from data_pipeline.sources.source import FormatName, InputFile, Source, Span
 # fmt: off
 CODE = frozenset({
     ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh", ".pl",
-    ".lua", ".r", ".jl", ".scala", ".kt", ".swift", ".cs", ".php", ".sql", ".html", ".css", ".tex", ".toml", ".ini",
+    ".lua", ".r", ".jl", ".scala", ".kt", ".swift", ".cs", ".php", ".sql", ".css", ".tex", ".toml", ".ini",
     ".cfg", ".yaml", ".yml",
 })
 # fmt: on
@@ -58,6 +61,7 @@ FORMATS: dict[FormatName, Format] = {
     "code": Format(read_code, CODE, can_be_cut=_has_records),
     "json-lines": Format(read_json_lines, frozenset({".jsonl", ".ndjson"}), frozenset({".json"}), _always),
     "csv": Format(read_csv, frozenset({".csv", ".tsv"})),
+    "html": Format(read_html, frozenset({".html", ".htm", ".xhtml"})),
     "parquet": Format(read_parquet, frozenset({".parquet"}), can_be_cut=_always),
     "warc": Format(read_warc, frozenset({".warc", ".wet"})),
     "wikipedia": Format(read_wikipedia, frozenset(), frozenset({".xml"})),
@@ -76,6 +80,16 @@ def format_name(file_name: str, *, named: bool) -> FormatName | None:
     return BY_SUFFIX.get(suffix) or (BY_NAMED_SUFFIX.get(suffix) if named else None)
 
 
+def passed_over(file_name: str, source: Source, kind: Literal["file", "folder", "glob"]) -> str | None:
+    """Why a file that was found is not read; None: it is. Who names a file means it; a folder holds other things."""
+    if has_other_compression(file_name):
+        return "unknown compression"
+    if kind == "file" or (kind == "glob" and source.format is not None):
+        return None
+    found = format_name(file_name, named=kind == "glob" or source.format is not None)
+    return None if found is not None and source.format in (None, found) else "no known format"
+
+
 def format_of(file: InputFile) -> Format:
     """The row of a file; whoever names a file with an unknown suffix means text."""
     return FORMATS[file.source.format or format_name(file.name, named=True) or "text"]
@@ -83,4 +97,6 @@ def format_of(file: InputFile) -> Format:
 
 def can_be_cut(file: InputFile) -> bool:
     """Whether documents of it can be found from the middle."""
+    if archive_kind(file.name):
+        return False
     return compression_of(file.name) is None and format_of(file).can_be_cut(file.source)

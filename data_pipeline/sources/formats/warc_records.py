@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from data_pipeline.sources.bad import BadRecord, Unreadable
 from data_pipeline.sources.content import chunks
+from data_pipeline.sources.formats.html import LONGEST_PAGE
 from data_pipeline.sources.source import InputFile
 
-LONGEST_RECORD = 64 << 20
-"""Bytes. A record is held whole, and several times over while it is taken apart; of a longer one only the beginning."""
+LONGEST_RECORD = LONGEST_PAGE
+"""Bytes of a record that is held; of a longer one only the beginning is."""
 LONGEST_HEAD = 1 << 20
 """Bytes of a record's headers, and what is held of a record that is too long: its HTTP headers are there."""
 GAP = 64

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from data_pipeline.sources.bad import needed
+from data_pipeline.sources.formats.wikitext_leftovers import literal, without_leftovers
 
 # What these hold is no prose: formulas, sources, pictures, instructions.
 DROPPED_TAGS = frozenset({
@@ -38,6 +39,7 @@ def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection
     text = "".join(_Walk(leave_out, not_text).texts(code))
     if "lists" in leave_out:
         text = "\n".join(line for line in text.split("\n") if ITEM not in line)
+    text = without_leftovers(text, tables="tables" not in leave_out)
     text = QUOTES.sub(_apostrophes, SWITCHES.sub("", text.replace(ITEM, "")))
     text = SPACES.sub(" ", EMPTY_BRACKETS.sub("", text))
     return BLANK_LINES.sub("\n\n", LINE_END.sub("\n", text)).strip()
@@ -65,7 +67,7 @@ class _Walk:
         yield node.value
 
     def htmlentity(self, node: Any) -> Iterable[str]:
-        yield node.normalize()
+        yield literal(node.normalize())
 
     def heading(self, node: Any) -> Iterable[str]:
         if "headers" not in self.leave_out:
@@ -82,6 +84,9 @@ class _Walk:
     def tag(self, node: Any) -> Iterable[str]:
         name = str(node.tag).strip().lower()
         if name in DROPPED_TAGS or (name == "table" and "tables" in self.leave_out):
+            return
+        if name == "nowiki":
+            yield literal("".join(self.texts(node.contents)))
             return
         if name in LIST_ITEMS:
             yield ITEM

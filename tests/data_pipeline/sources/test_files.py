@@ -1,11 +1,15 @@
 import os
+import socket
 import sysconfig
 
+import fsspec
 import pytest
 
-from data_pipeline.sources import PYTHON_LIBRARY, Source, find_files
+from data_pipeline.document import Dropped
+from data_pipeline.sources import PYTHON_LIBRARY, InputFile, Source, Span, find_files, read
 from megaptm.errors import UserError
-from tests.data_pipeline.sources.reading import written
+from tests.data.corpora import tiny_corpus
+from tests.data_pipeline.sources.reading import reading, written
 
 
 def names(*sources: object, **options) -> list[str]:
@@ -100,10 +104,75 @@ def test_linked_folders_are_followed_once_and_a_link_that_leads_nowhere_is_a_fil
     assert names(tmp_path / "pile") == ["pile/gone.txt", "pile/linked/a.txt"]
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "a.txt")
-    written(tmp_path / "b.txt", "x")
-    assert names(tmp_path) == [f"{tmp_path.name}/b.txt"]
+def passed_over(path, **options) -> dict[str, list[str]]:
+    """reason -> names, of what was found and not taken."""
+    dropped = Dropped()
+    find_files([Source(str(path), **options)], dropped)
+    assert all(dropped.said[reason] for reason in dropped.counts)
+    return {reason: [name for name, _ in few] for reason, few in dropped.examples.items()}
+
+
+@pytest.fixture
+def special(tmp_path):
+    """A pipe, and a socket."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(tmp_path / "socket.txt"))
+    return tmp_path
+
+
+def test_a_pipe_is_not_waited_for(special):
+    written(special / "b.txt", "x")
+    for path in (special, special / "*.txt"):
+        assert names(path) == [f"{special.name}/b.txt"]
+        assert passed_over(path) == {"not a file": [f"{special.name}/pipe.txt", f"{special.name}/socket.txt"]}
+
+
+def test_a_pipe_a_socket_or_a_device_that_is_named_is_refused(special):
+    for path in (special / "pipe.txt", special / "socket.txt", "/dev/zero"):
+        with pytest.raises(UserError, match=r"is a pipe, a socket or a device: write it to a file, and name that\."):
+            names(path)
+
+
+def test_a_file_that_became_a_pipe_is_counted_and_not_waited_for(special):
+    dropped = Dropped()
+    assert list(read(Span(InputFile(str(special / "pipe.txt"), "pipe.txt", 1)), dropped)) == []
+    assert dropped.counts == {"unreadable": 1}
+
+
+def test_what_a_folder_or_a_glob_holds_besides_is_counted_with_the_reason(tmp_path):
+    for name in ("a.txt", "README", "b.txt.lz4", "c.JSON", "d.png", "sub/e.7z", ".hidden", "dump.gz"):
+        written(tmp_path / "pile" / name, "x")
+    unknown = {"no known format": ["pile/README", "pile/c.JSON", "pile/d.png", "pile/dump.gz"]}
+    compressed = {"unknown compression": ["pile/b.txt.lz4", "pile/sub/e.7z"]}
+    assert passed_over(tmp_path / "pile") == {**unknown, **compressed}
+    assert passed_over(tmp_path / "pile" / "*", format="text") == {"unknown compression": ["pile/b.txt.lz4"]}
+    assert passed_over(tmp_path / "pile" / "a.txt") == {}
+
+
+def test_a_named_file_that_is_compressed_in_another_way_is_counted(tmp_path, refusal):
+    path = written(tmp_path / "a.txt.lz4", b"\x04\x22\x4d\x18")
+    assert reading(path).counts == {"unknown compression": 1}
+    assert "is compressed in a way that is not read here: decompress it" in refusal(path)
+
+
+def test_a_corpus_among_its_own_sources_is_no_text(tmp_path):
+    pile = tmp_path / "pile"
+    written(pile / "a.txt", "x")
+    tiny_corpus(pile / "corpora" / "books")
+    for name in ("index.html", "tokenizer/merges.txt"):
+        written(pile / "corpora" / "books" / name, "x")
+    written(pile / "new.building" / "scratch" / "parts" / "0.jsonl", "{}")
+    written(pile / "elsewhere" / "scratch" / "finished" / "0.jsonl", "{}")
+    written(pile / "scratch" / "mine.txt", "x")  # a name that anybody may use
+    expected = ["pile/a.txt", "pile/scratch/mine.txt"]
+    assert names(pile) == names(pile / "**" / "*") == expected
+    assert passed_over(pile) == {
+        "corpus": ["pile/corpora/books"],
+        "unfinished build": ["pile/elsewhere/scratch", "pile/new.building"],
+    }
+    with pytest.raises(UserError, match=r"no text found in .*books, but 1 corpus \(books/"):
+        names(pile / "corpora" / "books")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.uname().sysname != "Linux", reason="Linux lets names be any bytes")
@@ -180,3 +249,11 @@ def test_the_same_file_in_two_folders_is_found_twice(tmp_path):
 def test_a_wrong_option_is_one_sentence(options, said):
     with pytest.raises(UserError, match=said):
         Source("pile", **options)
+
+
+def test_a_corpus_at_a_url_is_no_text_either():
+    system = fsspec.filesystem("memory")
+    for name in ("a.txt", "books/manifest.json", "books/train.shards.npy", "books/report.html"):
+        system.pipe_file(f"/mended/{name}", b"x")
+    assert names("memory://mended") == ["mended/a.txt"]
+    assert set(passed_over("memory://mended")) == {"corpus"}

@@ -78,7 +78,9 @@ def test_a_broken_line_is_counted_or_ends_the_build_and_its_neighbors_are_read(
     assert found.counts == {reason: 1}
     [[source, example]] = found.dropped.examples[reason]
     assert source == "a.jsonl@16"
-    assert example == ("" if reason == "line too long" else line.decode("utf-8", "replace")[:200])
+    assert example == (
+        "is longer than 0 MiB: break it up" if reason == "line too long" else line.decode("utf-8", "replace")[:200]
+    )
     assert said in refusal(path)
 
 

@@ -60,6 +60,42 @@ def test_headers_lists_and_tables_stay_when_wanted():
     assert "1900" not in text_of_markup(MARKUP, ("tables",), PREFIXES)
 
 
+ALL = ("headers", "lists", "tables")
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("{{Infobox person\n| name = Ada\n| born = 1815\n\n'''Ada''' was a {{x}}writer.", "Ada was a writer."),
+        ("Ada was. {{Infobox | name = Ada\n\nShe wrote. {{ok|a}} More.", "Ada was.\n\nShe wrote. More."),
+        ("{{Infobox\n| spouse = {{marriage|Lord\n| born = 1815\nShe wrote.", "She wrote."),
+        ("Text }} more }} end", "Text more end"),
+        ("{{a" * 60 + "}}" * 60 + " tail", "tail"),
+        ("Before\n{| class=w\n|-\n| a || b\n|\n{| class=i\n| c\n|}\n|-\n| d\n|}\nAfter", "Before\n\nAfter"),
+        ("Before\n{| class=w\n|-\n| a || b\n\nAfter", "Before\n\nAfter"),
+        ("Before\n{|\n|\n{|\n| inner\n|}\n! outer\n\nAfter", "Before\n\nAfter"),
+        (":{|\n| a\n|}\nAfter", "After"),
+        ("Text<ref>foo [[x]] more. <ref name=a /> end", "Textfoo x more. end"),
+        ("a <!-- never closed", "a"),
+        ("see [[foo|bar and [[baz]] x", "see bar and baz x"),
+    ],
+)
+def test_markup_that_was_never_closed_leaves_nothing_of_itself(markup, text):
+    assert text_of_markup(markup, ALL, PREFIXES) == text
+
+
+def test_the_cells_of_a_table_that_was_never_closed_stay_when_wanted():
+    markup = "Before\n{| class=w\n! Year !! Length\n|-\n| 1900 || style=x | 12\n\nAfter"
+    assert text_of_markup(markup, ("lists",), PREFIXES) == "Before\nYear\tLength\n1900\t12\n\nAfter"
+
+
+def test_what_an_author_wrote_as_text_stays_though_it_looks_like_markup():
+    markup = "Write <nowiki>{{cite}} or [[link]]</nowiki>, or &lt;ref&gt; and &#123;&#123;x, or a | b, x < y, {z}!"
+    assert (
+        text_of_markup(markup, ALL, PREFIXES) == "Write {{cite}} or [[link]], or <ref> and {{x, or a | b, x < y, {z}!"
+    )
+
+
 def page(number: int, title: str, text: str, space: int = 0, redirect: str = "") -> str:
     return f"""  <page>
     <title>{title}</title><ns>{space}</ns><id>{number}</id>{redirect}

@@ -1,0 +1,59 @@
+"""Markup that was never closed, which the parser gives back as text: templates, tables, links, tags, comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+SIGNS = "{}[]|!<>"
+LITERAL = str.maketrans(SIGNS, "\1\2\3\4\5\6\7\10")
+"""Signs that an author wrote as text stand for these, which XML cannot hold, until what is left over is gone."""
+PLAIN = str.maketrans("\1\2\3\4\5\6\7\10", SIGNS)
+
+COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
+"""Whole, but deeper than the parser goes."""
+OPEN_TEMPLATE = re.compile(r"\{\{.*(?:\n[ \t]*(?:\||!|\}\}).*)*")
+"""To the end of its line, and the lines of its arguments."""
+LINK = re.compile(r"\[\[(?:[^\[\]|\n]{0,200}\|)?|\]\]|\{\{|\}\}")
+TAG = re.compile(
+    r"</?(?:ref|references|nowiki|gallery|math|div|span|small|big|center|br|p|sup|sub|b|i|u|s|table|tr|td|th|li|ul|ol"
+    r"|blockquote|code|includeonly|noinclude|onlyinclude|poem|section|font)\b[^<>\n]*/?>",
+    re.IGNORECASE,
+)
+ROW = re.compile(r"[:*#; \t]*(?:\{\||\|\}|\|-|\|\+)")
+"""Begins a line of a table that holds no cell."""
+CELL = re.compile(r"[ \t]*[|!]")
+CELLS = re.compile(r"\|\||!!")
+
+
+def literal(text: str) -> str:
+    """Text that is no markup, whatever it looks like."""
+    return text.translate(LITERAL)
+
+
+def without_leftovers(text: str, *, tables: bool) -> str:
+    """Text without what is left of markup; with `tables` the cells of a table that was never closed stay."""
+    text = COMMENT.sub("", text)
+    before = None
+    while before != text:
+        before, text = text, TEMPLATE.sub("", text)
+    text = "\n".join(_without_rows(OPEN_TEMPLATE.sub("", text).split("\n"), tables))
+    return TAG.sub("", LINK.sub("", text)).translate(PLAIN)
+
+
+def _without_rows(lines: list[str], tables: bool) -> Iterator[str]:
+    inside = False
+    for line in lines:
+        if ROW.match(line):
+            inside = True
+        elif inside and not line.strip():
+            yield line
+        elif (inside or line.lstrip().startswith("|")) and CELL.match(line):
+            inside = True
+            if tables:
+                cells = CELLS.split(line.strip()[1:])
+                yield "\t".join(cell.rpartition("|")[2].strip() for cell in cells)
+        else:
+            inside = False
+            yield line

@@ -1,0 +1,62 @@
+"""HTML files: the main text, as of pages in a WARC."""
+
+import gzip
+
+import pytest
+
+from tests.data_pipeline.sources.reading import reading, written
+
+pytest.importorskip("resiliparse")
+
+PAGE = """{declared}<!doctype html><html><head>{head}<title>Bridges</title><style>p {{color: red}}</style></head><body>
+<nav><ul><li><a href="/">Home</a></li><li><a href="/about">About us</a></li></ul></nav>
+<main><article><h1>Of bridges</h1><p>{text} A bridge carries a road over a river, and its builders know the river
+well before they begin.</p><p>Some of them stand for two thousand years, because stone that is pressed lasts.</p>
+</article></main><footer>Copyright, all rights reserved</footer></body></html>"""
+TEXT = "Съешь же ещё этих булок."
+
+
+def page(text=TEXT, head="", declared="") -> str:
+    return PAGE.format(text=text, head=head, declared=declared)
+
+
+@pytest.mark.parametrize("name", ["a.html", "a.HTM", "a.xhtml", "a.html.gz"])
+def test_files_of_a_folder_are_read_as_their_main_text(name, tmp_path):
+    content = page().encode()
+    written(tmp_path / "site" / name, gzip.compress(content) if name.endswith("gz") else content)
+    [document] = reading(tmp_path / "site").documents
+    assert document.text.startswith(f"Of bridges\n\n{TEXT} A bridge carries")
+    assert document.source == f"site/{name}"
+    assert not any(word in document.text for word in ("<", "About us", "Copyright", "color"))
+    [everything] = reading(tmp_path / "site", html="all").texts
+    assert "About us" in everything
+
+
+@pytest.mark.parametrize(
+    ("codec", "content", "options"),
+    [
+        ("cp1251", page(head='<meta charset="windows-1251">'), {}),
+        ("koi8-r", page(head='<meta http-equiv="Content-Type" content="text/html; charset=koi8-r">'), {}),
+        ("cp1251", page(declared='<?xml version="1.0" encoding="windows-1251"?>'), {}),
+        ("utf-16", page(), {}),
+        ("utf-8-sig", page(), {}),
+        ("cp1251", page(), {"encoding": "cp1251"}),
+    ],
+)
+def test_the_encoding_is_what_the_page_says(codec, content, options, tmp_path):
+    [document] = reading(written(tmp_path / "a.html", content.encode(codec)), **options).documents
+    assert TEXT in document.text
+
+
+def test_what_holds_no_text_or_cannot_be_read_is_counted(tmp_path, monkeypatch, refusal):
+    assert reading(written(tmp_path / "a.html", "<html><body></body></html>")).counts == {"no main content": 1}
+    assert reading(written(tmp_path / "b.html", b"")).counts == {"empty file": 1}
+    monkeypatch.setattr("data_pipeline.sources.formats.html.LONGEST_PAGE", 100)
+    path = written(tmp_path / "c.html", page())
+    assert reading(path).counts == {"page too long": 1}
+    assert "is longer than" in refusal(path)
+
+
+def test_code_that_is_html_is_read_as_it_is_when_that_is_said(tmp_path):
+    path = written(tmp_path / "a.html", page())
+    assert reading(path, format="code").texts == [page()]

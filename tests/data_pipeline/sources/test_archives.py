@@ -1,0 +1,112 @@
+"""Members of an archive are read as the files of a folder are."""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import zipfile
+
+import pytest
+
+from data_pipeline.sources import Source, deal, find_files
+from tests.data_pipeline.sources.reading import reading, written
+
+FILES = {
+    "pile/b.txt": b"second in the alphabet, first here",
+    "pile/a.jsonl.gz": gzip.compress(b"".join(json.dumps({"text": f"line {n}"}).encode() + b"\n" for n in range(3))),
+    "pile/caf\u00e9.md": "caf\u00e9".encode(),
+    "pile/latin.txt": b"caf\xe9",
+    "pile/.hidden.txt": b"hidden",
+    "__MACOSX/._b.txt": b"hidden",
+    "pile/picture.png": b"\x89PNG",
+    "pile/README": b"no suffix",
+    "pile/inner.zip": b"PK",
+    "pile/x.txt.lz4": b"x",
+}
+TEXTS = [FILES["pile/b.txt"].decode(), "line 0", "line 1", "line 2", "caf\u00e9"]
+COUNTS = {"not UTF-8": 1, "no known format": 2, "archive in an archive": 1, "unknown compression": 1}
+
+
+def archive(path, files=FILES):
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+            made.mkdir("pile")
+            for name, content in files.items():
+                made.writestr(name, content)
+        return path
+    kind = {".tgz": "gz", ".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".txz": "xz"}.get(path.suffix, "")
+    with tarfile.open(path, f"w:{kind}") as made:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            made.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.txz"])
+def test_members_are_read_and_counted_like_the_files_of_a_folder(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "copies"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "in").mkdir()
+    path = archive(tmp_path / "in" / name)
+    for place in (path, path.parent, path.parent / "*"):
+        found = reading(place)
+        assert (found.texts, found.counts) == (TEXTS, COUNTS)
+    assert found.sources[1] == f"in/{name}/pile/a.jsonl.gz@0"
+    assert os.listdir(tmp_path / "copies") == []
+
+
+def test_an_archive_is_one_piece_of_work(tmp_path):
+    files = find_files([Source(str(archive(tmp_path / "a.tar")), documents="line")])
+    assert len(deal(files, 10)) == 1
+
+
+def test_a_source_with_a_format_takes_its_members(tmp_path):
+    files = {"a.json": b'{"body": "one"}\n', "b.txt": b"x"}
+    found = reading(archive(tmp_path / "a.zip", files), format="json-lines", text="body")
+    assert (found.texts, found.counts) == (["one"], {"no known format": 1})
+
+
+def test_mistakes_name_the_archive_and_the_member(tmp_path, refusal):
+    path = archive(tmp_path / "a.tar.gz")
+    assert f"{path}: pile/latin.txt is not UTF-8" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar", "a.zip"])
+def test_a_damaged_archive_keeps_what_came_before_and_is_counted(name, tmp_path, refusal):
+    files = {f"{number}.txt": os.urandom(5000).hex().encode() for number in range(10)}
+    content = archive(tmp_path / name, files).read_bytes()
+    path = written(tmp_path / "cut" / name, content[: len(content) // 2])
+    found = reading(path)
+    assert sum(found.counts.values()) == 1
+    assert found.counts.keys() <= {"truncated", "damaged"}
+    assert found.texts == [content.decode() for content in files.values()][: len(found.texts)]
+    assert bool(found.texts) == (name != "a.zip")  # which has its table at its end
+    assert "fetch it again" in refusal(path)
+    assert reading(written(tmp_path / "junk" / name, b"")).counts == {"empty file": 1} if name != "a.zip" else True
+
+
+def test_a_member_of_a_zip_that_cannot_be_unpacked_costs_itself_alone(tmp_path, refusal):
+    path = archive(tmp_path / "a.zip", {"a.txt": b"first " * 99, "b.txt": b"second " * 99, "c.txt": b"third " * 99})
+    with zipfile.ZipFile(path) as opened:
+        places = {info.filename: info.header_offset for info in opened.infolist()}
+    content = bytearray(path.read_bytes())
+    content[places["b.txt"] + 40] ^= 0xFF
+    path.write_bytes(content)
+    found = reading(path)
+    assert (len(found.texts), found.counts) == (2, {"cannot be read": 1})
+    assert "member b.txt cannot be read" in refusal(path)
+
+
+def test_links_in_a_tar_are_not_followed(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as made:
+        link = tarfile.TarInfo("passwd.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        made.addfile(link)
+        up = tarfile.TarInfo("../../up.txt")
+        up.size = 2
+        made.addfile(up, io.BytesIO(b"up"))
+    found = reading(tmp_path / "a.tar")
+    assert (found.texts, found.counts) == (["up"], {"not a file": 1})
