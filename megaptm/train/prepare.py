@@ -68,7 +68,7 @@ def _named(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if not path.is_dir():
         return path, overrides
     # A folder may have been moved since; it is the run wherever it lies.
-    return path / CONFIG, [f"run={json.dumps(str(path))}", *overrides]
+    return path / CONFIG, [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
 
 
 def _with_vocabulary(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:

@@ -97,7 +97,7 @@ def test_a_job_trains_what_it_was_submitted_with_wherever_its_run_lies(
     launch, slurm, real_corpus, tmp_path, monkeypatch
 ):
     """Whoever changes the run while it waits is refused; what is changed all the same, the job does not look at."""
-    run = tmp_path / "lr=1e-3, it's #1; $(touch pwned) é"
+    run = tmp_path / "lr=1e-3, it's #1; $(touch pwned) é😀"
     words = small("gpt2", run, real_corpus("byte-bpe"), f'run="{run}"', "train.steps=2")
     begun = launch(*words, *FEW, "--no-follow", "--sbatch=--hold --comment='two words'")
     assert begun.returncode == 0, begun.stderr

@@ -55,6 +55,13 @@ def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_o
     assert read_config(path, absent).model.vocabulary == load(path, absent).model.vocabulary == 50257
 
 
+@pytest.mark.parametrize("name", ["emoji 😀", "it's #1", 'say "x"', "100%", "back\\slash", "a=b: {c}", "010"])
+def test_a_run_is_continued_whatever_its_folder_is_called(config, tmp_path, name):
+    begun = config().model_copy(update={"run": str(tmp_path / name)})
+    prepare(begun)
+    assert read_config(tmp_path / name) == begun
+
+
 def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settled = settle(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
