@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import click
@@ -20,6 +21,7 @@ from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.processes import end_now
 
 
 class Commands(click.Group):
@@ -70,8 +72,19 @@ def main() -> None:
     """
 
 
+def run() -> NoReturn:
+    """`megaptm` as a program."""
+    try:
+        main(prog_name="megaptm")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    end_now(code)
+
+
 for command in (corpus, tokenizer, plan, check, train, launch, report, evaluate, generate, export, imports):
     main.add_command(command)
 
 if __name__ == "__main__":
-    main()
+    run()

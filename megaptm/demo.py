@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import last_saved
 from megaptm.train.report import PICTURE
+from megaptm.train.terminal import tool, typed
 
 CONFIG = "configs/demo/gpt2.yaml"
 # More than the model will see, and little enough to be read in a few seconds.
@@ -108,15 +108,16 @@ class Demo:
 
     def places(self) -> None:
         """The last lines."""
+        run = str(self.run)
         tracked = json.loads((self.run / "track.json").read_text())
         database = f"sqlite:///{self.run / 'mlflow.db'}"
         lines = [
             ("loss curve", str(self.run / PICTURE)),
             ("MLflow run", f"{tracked['run_id']} of experiment {tracked['experiment']}, to look at by"),
             ("", f"{tool('mlflow')} ui --backend-store-uri {database}"),
-            ("next", f"{tool('megaptm')} generate {self.run} --prompt 'class Stack:' --tokens 200"),
-            ("", f"{tool('megaptm')} train {self.run} train.steps={2 * self.steps} layout.pipeline=1 layout.tensor=2"),
-            ("", f"{tool('megaptm')} export hf {self.run} {self.folder / 'exported'}"),
+            ("next", typed(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
+            ("", typed(["train", run, f"train.steps={2 * self.steps}", "layout.pipeline=1", "layout.tensor=2"])),
+            ("", typed(["export", "hf", run, str(self.folder / "exported")])),
         ]
         for label, line in lines:
             self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
@@ -146,16 +147,8 @@ class Demo:
         self.console.print(Text.from_ansi(output.rstrip()), highlight=False)
 
 
-def tool(name: str) -> str:
-    """How to call a program of this environment from here."""
-    beside = Path(sys.executable).parent / name
-    if shutil.which(name) == str(beside) or not beside.is_relative_to(Path.cwd()):
-        return name
-    return str(beside.relative_to(Path.cwd()))
-
-
 def _typed(command: Sequence[str]) -> Text:
-    return Text(f"$ {tool('megaptm')} {shlex.join(command)}", "bold green")
+    return Text(f"$ {typed(command)}", "bold green")
 
 
 def _run(

@@ -27,18 +27,26 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
       megaptm evaluate runs/tiny-gpt2 --step 200 --rows 500 --json
       megaptm evaluate runs/tiny-gpt2 --corpus corpora/poems
     """
+    from megaptm.train.terminal import Phases
+
+    tell = Phases(stream=sys.stderr)
+    tell("loading PyTorch")
     from rich.console import Console
 
     from megaptm.train import evaluate as evaluation
     from megaptm.train.trained import open_run
 
+    tell("reading the checkpoint")
     trained = open_run(run, step=step)
+    tell(f"opening the corpora (step {trained.step:,}, on {trained.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=bars)
-    if not corpora:
-        evaluation.record(trained.config, found)
+    found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
         evaluation.show(found, Console())
+    sys.stdout.flush()
+    if not corpora:
+        tell("recording the result in the run folder and in MLflow")
+        evaluation.record(trained.config, found)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from megaptm.commands.options import Finite
-from megaptm.commands.train import title
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +79,8 @@ def ray(
     recipe = [word.removeprefix(CORPUS) for word in overrides if word.startswith(CORPUS)]
     if recipe and corpus is None:
         raise click.UsageError(f"{CORPUS}{recipe[0]} is for a recipe: name it with --corpus RECIPE.")
-    wanted = read_config(config, [word for word in overrides if not word.startswith(CORPUS)])
+    settings = [word for word in overrides if not word.startswith(CORPUS)]
+    wanted = read_config(config, settings)
     described = _machine(machine)
     _refuse_copy(wanted.run)
     if corpus is None:
@@ -91,6 +91,7 @@ def ray(
         return
     if corpus is not None:
         _build(corpus, recipe, wanted)
+        wanted = read_config(config, settings)  # its model.vocabulary may be that of the corpus
         _check(wanted, described)
     sys.exit(_launch(wanted, wait=wait, retries=retries, machine=described))
 
@@ -167,6 +168,7 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
 
 def _dry_run(config: Config) -> None:
     from megaptm.ray.supervise import show_placement
+    from megaptm.train.terminal import title
 
     click.echo(title(config))
     show_placement(config)
@@ -174,6 +176,7 @@ def _dry_run(config: Config) -> None:
 
 def _launch(config: Config, *, wait: float | None, retries: int, machine: Machine | None) -> int:
     from megaptm.ray.supervise import Supervisor
+    from megaptm.train.terminal import title
 
     click.echo(title(config))
     if JOB in os.environ and STOP_SECONDS not in os.environ:

@@ -65,6 +65,7 @@ def _launch(config: Config) -> int:
     from megaptm.train.corpora import check_corpora
     from megaptm.train.launch import launch
     from megaptm.train.prepare import discard_unused, note_launch, prepare
+    from megaptm.train.terminal import title
 
     is_new = not Path(config.run).exists()
     check_corpora(config)
@@ -85,18 +86,6 @@ def _launch(config: Config) -> int:
         if is_new:
             discard_unused(run)
         raise
-
-
-def title(config: Config) -> str:
-    """What is trained, by how many processes, and where it is written."""
-    from megaptm.config import resolve_model
-    from megaptm.plan.count import count
-
-    processes = config.layout.processes
-    model = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
-    return (
-        f"{model}; {processes} process{'es' if processes > 1 else ''}; run folder {click.format_filename(config.run)}"
-    )
 
 
 def _be_a_worker(config: Config, *, rank: int) -> int:

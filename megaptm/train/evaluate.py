@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,12 @@ def evaluate(
     corpora: dict[str, float] | None = None,
     rows: int | None = None,
     console: Console | None = None,
+    tell: Callable[[str], object] = lambda what: None,
 ) -> Evaluation:
-    """Measure the model on the first `rows` held-out rows (absent: all) of the run's corpora, or of others."""
+    """Measure the model on the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
+
+    `tell` is called with what begins.
+    """
     config, corpora = trained.config, corpora or trained.config.data.mix
     held_out, training = (_open(trained, corpora, split) for split in ("validation", "train"))
     rows = held_out.fresh_samples if rows is None else min(rows, held_out.fresh_samples)
@@ -100,11 +104,14 @@ def evaluate(
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     each = MICROBATCHES * config.layout.microbatch
+    tell(f"measuring the loss of {rows:,} held-out rows")
     for batch in _read(held_out, rows, each, "held-out loss", console):
         _count(batch, counts)
         for name, (total, _) in _losses(trained, batch).items():
             sums[name] += float(total)
-    for batch in _read(training, min(COUNTED_ROWS, training.fresh_samples), 100, "unigram baseline", console):
+    counted = min(COUNTED_ROWS, training.fresh_samples)
+    tell(f"counting the answers of {counted:,} training rows for the unigram baseline")
+    for batch in _read(training, counted, 100, "unigram baseline", console):
         _count(batch, training_counts)
     losses = {
         name: Loss(

@@ -16,6 +16,7 @@ from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepE
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker
 from megaptm.train.prepare import CONFIG, flat
+from megaptm.train.terminal import clock
 
 if TYPE_CHECKING:
     from megaptm.parallel.engine import StepResult
@@ -82,6 +83,8 @@ class StepReport:
         self.flops_per_row = step_flops(spec, rows=1, sequence=sequence, target_sequence=target, asked=asked)
         self._epochs = mix.epochs_begun(config.batches.first(start))
         self._begun, self._since_step, self._since = False, start, Seconds()
+        self._clock: tuple[int, float] | None = None
+        """A step that was done, and when, by the clock that never goes back."""
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
@@ -92,6 +95,8 @@ class StepReport:
             launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
             seconds = round(time.time() - launched[-1], 3) if launched else None
             self.events.write(FirstStepEvent(step=step, seconds=seconds))
+            self._clock = step, time.monotonic()
+            self._screen.began(step, seconds)
         self._tell_epochs(step)
         if step % self.config.train.log_every and step != self.config.train.steps:
             self._screen.advance(step)
@@ -113,8 +118,14 @@ class StepReport:
             "samples": float(samples),
         }
         self.tracker.log_metrics(step, metrics)
-        self._screen.show(step, metrics)
+        self._screen.show(step, metrics, self._seconds_left(step, seconds / steps))
         self._since_step, self._since = step, Seconds(**asdict(self.seconds))
+
+    def _seconds_left(self, step: int, step_seconds: float) -> float:
+        """At the pace since the first step, with all that is done between steps."""
+        first, then = self._clock or (step, 0.0)
+        pace = (time.monotonic() - then) / (step - first) if step > first else step_seconds
+        return pace * (self.config.train.steps - step)
 
     def _tell_epochs(self, step: int) -> None:
         """Say which corpora have begun to be read again."""
@@ -143,6 +154,8 @@ class StepReport:
 
     def close(self, status: str) -> None:
         self._screen.close()
+        if self.config.track.enabled:
+            print("sending the last metrics to MLflow", flush=True)
         self.tracker.close(status=status)
 
 
@@ -154,10 +167,14 @@ class _Lines:
 
     def advance(self, step: int) -> None: ...
 
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+    def began(self, step: int, seconds: float | None) -> None:
+        if seconds is not None:
+            print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
+
+    def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
         print(
-            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['learning_rate']:.2e}  "
-            f"gradient {metrics['gradient_norm']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s",
+            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['learning_rate']:.2e}  gradient "
+            f"{metrics['gradient_norm']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
             flush=True,
         )
 
@@ -192,7 +209,11 @@ class _Bar:
     def advance(self, step: int) -> None:
         self._progress.update(self._task, completed=step)
 
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+    def began(self, step: int, seconds: float | None) -> None:
+        if seconds is not None:
+            self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
+
+    def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 

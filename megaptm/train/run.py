@@ -17,6 +17,7 @@ from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.environment import Environment, check_processes, worker_environment
 from megaptm.train.prepare import CONFIG
+from megaptm.train.terminal import Phases, device_title, next_commands, resumed
 
 # MLflow's words for how a job ended, by its exit code; any other is a failure.
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
@@ -50,6 +51,8 @@ def run_worker(folder: str) -> int:
 def _work(
     run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
+    tell = Phases(enabled=place.rank == 0)
+    tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.engine import Engine
@@ -65,9 +68,11 @@ def _work(
     if config.train.deterministic:
         use_deterministic_kernels()
     minutes = collective_minutes(config.train.hang_seconds)
+    tell(f"joining {place.world} process{'es' if place.world > 1 else ''}")
     join(rank=place.rank, world=place.world, local_rank=place.local_rank, timeout_minutes=minutes)
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, place)
+    tell(f"building the model ({device_title()})")
     engine = Engine(
         spec,
         config.layout,
@@ -77,12 +82,15 @@ def _work(
         precision=config.train.precision,
         communication=config.communication,
     )
+    tell("opening the corpora")
     with stop.ends_waiting():
         feed = Feed(config, engine.ranks)
     saver = Saver(run, config, engine, feed, place, lock=lock, events=events)
+    tell("looking for a checkpoint")
     with stop.ends_waiting(), heartbeat.during("loading"):
         start = saver.restore()
     heartbeat.continues_from(start)
+    tell(resumed(start, saver.layout_before, config) if start else "begins at step 0")
     report = None
     if events:
         feed.tokenizer.save(run / "tokenizer")
@@ -114,4 +122,6 @@ def _work(
             spent = {name: round(value, 3) for name, value in asdict(training.seconds).items()}
             events.write(ExitEvent(code=code, **spent))
     leave()
+    if report and code in (0, EXIT_CONTINUE):
+        print("\n".join(["next:", *(f"  {line}" for line in next_commands(config, done=code == 0))]), flush=True)
     return code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class Saver:
         )
         self.tell: Callable[[int, float], object] = lambda step, seconds: None
         """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
+        self.layout_before: Mapping[str, Any] = {}
+        """Of the checkpoint that was restored."""
         self._background, self._copies = Background(), HostCopies()
 
     def restore(self) -> int:
@@ -70,6 +72,7 @@ class Saver:
         if checkpoint is not None:
             refuse_another(checkpoint, self.identity)
             refuse_other_text(checkpoint, self.feed.train.corpora)
+            self.layout_before = checkpoint.state.get("config", {}).get("layout", {})
             together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
         if self.events:
             layout, processes = self.config.layout.model_dump(), self.place.world

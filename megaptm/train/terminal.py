@@ -1,0 +1,105 @@
+"""What a run says on the terminal beside its steps: what it is, what it does before the first, what may come next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from megaptm.config import Config, Layout, resolve_model
+from megaptm.plan.count import count
+
+AXES = ("data", "tensor", "pipeline", "virtual")
+PROMPTS = {"causal-lm": "The", "span-corruption": "The <extra_id_0> sat on the mat."}
+"""What a model of each objective can be asked; others guess a mask, whose name is the tokenizer's."""
+
+
+def title(config: Config) -> str:
+    """What is trained, how it is laid out, and where it is written: two lines."""
+    processes = config.layout.processes
+    return (
+        f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters, "
+        f"{config.train.precision}; {processes} process{'es' if processes > 1 else ''}: "
+        f"layout {layout_title(config.layout.model_dump())}\nrun folder {shown(config.run)}"
+    )
+
+
+def layout_title(layout: Mapping[str, Any]) -> str:
+    """The axes that divide the run, and the switches that are on: `data=2 tensor=4 sequence_parallel`."""
+    axes = [f"{axis}={layout[axis]}" for axis in AXES if layout[axis] > 1] or ["data=1"]
+    return " ".join([*axes, *(name for name in ("sequence_parallel", "distributed_optimizer") if layout[name])])
+
+
+def device_title() -> str:
+    """What this process computes on."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''} a process"
+
+
+def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
+    """What is continued from: `before` is the layout that the checkpoint was written on."""
+    if step >= config.train.steps:
+        return f"all {config.train.steps:,} steps are done; train.steps={2 * config.train.steps} goes on"
+    old, new = layout_title({**Layout().model_dump(), **before}), layout_title(config.layout.model_dump())
+    return f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
+
+
+class Phases:
+    """Says what a process begins to do, a line each, and how many seconds after the process began."""
+
+    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self._enabled, self._stream, self._begun = enabled, stream, psutil.Process().create_time()
+
+    def __call__(self, what: str) -> None:
+        if self._enabled:
+            print(f"{max(0.0, time.time() - self._begun):6.1f} s  {what}", file=self._stream, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `1:02:03`, `3d 04:05:06`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def next_commands(config: Config, *, done: bool) -> list[str]:
+    """Three commands to go on with after a run has ended, or has stopped half-way."""
+    run = shown(config.run)
+    last = ["export", "hf", run, os.path.join("exported", Path(run).name)]
+    if prompt := PROMPTS.get(config.objective):
+        last = ["generate", run, "--prompt", prompt]
+    commands = [["report", run], ["evaluate", run], last]
+    return [typed(command) for command in (commands if done else [["train", run], *commands[:2]])]
+
+
+def typed(command: Sequence[str]) -> str:
+    """A command of megaptm as it can be typed, or pasted, here."""
+    return f"{tool('megaptm')} {shlex.join(command)}"
+
+
+def tool(name: str) -> str:
+    """How a program of this environment is called from here: by its name where the PATH leads to it."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) == str(beside):
+        return name
+    return shlex.quote(shown(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m {name}"
+
+
+def shown(path: str | Path) -> str:
+    """A path as one would type it here."""
+    path, here = Path(path), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
