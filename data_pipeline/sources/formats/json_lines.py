@@ -10,6 +10,7 @@ from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, bad_record, needed
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.fields import conversation_of, notes_of, text_of
+from data_pipeline.sources.json_values import has_values, values_of
 from data_pipeline.sources.lines import lines_of, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import Source, Span
@@ -18,23 +19,42 @@ Parsed = tuple[Any, Mapping[str, Any]]
 
 
 def read_json_lines(span: Span, bad: Bad) -> Iterator[Document]:
-    source, name = span.file.source, span.file.name
+    """An object a line; of a file that holds arrays, or objects over many lines, an object each."""
     encoding = encoding_of_records(span.file)
+    if has_values(span.file, encoding):
+        if not span.start:  # which has all of it
+            yield from _read_values(span, encoding, bad)
+        return
+    source, name = span.file.source, span.file.name
     parse = _parser(encoding, source)
     for offset, line in lines_of(span, encoding):
         if line is not None and (not line or line.isspace()):
             continue
         try:
             record, notes = parse(line)
-            if source.messages is None:
-                text = text_of(record, source.text)
-            else:
-                text, turns = conversation_of(record, source.messages)
-                notes = {**notes, **turns}
+            text, turns = _text_and_turns(record, source)
         except Exception as error:
             bad.line(offset, bad_record(error), line or b"")
             continue
-        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, notes))
+        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, {**notes, **turns}))
+
+
+def _read_values(span: Span, encoding: Encoding, bad: Bad) -> Iterator[Document]:
+    source, name = span.file.source, span.file.name
+    for offset, value in values_of(span.file):
+        try:
+            if isinstance(value, BadRecord):
+                raise value
+            record = _checked(value, source)
+            text, turns = _text_and_turns(record, source)
+        except Exception as error:
+            bad.line(offset, bad_record(error))
+            continue
+        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, {**encoding.notes, **turns}))
+
+
+def _text_and_turns(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    return (text_of(record, source.text), {}) if source.messages is None else conversation_of(record, source.messages)
 
 
 def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray | None], Parsed]:
@@ -61,10 +81,15 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
         record = json.loads(text)
     except (ValueError, RecursionError):
         raise BadRecord("not JSON", "is not valid JSON", "correct it") from None
-    if isinstance(record, dict):
-        record = {name: record.get(name) for name in (source.text, source.messages, *source.keep)}
+    return _checked(record, source), notes
+
+
+def _checked(record: Any, source: Source) -> Any:
+    """The same; raises `BadRecord` if what is wanted of it is no text."""
+    names = (source.text, source.messages, *source.keep)
+    wanted = {name: record.get(name) for name in names} if isinstance(record, dict) else record
     try:
-        json.dumps(record, ensure_ascii=False).encode()
+        json.dumps(wanted, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise BadRecord("not UTF-8", "holds half a surrogate pair, which no text has", "correct it") from None
-    return record, notes
+    return record

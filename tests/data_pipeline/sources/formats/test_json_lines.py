@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -93,3 +94,66 @@ def test_a_conversation_is_read_whatever_stands_beside_it(tmp_path):
     row = '{"messages": [{"role": "user", "content": "Where?"}, {"role": "bot", "content": "There."}], "score": NaN}\n'
     [document] = reading(written(tmp_path / "a.jsonl", row), messages="messages").documents
     assert (document.text, document.notes) == ("Where?\nThere.", {"turns": [[0, "user"], [7, "bot"]]})
+
+
+RECORDS = [{"text": "one ] , {", "url": "a"}, {"text": 'zwei \\ " Wörter', "n": 1.5}, {"text": "三" * 50}]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(RECORDS),
+        json.dumps(RECORDS, indent=2, ensure_ascii=False),
+        "[\n" + ",\n".join(json.dumps(record) for record in RECORDS) + "\n]\n",
+        "\ufeff  " + json.dumps(RECORDS[:2]) + "\n" + json.dumps(RECORDS[2:], indent=1),
+        "[]" + json.dumps(RECORDS),
+    ],
+)
+def test_a_file_that_is_an_array_is_read_element_by_element(name, content, tmp_path, chunk_bytes):
+    data = content.encode()
+    path = written(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    for size in (1 << 20, 1, 7, 64):
+        chunk_bytes(size)
+        for part in (1 << 40, 5):
+            found = reading(path, keep=("url",), part=part)
+            assert found.texts == [record["text"] for record in RECORDS]
+            assert not found.counts
+            for document in found.documents:
+                at = int(document.source.rpartition("@")[2])
+                assert data[at:].startswith(b"{")
+    assert [document.notes for document in found.documents] == [{"url": "a"}, {}, {}]
+
+
+def test_objects_over_many_lines_are_read(tmp_path):
+    text = "\n".join(json.dumps(record, indent=4) for record in RECORDS)
+    assert reading(written(tmp_path / "a.json", text)).texts == [record["text"] for record in RECORDS]
+    assert reading(written(tmp_path / "b.json", json.dumps({"text": "only"}, indent=1))).texts == ["only"]
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    assert reading(written(tmp_path / "c.json", lines)).texts == [record["text"] for record in RECORDS]
+
+
+def test_elements_that_are_no_texts_are_counted_one_by_one(tmp_path, refusal):
+    path = written(
+        tmp_path / "a.json", '[{"text": "one"}, 12, {"body": "x"}, null, {"text": "\\ud800"}, {"text": "two"}]'
+    )
+    found = reading(path)
+    assert (found.texts, found.counts) == (["one", "two"], {"no text field": 3, "not UTF-8": 1})
+    assert "line 1 has no string in its field `text`" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"text": "one"}\n{"text": "two"}]', "line 2 begins what is not valid JSON (a comma is missing)"),
+        ('[{"text": "one"},\n{"text": }, {"text": "two"}' + " " * 50 + "]", "line 2 begins what is not valid JSON"),
+        ('[{"text": "one"},\n{"text": "two', "line 2 begins what is not valid JSON (Unterminated string"),
+        ('[{"text": "one"}\n', "line 2 begins what is not valid JSON (the array does not end)"),
+        ('[{"text": "one"},\n' + "[" * 100_000, "line 2 begins what is not valid JSON (it is too deep)"),
+    ],
+)
+def test_an_array_that_is_damaged_keeps_what_came_before_and_counts_the_rest_once(content, said, tmp_path, refusal):
+    path = written(tmp_path / "a.json", content)
+    found = reading(path)
+    assert (found.texts, found.counts) == (["one"], {"not JSON": 1})
+    assert said in refusal(path)
