@@ -53,7 +53,7 @@ def together(mistakes: Sequence[str]) -> str:
 def is_given(path: str | Path, overrides: Sequence[str], key: str) -> bool:
     """Whether the file at `path`, one that it extends or an override sets `key` (dotted)."""
     value: Any = {}
-    for layer in chain(_extended(Path(path), ()), (read_override(text) for text in overrides)):
+    for layer in chain(_extended(find_config(Path(path)), ()), (read_override(text) for text in overrides)):
         value = _merged(value, layer.values)
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -61,11 +61,9 @@ def is_given(path: str | Path, overrides: Sequence[str], key: str) -> bool:
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
-    """The same, with all mistakes instead of the first; a file that is no YAML at all is a `UserError`."""
-    levels = [
-        *([layer] for layer in _extended(find_config(Path(path)), ())),
-        [read_override(text) for text in overrides],
-    ]
+    """The same, with all mistakes kept apart; a file that is no YAML at all is a `UserError`."""
+    path = find_config(Path(path))
+    levels = [*([layer] for layer in _extended(path, ())), [read_override(text) for text in overrides]]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in chain.from_iterable(levels):
