@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import Events, InterruptEvent, WorkerLostEvent
+from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent
 from megaptm.resilience.watchdog import Hang
 
 USER_ERROR = "error: "
@@ -71,6 +71,10 @@ class End:
         by_itself = self.code > 0 or self.code == -signal.SIGABRT
         return by_itself and LOST_PEER.search(self.last_error) is not None
 
+    def ended_by(self, number: int) -> bool:
+        """Whether a signal ended it; Python that is still starting turns Ctrl-C into an exception."""
+        return -self.code == number or (number == signal.SIGINT and self.last_error.endswith("KeyboardInterrupt"))
+
     @property
     def user_error(self) -> str | None:
         """What a worker says to the user when it exits with the code of a user's mistake."""
@@ -112,14 +116,17 @@ def judge(ends: Sequence[End], *, run: Path, logs: Path, forwarded: Collection[i
     if not failed:
         return EXIT_CONTINUE if any(end.code == EXIT_CONTINUE for end in ends) else 0
     guilty = culprit(failed)
+    stopped_by = next((number for number in forwarded if guilty.ended_by(number)), None)
+    if stopped_by is not None:
+        name = signal.Signals(stopped_by).name
+        with Events(run) as events:
+            events.write(StopSignalEvent(signal=name))
+        print(f"Stopped by {name} before a step was done; what was saved earlier stands.", file=sys.stderr)
+        return EXIT_CONTINUE
     with Events(run) as events:
         events.write(WorkerLostEvent(rank=guilty.rank, code=guilty.code, problem=guilty.problem))
     if guilty.user_error is not None:
         raise UserError(guilty.user_error)
-    if -guilty.code in forwarded:
-        name = signal.Signals(-guilty.code).name
-        print(f"Stopped by {name} before a step was done; what was saved earlier stands.", file=sys.stderr)
-        return EXIT_CONTINUE
     print(account(guilty), file=sys.stderr)
     others = sorted(end.rank for end in failed if end is not guilty)
     after = f" Then failed: rank {', '.join(map(str, others))}." if others else ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import threading
 import time
 from pathlib import Path
 
 from megaptm.config import Config
+from megaptm.errors import EXIT_FAILURE
 from megaptm.parallel.world import from_rank_0
 from megaptm.resilience.heartbeat import LEAVE, Heartbeat, beat_seconds, give_order
 from megaptm.resilience.watchdog import HEARTBEATS, LONG, Watchdog
@@ -30,6 +32,7 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Env
     seconds, patience = config.train.hang_seconds, config.data.patience
     watchdog = Watchdog(folder, range(place.world), hang_seconds=seconds, patience=patience, within=True)
     if place.rank == 0:
+        shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier starts
         watchdog.clear()
     from_rank_0(None)
     heartbeat.open(folder)
@@ -43,6 +46,8 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Env
 def _watch(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
     while (hang := watchdog.look()) is None:
         time.sleep(beat_seconds(hang_seconds))
+    if not watchdog.folder.exists():  # a later start of the run has begun: what becomes of this one is not its business
+        os._exit(EXIT_FAILURE)
     code = judge_hang(hang, run=run)
     give_order(watchdog.folder, LEAVE)
     os._exit(code)

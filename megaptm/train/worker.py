@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
 
 import click
@@ -13,14 +15,18 @@ from megaptm.processes import end_now
 @click.command()
 @click.option("--run", required=True, help="The run folder; its config.yaml says everything else.")
 def main(run: str) -> None:
-    from megaptm.train.run import run_worker
-
     try:
+        from megaptm.train.run import run_worker
+
         with storage_errors_told(run):
             code = run_worker(run)
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         end_now(EXIT_USER_ERROR, handlers=False)
+    except KeyboardInterrupt:
+        # While the program is still loading, or a second time under torchrun: an end by a signal, no failure.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except Exception:
         # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
         # traceback at the beginning of a line, to hold back one that only echoes another's.

@@ -11,7 +11,7 @@ import pytest
 
 from megaptm.resilience.events import read_events
 from tests.drills.program import checkpoints, family_of, last_step, start
-from tests.processes import survivors
+from tests.processes import environment_of, send, survivors
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 
@@ -70,4 +70,29 @@ def test_a_rank_that_is_killed_is_started_again_where_it_was_saved_and_ctrl_c_sa
     ]
     assert "was killed by signal 9 (SIGKILL)" in errors
     assert re.findall(r"^Start (\d): ranks 0-1 on ", said, re.MULTILINE) == ["1", "2"]
+    assert survivors(left) == []
+
+
+def test_a_halted_rank_costs_a_start_and_a_second_ctrl_c_leaves_at_once(real_corpus, tmp_path):
+    run = tmp_path / "run"
+    settings = ("layout.data=2", "train.steps=100000", "checkpoint.every=10", "train.hang_seconds=15")
+    program = start("launch", "ray", *small("gpt2", run, real_corpus("byte-bpe"), *settings))
+    wait_for(lambda: checkpoints(run) or program.poll())
+    family = family_of(program)
+    halted = next(process for process in ranks(run) if environment_of(process).get("RANK") == "1")
+    halted.suspend()
+    wait_for(lambda: any(event["kind"] == "resume" for event in read_events(run)) or program.poll())
+    [hang] = [event for event in read_events(run) if event["kind"] == "hang"]
+    assert (hang["rank"], "halted" in hang["problem"]) == (1, True)
+    left = [*family, halted, *ranks(run)]
+    send(ranks(run), signal.SIGSTOP)
+    program.send_signal(signal.SIGINT)
+    said = ""
+    while "leave at once" not in said:
+        said += program.stderr.readline()
+    program.send_signal(signal.SIGINT)
+    _, more = program.communicate(timeout=500)
+    assert program.returncode == 130, said + more
+    assert "rank 1 hangs: for " in said
+    assert read_events(run)[-1]["kind"] == "interrupt"
     assert survivors(left) == []

@@ -212,13 +212,14 @@ def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, n
     assert [(tmp_path / f"got-{rank}").read_text() for rank in range(2)] == [f"[{int(number)}]"] * 2
 
 
-def test_a_stop_before_the_workers_can_save_means_continue_me(program, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_before_the_workers_can_save_means_continue_me(program, tmp_path, number):
     launcher = start_launcher(program("everybody_is_here(); time.sleep(600)"), tmp_path / "run")
     everyone = pids(tmp_path, 2)
-    launcher.send_signal(signal.SIGTERM)
+    launcher.send_signal(number)
     _, said = launcher.communicate(timeout=30)
     assert launcher.returncode == 75
-    assert "Stopped by SIGTERM" in said
+    assert f"Stopped by {number.name} before a step was done" in said
     assert gone(everyone)
 
 
