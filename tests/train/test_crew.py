@@ -9,7 +9,7 @@ MEETING = Meeting(world=5, address="10.0.0.7", port=4711)
 SAY = """
 import os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-sys.stdout.write(" ".join(os.environ[name] for name in names) + "\n")  # in one piece: its errors go to the same log
+sys.stdout.write(" ".join(os.environ[name] for name in names) + "\\n")  # in one piece: its errors go to the same log
 sys.stderr.write("Traceback (most recent call last)" if os.environ["RANK"] == "0" else "")
 sys.exit(int(os.environ["RANK"]))
 """

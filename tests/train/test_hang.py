@@ -137,11 +137,11 @@ def test_ranks_that_wait_for_one_that_waits_for_its_server_do_not_hang(program, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_ends_a_launcher_whose_rank_is_halted_though_nobody_looks_for_hangs(program, tmp_path, number):
     """Started without `hang_seconds`: only the stop makes it give up a rank that cannot save."""
-    launcher = start_launcher(
-        program("for one in (15, 2): signal.signal(one, signal.SIG_IGN)" + HALTED), tmp_path / "run"
-    )
+    deaf = 'for one in (15, 2): signal.signal(one, signal.SIG_IGN)\n(folder / f"deaf-{rank}").touch()\n'
+    launcher = start_launcher(program(deaf + HALTED), tmp_path / "run")
     everyone = pids(tmp_path, 2)
     wait_for(lambda: psutil.Process(everyone[1]).status() == psutil.STATUS_STOPPED, launcher)
+    wait_for(lambda: (tmp_path / "deaf-0").exists(), launcher)
     launcher.send_signal(number)
     _, said = launcher.communicate(timeout=120)
     assert launcher.returncode == 75, said
