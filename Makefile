@@ -9,7 +9,7 @@ READY := .venv/.ready
 BESIDE := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types tests drills fmt bench clean
+.PHONY: help setup demo test format-check lint types tests drills fuzz fmt bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -36,6 +36,9 @@ tests: $(READY)  ## the tests; one of them: make tests ARGS="tests/config -k nea
 
 drills: $(READY)  ## runs and builds that are killed, cut off, and starved of disk and network
 	@$(VENV)/python -m pytest -m drill $(ARGS)
+
+fuzz: $(READY)  ## every file that a command reads, spoiled; SEED=0 READS=2000 COMMANDS=50, of each kind (docs/fuzz.md)
+	@$(VENV)/python -m tests.fuzz --seed $(or $(SEED),0) --reads $(or $(READS),2000) --commands $(or $(COMMANDS),50)
 
 fmt: $(READY)  ## let the formatter and the linter repair what they can
 	@$(VENV)/ruff format .

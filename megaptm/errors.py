@@ -13,8 +13,20 @@ EXIT_CONTINUE = 75
 EXIT_INTERRUPTED = 130
 
 
+LONGEST = 1000
+"""Characters of a sentence."""
+
+
 class UserError(ValueError):
-    """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback."""
+    """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback.
+
+    What it quotes may come from anybody: it stays on one line, of a length that can be read, without control characters
+    that a terminal would obey; its end, where the remedy is, is kept.
+    """
+
+    def __init__(self, sentence: object = "") -> None:
+        words = "".join(letter if letter.isprintable() else " " for letter in str(sentence))
+        super().__init__(words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} ... {words[-290:]}")
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

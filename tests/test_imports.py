@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "data": ("batches", "objectives", "processes", "storage"),
     "track": ("storage",),
     "checkpoint": ("storage",),
-    "resilience": ("checkpoint",),
+    "resilience": ("storage", "checkpoint"),
     "parallel": ("spec", "config", "layers", "losses", "models", "checkpoint"),
     "hub": (*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "checkpoint"),
     "train": (

@@ -22,10 +22,6 @@ BLOCK = 100_000
 """Samples among which each corpus has exactly its share; weights are honored to one in this many."""
 
 
-TOKENS = frozenset({"tokens", "decoder_tokens", "labels"})
-"""Fields of a sample that hold ids of the vocabulary."""
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a sample comes from."""
@@ -106,15 +102,7 @@ class Mix:
         piece = self.orders[place.source].piece(place.epoch, place.position)
         draws = self.objective.draws
         rng: Any = generator(self.seed, self.objective.name, place.epoch, number) if draws else None
-        sample = self.objective.make(piece, self.special, rng, self.sequence, self.document_mask)
-        for name in TOKENS & sample.keys():
-            if (largest := int(sample[name].max(initial=0))) >= self.special.size:
-                # A model would read beyond its table: an error of CUDA that ends the process, or silence.
-                raise UserError(
-                    f"{self.names[place.source]} holds id {largest:,}, beyond the {self.special.size:,} of its "
-                    "tokenizer: rebuild the corpus."
-                )
-        return sample
+        return self.objective.make(piece, self.special, rng, self.sequence, self.document_mask)
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""
@@ -208,11 +196,12 @@ def _refuse_mixed_tokenizers(corpora: Mapping[str, Corpus], special: SpecialToke
                 f"data.mix: {first[0]} and {name} were made with different tokenizers: build one of them again with "
                 "the tokenizer of the other."
             )
-    if (ids := first[1].manifest.tokenizer["vocabulary"]) > special.size:
-        raise UserError(
-            f"data.mix: {first[0]} was made with a tokenizer of {ids:,} ids, more than the {special.size:,} of the "
-            "tokenizer in use: use the tokenizer in the corpus folder."
-        )
+    for name, corpus in corpora.items():
+        if (ids := corpus.manifest.tokenizer["vocabulary"]) > special.size:
+            raise UserError(
+                f"data.mix: {name} was made with a tokenizer of {ids:,} ids, more than the {special.size:,} of the "
+                "tokenizer in use: use the tokenizer in the corpus folder."
+            )
 
 
 def _quotas(names: list[str], orders: list[Order], weights: list[float]) -> list[int]:

@@ -93,6 +93,7 @@ class OpenShards:
     def _open(self, number: int) -> Shard:
         verify = "none" if self._checked[number] else self.verify
         shard = self.corpus.open_shard(self.info(number), verify)
+        shard.vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
         self._checked[number] = 1
         return shard
 

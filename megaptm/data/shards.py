@@ -59,6 +59,8 @@ class Shard:
         """int64 [documents, 2 * fields]; see `TOKENS_AT`."""
         self.dtype = dtype
         self.fields = tuple(fields)
+        self.vocabulary: int | None = None
+        """Ids of the tokenizer, where who reads has a table of so many rows: what is beyond is then refused."""
 
     @classmethod
     def open(
@@ -100,7 +102,13 @@ class Shard:
         stop = count if stop is None else min(stop, count)
         if not 0 <= start <= stop:
             raise self._damaged("sentences")
-        return np.frombuffer(self.content, self.dtype, stop - start, at + start * self.dtype.itemsize)
+        tokens = np.frombuffer(self.content, self.dtype, stop - start, at + start * self.dtype.itemsize)
+        if self.vocabulary is not None and (largest := int(tokens.max(initial=0))) >= self.vocabulary:
+            # A model would read beyond its table: an error of CUDA that ends the process, or silence.
+            raise UserError(
+                f"{self.path} holds id {largest:,}, beyond the {self.vocabulary:,} of its tokenizer: {REMEDY}"
+            )
+        return tokens
 
     def annotation(self, name: str, document: int) -> np.ndarray:
         """int32 [n] or [n, columns], not copied: see `ANNOTATIONS`; no rows where the document has none."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
+from megaptm.storage import journal_lines
 
 FILE = "events.jsonl"
 
@@ -178,6 +179,8 @@ class ExitEvent(Event, kind="exit"):
     checkpoint: float
 
 
+NUMBERS = ("step", "code", "productive", "data", "validation", "checkpoint")
+"""Fields that are added up or compared by who reads the journal, where a line has them."""
 BEGINNINGS = (LaunchEvent.kind, RestartEvent.kind)
 """Kinds with which a job begins: the time from there to the first step is its start-up."""
 
@@ -224,15 +227,8 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    events = []
-    for line in path.read_bytes().splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "kind" in event:
-            events.append(event)
-    return events
+    lines = journal_lines(path.read_bytes(), numbers=NUMBERS)
+    return [event for event in lines if isinstance(event.get("kind"), str)]
 
 
 def last_saved(run: Path) -> int:
@@ -240,7 +236,7 @@ def last_saved(run: Path) -> int:
 
     A job may be killed between committing one and writing that down: what lies there counts as well.
     """
-    written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind)
+    written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind and "step" in event)
     return max([*written, *committed(run)], default=0)
 
 

@@ -15,7 +15,16 @@ from megaptm.storage.files import (
     size_of,
     upload,
 )
-from megaptm.storage.outside import FileName, Record, file_name, parse_json, shown, validated
+from megaptm.storage.outside import (
+    FileName,
+    Record,
+    file_name,
+    is_number,
+    journal_lines,
+    parse_json,
+    shown,
+    validated,
+)
 from megaptm.storage.patience import Patience
 from megaptm.storage.stream import open_remote
 
@@ -31,8 +40,10 @@ __all__ = [
     "exists",
     "file_name",
     "hash_of",
+    "is_number",
     "is_remote",
     "join",
+    "journal_lines",
     "listed",
     "local_path",
     "open_remote",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -15,6 +17,7 @@ T = TypeVar("T")
 
 LONGEST_NAME = 200
 """Bytes of a name: file systems take 255, and unfinished files have a longer one than finished ones."""
+MOST_NUMBER = 1e30
 # Separators of any system, control characters, and halves of characters, which no file system's encoding has.
 REFUSED = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -59,6 +62,27 @@ def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, rem
         problem = first["msg"].removeprefix("Value error, ")
         problem = problem[:1].lower() + problem[1:]
         raise UserError(f"{place}: {field and field + ': '}{problem}: {remedy}.") from None
+
+
+def journal_lines(content: bytes, *, numbers: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """The objects in a journal, one a line, with a `time`; lines torn by a crash are left out.
+
+    So are those in which one of `numbers` is there and no number.
+    """
+    for line in content.splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(record, dict) or not is_number(record.get("time")):
+            continue
+        if all(is_number(record[name]) for name in numbers if name in record):
+            yield record
+
+
+def is_number(value: Any) -> bool:
+    """A finite number, no truth value, that any sum can take."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_NUMBER
 
 
 def shown(value: Any, most: int = 80) -> str:

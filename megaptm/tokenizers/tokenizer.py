@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.storage import write_whole
+from megaptm.storage import Record, parse_json, validated, write_whole
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
 from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, splits_at_spaces
 from megaptm.tokenizers.special import special_tokens
@@ -154,13 +155,69 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
         raise UserError(
             f"{file} has no `model`: it is not a Hugging Face tokenizer; name a folder with a {TOKENIZER_FILE}."
         )
-    config = file.with_name(CONFIG_FILE)
-    tokenizer = Tokenizer(content, _read_json(config) if config.is_file() else {})
+    validated(WrittenTokenizer, content, file, remedy=REMEDY)
+    place = file.with_name(CONFIG_FILE)
+    config = _read_json(place) if place.is_file() else {}
+    validated(WrittenConfig, config, place, remedy=REMEDY)
+    tokenizer = Tokenizer(content, config)
     try:
-        tokenizer.library  # noqa: B018  (parsed here, so that a bad file is named here)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{file} is not a tokenizer that can be read ({error}): restore it or train another.") from None
+        _ = tokenizer.kind, tokenizer.special  # parsed here, so that a bad file is named here
+    except UserError:
+        raise
+    except BaseException as error:  # the library raises bare Exception, and its panics are none
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise UserError(f"{file} is not a tokenizer that can be read ({error}): {REMEDY}.") from None
     return tokenizer
+
+
+REMEDY = "restore it or train another"
+MOST_IDS = 1 << 24
+"""Ids of the largest tokenizer; published ones have a million. Tables as long as the largest id are made."""
+
+Id = Annotated[int, Field(ge=0, lt=MOST_IDS)]
+
+
+class WrittenToken(Record):
+    """One of `added_tokens`."""
+
+    id: Id
+    content: Annotated[str, Field(min_length=1)]
+    special: bool = False
+
+
+class WrittenModel(Record):
+    """The part that we read ourselves of what the library reads."""
+
+    type: str
+    vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MOST_IDS)]
+
+
+class WrittenTokenizer(Record):
+    """A tokenizer.json, as far as it is not left to the library."""
+
+    model: WrittenModel
+    added_tokens: list[WrittenToken] = Field(default_factory=list)
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+
+class WrittenName(Record):
+    """A token as transformers writes it where it has options."""
+
+    content: str
+
+
+class WrittenConfig(Record):
+    """The keys of a tokenizer_config.json that name tokens."""
+
+    pad_token: str | WrittenName | None = None
+    eos_token: str | WrittenName | None = None
+    bos_token: str | WrittenName | None = None
+    cls_token: str | WrittenName | None = None
+    sep_token: str | WrittenName | None = None
+    mask_token: str | WrittenName | None = None
+    unk_token: str | WrittenName | None = None
 
 
 def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
@@ -176,10 +233,7 @@ def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON ({error}): restore it or train another tokenizer.") from None
+    content = parse_json(file.read_bytes(), file, remedy=REMEDY)
     if not isinstance(content, dict):
         raise UserError(f"{file} holds a {type(content).__name__} where an object is due: restore it or train another.")
     return content

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megaptm.storage import is_number, journal_lines
+
 FILE = "metrics.jsonl"
 
 
@@ -48,21 +50,28 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = (parsed(line) for line in path.read_bytes().splitlines())
-    return [record for record in records if record is not None and "step" in record]
+    return [_numbers(record) for record in records if record is not None and is_number(record.get("step"))]
+
+
+def _numbers(record: dict[str, Any]) -> dict[str, Any]:
+    """What of a record is a number: infinities and NaN, too."""
+    return {key: value for key, value in record.items() if is_number(value) or _is_not_finite(value)}
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
     """One line, or None for one that a crash tore."""
-    try:
-        record = json.loads(line)
-    except ValueError:
+    record = next(journal_lines(line), None)
+    if record is None:
         return None
-    if not isinstance(record, dict):
-        return None
-    return {key: float(value) if value in ("inf", "-inf", "nan") else value for key, value in record.items()}
+    return {
+        key: float(value) if isinstance(value, str) and value in ("inf", "-inf", "nan") else value
+        for key, value in record.items()
+    }
 
 
 def _storable(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return str(value) if _is_not_finite(value) else value
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,63 @@
+"""Good files of every kind, small and as a user would have them: what is spoiled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+import yaml
+
+from megaptm.hub.huggingface import to_hugging_face
+from megaptm.train.snapshot import open_snapshot
+from tests.train.runs import build, save_untrained, write_text
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(folder: Path) -> None:
+    """A folder for each kind of file in `folder`: text, corpora, a run, its export, a config, a recipe, a machine."""
+    text = write_text(folder / "text", documents=24)
+    for family in ("gpt2", "bert", "t5"):
+        build(text, folder / f"corpus-{family}", family)
+    run, _ = save_untrained("gpt2", folder / "run", folder / "corpus-gpt2", "train.steps=9")
+    (run / "tokenizer").unlink()
+    shutil.copytree(folder / "corpus-gpt2/tokenizer", run / "tokenizer")
+    _write_journals(run)
+    snapshot = open_snapshot(run)
+    to_hugging_face(snapshot.spec, snapshot.weights(), snapshot.tokenizer, folder / "hf", dtype=torch.float32)
+    (folder / "config").mkdir()
+    (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
+    config = yaml.safe_load((ROOT / "configs/tiny/gpt2.yaml").read_text())
+    config |= {"extends": "parent.yaml", "layouts": {1: {"microbatch": 4}, 4: {"tensor": 2}}, "run": "run"}
+    config["data"]["mix"] = {"nowhere": 1.0}
+    (folder / "config/it.yaml").write_text(yaml.safe_dump(config))
+    (folder / "machine").mkdir()
+    shutil.copy(ROOT / "configs/machines/a100-80g.yaml", folder / "machine/it.yaml")
+    (folder / "recipe").mkdir()
+    recipe = {
+        "sources": [{"path": str(text)}],
+        "steps": ["normalize", {"drop-short": {"characters": 5}}, "gopher-quality", {"scrub": {}}],
+        "deduplicate": {"near": True, "paragraphs": True},
+        "tokenizer": {"kind": "byte-bpe", "vocabulary": 300},
+        "validation": 0.1,
+        "limit_bytes": 20_000,
+    }
+    (folder / "recipe/it.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def _write_journals(run: Path) -> None:
+    events = [
+        {"time": 1.0, "kind": "launch", "command": ["megaptm"], "version": "0", "host": "here", "pid": 1},
+        {"time": 2.0, "kind": "start", "parameters": 10, "layout": {}, "processes": 1},
+        {"time": 3.0, "kind": "first-step", "step": 1, "seconds": 2.0},
+        {"time": 4.0, "kind": "checkpoint", "step": 7, "bytes": 10, "seconds": 0.1},
+        {"time": 5.0, "kind": "exit", "code": 0, "productive": 1.0, "data": 0.1, "validation": 0.1, "checkpoint": 0.1},
+    ]
+    metrics = [
+        {"time": 2.0 + step / 4, "step": step, "loss": 5.0 - step / 9, "step_seconds": 0.2} for step in range(1, 8)
+    ]
+    metrics.append({"time": 4.5, "step": 7, "validation/loss": 4.0, "baseline/unigram": 5.0})
+    for name, lines in (("events", events), ("metrics", metrics)):
+        (run / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
