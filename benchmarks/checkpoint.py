@@ -13,7 +13,6 @@ all.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -27,9 +26,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from common.alone import join_alone
+from common.options import Options
 from torch import Tensor
 
-LAYERS, WIDTH, VOCABULARY = 4, 768, 8192
+LAYERS, VOCABULARY = 4, 8192
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 
 
@@ -43,11 +44,11 @@ class Contender:
     loading: list[float] = field(default_factory=list)
 
 
-def made_up_tensors() -> dict[str, Tensor]:
-    shapes = {"token.weight": (VOCABULARY, WIDTH)}
+def made_up_tensors(width: int) -> dict[str, Tensor]:
+    shapes = {"token.weight": (VOCABULARY, width)}
     for layer in range(LAYERS):
-        matrices = {"qkv": (3 * WIDTH, WIDTH), "output": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH)}
-        for name, shape in {**matrices, "down": (WIDTH, 4 * WIDTH)}.items():
+        matrices = {"qkv": (3 * width, width), "output": (width, width), "up": (4 * width, width)}
+        for name, shape in {**matrices, "down": (width, 4 * width)}.items():
             shapes[f"decoder.{layer}.{name}.weight"] = shape
             shapes[f"decoder.{layer}.{name}.bias"] = (shape[0],)
     generator = torch.Generator().manual_seed(0)
@@ -148,16 +149,15 @@ def run_round(contender: Contender, tensors: dict[str, Tensor], folder: Path) ->
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=5)
+    arguments = Options(__doc__)
+    arguments.add("--rounds", default=5, short=1)
+    arguments.add("--width", default=768, short=64, help="of the model whose tensors are saved")
     arguments.add_argument("--folder", type=Path, help="on the disk to measure; a temporary folder by default")
-    options = arguments.parse_args()
+    options = arguments.read()
     warnings.simplefilter("ignore")
 
-    from megaptm.parallel.groups import join
-
-    join(rank=0, world=1, local_rank=0, init_method="tcp://127.0.0.1:29534")
-    tensors = made_up_tensors()
+    join_alone()
+    tensors = made_up_tensors(options.width)
     contenders = {
         "megaptm": ours(tensors, verify=True),
         "megaptm, not verifying": ours(tensors, verify=False),
@@ -197,7 +197,7 @@ def print_results(contenders: dict[str, Contender], megabytes: float) -> None:
         print(f"METRIC checkpoint_stall_over_{label} {stalls:.3f} ratio goal >=1.0")
         print(f"METRIC checkpoint_save_over_{label} {save:.3f} ratio goal >=1.0")
         print(f"METRIC checkpoint_load_over_{label} {load:.3f} ratio goal >=1.0")
-    verifying = min(own.loading) - min(plain.loading)
+    verifying = max(min(own.loading) - min(plain.loading), 1e-6)
     print(f"METRIC checkpoint_verify_speed {megabytes / verifying:.0f} MB/s goal >=1000")
 
 

@@ -9,7 +9,6 @@ seconds of the processor.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -17,6 +16,8 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from common.options import Options
 
 from data_pipeline.clean import STEPS, Step, run_steps
 from data_pipeline.clean.basic import CutLong
@@ -74,10 +75,10 @@ def rate(run, pages: list[Document], *, rounds: int) -> float:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--megabytes", type=int, default=32)
-    arguments.add_argument("--rounds", type=int, default=3)
-    options = arguments.parse_args()
+    arguments = Options(__doc__)
+    arguments.add("--megabytes", default=32, short=1)
+    arguments.add("--rounds", default=3, short=1)
+    options = arguments.read()
     pages = documents(options.megabytes * 1_000_000)
     print(f"{len(pages):,} documents, {sum(len(page.text) for page in pages):,} characters")
     print(f"{'step':<24}{'MB/s':>8}{'kept':>8}")

@@ -9,7 +9,6 @@ start of Ray, and of the others' interpreters, is not counted. `tokenize`: byte-
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import itertools
@@ -23,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from common.environments import CACHE, python_of, run_peer
+from common.options import Options
 from common.text import make_text, read_texts
 from rich.console import Console
 
 WORKERS = 2
-VOCABULARY = 32_000
 TRAINING_TEXTS = {"byte-bpe": 8000, "wordpiece": 8000, "unigram": 1500}
 NO_STEPS: dict[str, Any] = {"steps": [], "deduplicate": {"documents": False, "near": None}}
 WHOLE: dict[str, Any] = {
@@ -60,7 +59,7 @@ class Input:
         }
 
 
-def ours(given: Input, recipe: dict[str, Any], rounds: int = 3) -> dict[str, Any]:
+def ours(given: Input, recipe: dict[str, Any], rounds: int = 1) -> dict[str, Any]:
     """The median of some builds; the workers are there before the first."""
     from data_pipeline.corpus.workers import open_workers
 
@@ -96,14 +95,14 @@ def _build(given: Input, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": train.tokens, "documents": train.samples, "stages": report.seconds}
 
 
-def tokenizer_of(kind: str, files: list[Path], folder: Path) -> Path:
+def tokenizer_of(kind: str, vocabulary: int, files: list[Path], folder: Path) -> Path:
     """Trained once on the beginning of the text."""
     from megaptm.tokenizers import train
 
-    place = folder / f"{kind}-{VOCABULARY}"
+    place = folder / f"{kind}-{vocabulary}"
     if not place.is_dir():
         texts = itertools.islice(read_texts(files), TRAINING_TEXTS[kind])
-        train(kind, texts, vocabulary=VOCABULARY).save(place)
+        train(kind, texts, vocabulary=vocabulary).save(place)
     return place
 
 
@@ -127,11 +126,11 @@ def metric(name: str, ours: dict[str, Any], theirs: dict[str, Any], goal: float)
     return f"METRIC {name} {theirs['seconds'] / ours['seconds']:.2f} ratio goal >={goal}"
 
 
-def tokenize(given: Input, datatrove: str | None) -> list[str]:
+def tokenize(given: Input, datatrove: str | None, rounds: int) -> list[str]:
     row("cat", given.megabytes, {"seconds": cat_seconds(given.files)})
     alone = {**given.arguments(), "folder": str(given.tokenizer)}
     row("our tokenizer alone", given.megabytes, run_peer(sys.executable, "tokenizer_alone", **alone))
-    mine = ours(given, NO_STEPS)
+    mine = ours(given, NO_STEPS, rounds)
     row("megaptm", given.megabytes, mine)
     document = run_peer(sys.executable, "per_document", **given.arguments())
     row("one encode a document", given.megabytes, document)
@@ -146,7 +145,7 @@ def tokenize(given: Input, datatrove: str | None) -> list[str]:
 def kind(name: str, given: Input) -> list[str]:
     alone = {**given.arguments(), "folder": str(given.tokenizer)}
     row(f"{name}: our tokenizer alone", given.megabytes, run_peer(sys.executable, "tokenizer_alone", **alone))
-    mine = ours(given, NO_STEPS, rounds=1)
+    mine = ours(given, NO_STEPS)
     row(f"{name}: megaptm", given.megabytes, mine)
     document = run_peer(sys.executable, "per_document", **given.arguments())
     row(f"{name}: one encode a document", given.megabytes, document)
@@ -154,7 +153,7 @@ def kind(name: str, given: Input) -> list[str]:
 
 
 def whole(given: Input, datatrove: str | None) -> list[str]:
-    mine = ours(given, WHOLE, rounds=1)
+    mine = ours(given, WHOLE)
     row("whole: megaptm", given.megabytes, mine)
     if not datatrove:
         return []
@@ -164,25 +163,30 @@ def whole(given: Input, datatrove: str | None) -> list[str]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--mb", type=int, default=100)
+    arguments = Options(__doc__)
+    arguments.add("--mb", default=100, short=5)
+    arguments.add("--vocabulary", default=32_000, short=2_000)
+    arguments.add("--rounds", default=3, short=1)
     arguments.add_argument("--only", choices=("tokenize", "kinds", "whole"))
     arguments.add_argument("--peers", type=Path, default=CACHE / "peers")
     arguments.add_argument("--work", type=Path, default=CACHE, help="where text and tokenizers are made and kept")
-    options = arguments.parse_args()
+    options = arguments.read()
 
-    datatrove = None if options.only == "kinds" else python_of("datatrove", options.peers)
-    texts, fifth = (make_text(options.work, megabytes) for megabytes in (options.mb, max(5, options.mb // 5)))
+    datatrove = None if options.only == "kinds" or options.short else python_of("datatrove", options.peers)
+    sizes = (options.mb, max(5, options.mb // 5))
+    texts, fifth = (make_text(options.work, megabytes, short=options.short) for megabytes in sizes)
     metrics = []
     for part in [options.only] if options.only else ("tokenize", "kinds", "whole"):
         for name in ("wordpiece", "unigram") if part == "kinds" else ("byte-bpe",):
-            tokenizer = tokenizer_of(name, texts, options.work)
+            tokenizer = tokenizer_of(name, options.vocabulary, texts, options.work)
             with tempfile.TemporaryDirectory() as scratch:
                 given = Input(texts if part == "tokenize" else fifth, tokenizer, Path(scratch))
                 if part == "kinds":
                     metrics += kind(name, given)
+                elif part == "tokenize":
+                    metrics += tokenize(given, datatrove, options.rounds)
                 else:
-                    metrics += (tokenize if part == "tokenize" else whole)(given, datatrove)
+                    metrics += whole(given, datatrove)
     print("\n".join(metrics))
 
 

@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 
 import psutil
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.common.text import make_text
+from common.environments import CACHE
+from common.options import Options
+from common.text import make_text
 
 STEPS = ["repair-encoding", "normalize-unicode", "drop-empty", "gopher-quality", "gopher-repetition", "scrub"]
 
@@ -49,10 +48,10 @@ def _name(process: psutil.Process) -> str:
     return "driver" if "corpus" in command else Path(command[0]).name.split()[0].partition("(")[0]
 
 
-def build(folder: Path, out: Path, workers: int, near: str) -> tuple[float, dict[str, int]]:
+def build(folder: Path, out: Path, options: argparse.Namespace) -> tuple[float, dict[str, int]]:
     """Wall seconds, and the most resident bytes by kind of process."""
-    words = [f"out={out}", f"workers={workers}", f"deduplicate.near={near}", f"steps=[{', '.join(STEPS)}]"]
-    words += ["tokenizer.vocabulary=32000"]
+    words = [f"out={out}", f"workers={options.workers}", f"deduplicate.near={options.near}"]
+    words += [f"steps=[{', '.join(STEPS)}]", f"tokenizer.vocabulary={options.vocabulary}"]
     begun = time.perf_counter()
     command = [sys.executable, "-m", "megaptm", "corpus", "build", str(folder), *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -66,17 +65,18 @@ def build(folder: Path, out: Path, workers: int, near: str) -> tuple[float, dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, default=400, help="megabytes of the larger input")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--near", default="true", help="true or false")
-    parser.add_argument("--cache", type=Path, default=Path("~/.cache/megaptm/benchmarks").expanduser())
-    options = parser.parse_args()
+    arguments = Options(__doc__)
+    arguments.add("--mb", default=400, short=4, help="megabytes of the larger input")
+    arguments.add("--workers", default=2, short=0)
+    arguments.add("--vocabulary", default=32_000, short=2_000)
+    arguments.add_argument("--near", default="true", help="true or false")
+    arguments.add_argument("--work", type=Path, default=CACHE, help="where text is made and kept")
+    options = arguments.read()
     seconds, most = {}, {}
     for megabytes in (options.mb // 4, options.mb):
-        text = make_text(options.cache, megabytes)[0].parent
+        text = make_text(options.work, megabytes, short=options.short)[0].parent
         with tempfile.TemporaryDirectory() as scratch:
-            seconds[megabytes], most[megabytes] = build(text, Path(scratch, "corpus"), options.workers, options.near)
+            seconds[megabytes], most[megabytes] = build(text, Path(scratch, "corpus"), options)
             size = sum(file.stat().st_size for file in Path(scratch).rglob("*.tar"))
         speed = megabytes / seconds[megabytes]
         held = ", ".join(f"{name} {bytes_ / 2**20:,.0f} MiB" for name, bytes_ in sorted(most[megabytes].items()))

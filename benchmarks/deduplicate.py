@@ -9,7 +9,6 @@ is measured. All run on one core.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+from common.options import Options
 
 from data_pipeline.deduplicate import Deduplicate, Near, find_duplicates, write_part
 from data_pipeline.deduplicate.sketch import Sketcher
@@ -31,7 +31,7 @@ from data_pipeline.deduplicate.texts import Shingles
 from data_pipeline.document import Document
 
 SIZE, PART = 3000, 16 << 20
-PEERS = Path(__file__).with_name("deduplicate_peers.py")
+PEERS = Path(__file__).parent / "peers/deduplicate.py"
 PEER_DOCUMENTS = {"datasketch": 2_000, "rensa": 20_000}
 """As many as take each of them some seconds."""
 
@@ -121,10 +121,10 @@ def peers(python: str, some: list[Document], folder: Path) -> dict[str, dict[str
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--megabytes", type=int, default=200)
+    arguments = Options(__doc__)
+    arguments.add("--megabytes", default=200, short=2)
     arguments.add_argument("--peers", help="a Python that has datasketch and rensa")
-    options = arguments.parse_args()
+    options = arguments.read()
     some = list(documents(options.megabytes << 20))
     megabytes = sum(len(document.text) for document in some) / 1e6
     print(f"{len(some):,} documents, {megabytes:.0f} MB")

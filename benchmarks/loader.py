@@ -11,7 +11,6 @@ without positions and documents. At last the same corpus comes from an S3 server
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -20,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common.alone import join_alone
 from common.environments import CACHE, python_of, run_peer
+from common.options import Options
 from common.s3 import serve
 
 from megaptm.data import Loader, ShardWriter, open_mix, write_manifest
@@ -29,7 +30,8 @@ from megaptm.objectives import SpecialTokens
 
 LENGTH, BATCH = 512, 8
 VOCABULARY = 50257
-SHARDS, DOCUMENTS = 8, 2500
+DOCUMENTS = 2500
+"""Of a shard."""
 MODES = {0: "thread", 1: "worker process"}
 PEER_MODES = {0: "consumer", 1: "worker process"}
 
@@ -42,10 +44,10 @@ PEERS: dict[str, tuple[str | None, float]] = {
 }
 
 
-def write_corpus(folder: Path) -> SpecialTokens:
+def write_corpus(folder: Path, shards_wanted: int) -> SpecialTokens:
     rng = np.random.default_rng(0)
     shards = []
-    for number in range(SHARDS):
+    for number in range(shards_wanted):
         with ShardWriter(folder / f"train-{number:06d}.tar", dtype="uint16") as writer:
             for document in range(DOCUMENTS):
                 tokens = rng.integers(1, VOCABULARY, rng.integers(50, 850))
@@ -106,26 +108,30 @@ def table_row(name: str, rates: list[float], modes: dict[int, str] = MODES) -> N
     )
 
 
-def beside_step(delivered: list[float]) -> list[str]:
+def beside_step(delivered: list[float], *, short: bool) -> list[str]:
     import step as step_benchmark
 
-    from megaptm.parallel.groups import join
-
     torch.set_num_threads(2)
-    join(rank=0, world=1, local_rank=0, init_method="tcp://127.0.0.1:29535")
+    join_alone()
+    shape = step_benchmark.SHORT if short else step_benchmark.Shape()
     metrics = []
     for precision in ("fp32", "bf16"):
-        seconds = step_benchmark.median_seconds({precision: step_benchmark.ours(precision)}, rounds=3)[precision]
-        consumed = step_benchmark.ROWS * step_benchmark.LENGTH / seconds
+        seconds = step_benchmark.median_seconds({precision: step_benchmark.ours(precision, shape)}, rounds=3)[precision]
+        consumed = step_benchmark.ROWS * shape.length / seconds
         print(f"{'a training step, ' + precision:<32}{consumed:>10,.0f} tokens/s")
         ratio = min(delivered) * LENGTH / consumed
         metrics.append(f"METRIC loader_over_step_{precision} {ratio:.0f} ratio goal >=20")
     return metrics
 
 
-def beside_peers(folder: Path, measure: Callable[[], list[float]], seconds: float, environments: Path) -> list[str]:
+def beside_peers(
+    folder: Path, measure: Callable[[], list[float]], seconds: float, environments: Path | None
+) -> list[str]:
+    """`environments` is the folder of those that peers need; None leaves out who needs one."""
     metrics = []
     for name, (environment, goal) in PEERS.items():
+        if environment is not None and environments is None:
+            continue
         python = sys.executable if environment is None else python_of(environment, environments)
         if python is None:
             continue
@@ -150,16 +156,17 @@ def beside_s3(folder: Path, special: SpecialTokens, local: list[float], seconds:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=3.0)
-    arguments.add_argument("--peers", type=Path, default=CACHE / "peers")
+    arguments = Options(__doc__)
+    arguments.add("--seconds", default=3.0, short=0.2)
+    arguments.add("--shards", default=8, short=2)
+    arguments.add("--peers", default=CACHE / "peers", short=None, type=Path)
     arguments.add_argument("--only", choices=("step", "peers", "s3"))
-    options = arguments.parse_args()
+    options = arguments.read()
 
     metrics = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        special = write_corpus(folder)
+        special = write_corpus(folder, options.shards)
         delivered = ours(place, special, options.seconds)
         table_row("megaptm", delivered)
         if options.only in (None, "peers"):
@@ -169,7 +176,7 @@ def main() -> None:
         if options.only in (None, "s3"):
             metrics += beside_s3(folder, special, delivered, options.seconds)
         if options.only in (None, "step"):
-            metrics += beside_step(delivered)
+            metrics += beside_step(delivered, short=options.short)
     print("\n".join(metrics))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from statistics import median
 
+from common.options import Options
+
 from megaptm.plan import published, published_memory
 
 
 def main() -> None:
-    """The tables, and how far off the planner is."""
+    """The tables, and how far off the planner is; a second or two, so that its short form is the same."""
+    Options(__doc__).read()
     rows = published.compare_all()
     print(published.summary(rows), published_memory.markdown(), published.markdown(rows), sep="\n\n")
     errors = [abs(row.error) for row in rows]

@@ -9,13 +9,14 @@ configs/tiny/gpt2.yaml, on a small corpus of Python's own library, in one proces
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from common.options import Options
 
 from megaptm.resilience.events import read_events
 
@@ -38,8 +39,8 @@ def help_seconds() -> float:
 
 def make_corpus(folder: Path) -> Path:
     corpus = folder / "corpus"
-    keys = {"--out": corpus, "--vocabulary": VOCABULARY, "--limit-bytes": 1_000_000, "--workers": 0}
-    megaptm("corpus", "build", "python-library", *(word for key in keys.items() for word in key))
+    keys = {"out": corpus, "tokenizer.vocabulary": VOCABULARY, "limit_bytes": 1_000_000, "workers": 0}
+    megaptm("corpus", "build", "python-library", *(f"{key}={value}" for key, value in keys.items()))
     return corpus
 
 
@@ -57,9 +58,9 @@ def first_step_seconds(corpus: Path, run: Path, *, processes: int) -> float:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=3)
-    options = arguments.parse_args()
+    arguments = Options(__doc__)
+    arguments.add("--rounds", default=3, short=1)
+    options = arguments.read()
     rounds = range(options.rounds)
     waits = {"megaptm --help": [help_seconds() for _ in rounds]}
     with tempfile.TemporaryDirectory() as name:

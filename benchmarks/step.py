@@ -10,44 +10,64 @@ bf16, and the faster one counts. The limit is what a plain matrix product of the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from common.alone import join_alone
+from common.options import Options
 
-ROWS, LENGTH, VOCABULARY = 2, 512, 50257
-LAYERS, WIDTH, HEADS = 6, 768, 12
+from megaptm.families import CATALOGUE
+from megaptm.plan.count import step_flops
+from megaptm.spec import ModelSpec, Size
+
+ROWS, VOCABULARY, CONTEXT = 2, 50257, 1024
 
 
-def ours(precision: str) -> Callable[[], float]:
+@dataclass(frozen=True)
+class Shape:
+    """Of the model, and of a row."""
+
+    layers: int = 6
+    width: int = 768
+    heads: int = 12
+    length: int = 512
+
+    @property
+    def spec(self) -> ModelSpec:
+        size = Size(layers=self.layers, width=self.width, heads=self.heads, ffn=4 * self.width)
+        return ModelSpec(family=CATALOGUE["gpt2"], size=size, vocabulary=VOCABULARY, context=CONTEXT, dropout=0.0)
+
+
+SHORT = Shape(layers=1, width=48, length=32)
+
+
+def ours(precision: str, shape: Shape) -> Callable[[], float]:
     from megaptm.config import Layout, Optimizer
-    from megaptm.families import CATALOGUE
     from megaptm.parallel.engine import Engine
-    from megaptm.spec import ModelSpec, Size
 
-    size = Size(layers=LAYERS, width=WIDTH, heads=HEADS, ffn=4 * WIDTH)
-    spec = ModelSpec(family=CATALOGUE["gpt2"], size=size, vocabulary=VOCABULARY, context=1024, dropout=0.0)
     optimizer = Optimizer(lr=1e-4, clip=1.0, weight_decay=0.1)
-    engine = Engine(spec, Layout(microbatch=ROWS), optimizer, losses={"lm": 1.0}, seed=0, precision=precision)
-    tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(LENGTH).expand(ROWS, -1).contiguous()
+    engine = Engine(shape.spec, Layout(microbatch=ROWS), optimizer, losses={"lm": 1.0}, seed=0, precision=precision)
+    tokens = torch.randint(0, VOCABULARY, (ROWS, shape.length + 1), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(shape.length).expand(ROWS, -1).contiguous()
     batch = {"tokens": tokens[:, :-1].contiguous(), "positions": positions, "labels": tokens[:, 1:].contiguous()}
     steps = iter(range(10**9))
     return lambda: engine.step([batch], step=next(steps), lr=1e-4).loss
 
 
-def hugging_face(precision: str) -> Callable[[], float]:
+def hugging_face(precision: str, shape: Shape) -> Callable[[], float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, vocab_size=VOCABULARY, n_positions=1024)
+    config = GPT2Config(n_layer=shape.layers, n_embd=shape.width, n_head=shape.heads)
+    config.vocab_size, config.n_positions = VOCABULARY, CONTEXT
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").train()
     if precision == "all bf16":
         model.to(torch.bfloat16)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
-    tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, VOCABULARY, (ROWS, shape.length), generator=torch.Generator().manual_seed(0))
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16 autocast"):
@@ -61,15 +81,16 @@ def hugging_face(precision: str) -> Callable[[], float]:
     return step
 
 
-def matmul_flops(dtype: torch.dtype) -> float:
+def matmul_flops(dtype: torch.dtype, shape: Shape) -> float:
     """FLOP/s of a plain product of the shape of the feed-forward."""
-    a, b = torch.randn(ROWS * LENGTH, WIDTH).to(dtype), torch.randn(WIDTH, 4 * WIDTH).to(dtype)
+    width, rows = shape.width, ROWS * shape.length
+    a, b = torch.randn(rows, width).to(dtype), torch.randn(width, 4 * width).to(dtype)
     times = []
     for _ in range(20):
         begun = time.perf_counter()
         a @ b
         times.append(time.perf_counter() - begun)
-    return 2 * a.shape[0] * WIDTH * 4 * WIDTH / statistics.median(times)
+    return 2 * rows * width * 4 * width / statistics.median(times)
 
 
 def median_seconds(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
@@ -85,33 +106,26 @@ def median_seconds(contenders: dict[str, Callable[[], float]], rounds: int) -> d
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=5)
+    arguments = Options(__doc__)
+    arguments.add("--rounds", default=5, short=1)
     arguments.add_argument("--threads", type=int, default=2)
-    options = arguments.parse_args()
+    options = arguments.read()
     torch.set_num_threads(options.threads)
 
-    from megaptm.parallel.groups import join
-    from megaptm.plan.count import step_flops
-    from megaptm.spec import ModelSpec, Size
-
-    join(rank=0, world=1, local_rank=0, init_method="tcp://127.0.0.1:29533")
-    from megaptm.families import CATALOGUE
-
-    size = Size(layers=LAYERS, width=WIDTH, heads=HEADS, ffn=4 * WIDTH)
-    spec = ModelSpec(family=CATALOGUE["gpt2"], size=size, vocabulary=VOCABULARY, context=1024, dropout=0.0)
-    flops = step_flops(spec, rows=ROWS, sequence=LENGTH)
+    shape = SHORT if options.short else Shape()
+    join_alone()
+    flops = step_flops(shape.spec, rows=ROWS, sequence=shape.length)
     metrics = []
     print(f"{'':<28}{'s/step':>9}{'tokens/s':>11}{'GFLOP/s':>10}{'of matmul':>11}")
     for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():
-        contenders = {f"megaptm {precision}": ours(precision)}
-        contenders |= {f"transformers {peer}": hugging_face(peer) for peer in peers}
+        contenders = {f"megaptm {precision}": ours(precision, shape)}
+        contenders |= {f"transformers {peer}": hugging_face(peer, shape) for peer in peers}
         seconds = median_seconds(contenders, options.rounds)
-        limit = matmul_flops(torch.bfloat16 if precision == "bf16" else torch.float32)
+        limit = matmul_flops(torch.bfloat16 if precision == "bf16" else torch.float32, shape)
         for name, value in seconds.items():
-            speed = flops / value
+            speed, tokens = flops / value, ROWS * shape.length / value
             print(
-                f"{name:<28}{value:>9.3f}{ROWS * LENGTH / value:>11,.0f}{speed / 1e9:>10.0f}{speed / limit:>10.0%}",
+                f"{name:<28}{value:>9.3f}{tokens:>11,.0f}{speed / 1e9:>10.0f}{speed / limit:>10.0%}",
                 flush=True,
             )
         own, *others = seconds.values()

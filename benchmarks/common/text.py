@@ -15,7 +15,7 @@ import random
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 FILE_BYTES = 50 << 20
@@ -27,19 +27,25 @@ PARAGRAPH = range(80, 4000)
 POOL_CHARACTERS = 100 << 20
 """Of each kind at most; a paragraph that is dealt again is in other company."""
 
+Prose = Callable[[str], Iterator[str]]
+"""The paragraphs of a file's text."""
+
 DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
 BLANK_LINES = re.compile(r"\n\s*\n")
 SENTENCES = re.compile(r"[A-Z][^{}\\]*[.!?]")
 
 
-def make_text(folder: Path, megabytes: int, seed: int = 0) -> list[Path]:
-    """JSON lines files with a field `text`, two at least, made at the first call and found there later."""
-    place = folder / f"text-{megabytes}-{seed}"
+def make_text(folder: Path, megabytes: int, seed: int = 0, *, short: bool = False) -> list[Path]:
+    """JSON lines files with a field `text`, two at least, made at the first call and found there later.
+
+    `short`: of Python's own library alone, which is read in a few seconds.
+    """
+    place = folder / f"text-{megabytes}-{seed}{'-short' if short else ''}"
     if not place.is_dir():
         part = place.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        _write(part, _documents(random.Random(seed)), megabytes * 1_000_000)
+        _write(part, _documents(random.Random(seed), short), megabytes * 1_000_000)
         part.rename(place)
     return sorted(place.glob("*.jsonl"))
 
@@ -61,9 +67,9 @@ def _write(folder: Path, documents: Iterator[str], total: int) -> None:
                 written += file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
-def _documents(rng: random.Random) -> Iterator[str]:
+def _documents(rng: random.Random, short: bool) -> Iterator[str]:
     """Without end; the order of paragraphs is drawn again each time they are used up."""
-    pool = _pool()
+    pool = _pool(_library("stdlib") if short else _files())
     streams = {kind: _shuffled(pool[kind], rng) for kind in SHARES}
     recent: list[list[str]] = []
     while True:
@@ -95,12 +101,12 @@ def _shuffled(paragraphs: list[str], rng: random.Random) -> Iterator[str]:
             yield paragraphs[at]
 
 
-def _pool() -> dict[str, list[str]]:
+def _pool(files: Iterable[tuple[Path, Prose]]) -> dict[str, list[str]]:
     """Kind -> paragraphs, each once."""
     seen: set[bytes] = set()
     pool: dict[str, list[str]] = {kind: [] for kind in SHARES}
     sizes = dict.fromkeys(SHARES, 0)
-    for file, prose in _files():
+    for file, prose in files:
         for kind, paragraph in _paragraphs(file, prose):
             if len(paragraph) not in PARAGRAPH or sizes[kind] > POOL_CHARACTERS:
                 continue
@@ -112,7 +118,7 @@ def _pool() -> dict[str, list[str]]:
     return pool
 
 
-def _paragraphs(file: Path, prose: Callable[[str], Iterator[str]]) -> Iterator[tuple[str, str]]:
+def _paragraphs(file: Path, prose: Prose) -> Iterator[tuple[str, str]]:
     text = _read(file)
     for paragraph in prose(text):
         yield "sentences" if SENTENCES.fullmatch(paragraph) else "notes", paragraph
@@ -121,15 +127,19 @@ def _paragraphs(file: Path, prose: Callable[[str], Iterator[str]]) -> Iterator[t
             yield "code", paragraph.strip("\n")
 
 
-def _files() -> Iterator[tuple[Path, Callable[[str], Iterator[str]]]]:
+def _files() -> Iterator[tuple[Path, Prose]]:
     """Files of this machine, and how to find their prose."""
     for section in sorted(Path("/usr/share/man").glob("man*")):
         yield from ((file, _manual) for file in sorted(section.iterdir()))
     yield from ((file, _prose) for file in sorted(Path("/usr/share/doc").rglob("*")) if file.is_file())
     for name in ("stdlib", "purelib"):
-        library = Path(sysconfig.get_path(name))
-        yield from ((file, _prose) for ending in ("md", "rst", "txt") for file in sorted(library.rglob(f"*.{ending}")))
-        yield from ((file, _docstrings) for file in sorted(library.rglob("*.py")))
+        yield from _library(name)
+
+
+def _library(name: str) -> Iterator[tuple[Path, Prose]]:
+    library = Path(sysconfig.get_path(name))
+    yield from ((file, _prose) for ending in ("md", "rst", "txt") for file in sorted(library.rglob(f"*.{ending}")))
+    yield from ((file, _docstrings) for file in sorted(library.rglob("*.py")))
 
 
 def _read(file: Path) -> str:

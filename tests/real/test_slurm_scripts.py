@@ -6,6 +6,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.slurm.script import Job, render
+from tests.docs.commands import every_command
 from tests.drills.program import ROOT
 
 SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -50,3 +51,10 @@ def test_slurm_takes_the_shipped_175b(slurm):
     wanted = {"NumTasks": "1024", "TresPerNode": "gres:gpu:8", "NtasksPerN:B:S:C": "8:0:*:*", "Requeue": "1"}
     assert taken["NumNodes"].partition("-")[0] == "128"
     assert taken | wanted == taken
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("command", [c for c in every_command() if c.words[0] == "sbatch"], ids=str)
+def test_slurm_takes_what_the_pages_show(slurm, command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert "to start at" in slurm.say("sbatch", "--test-only", "--partition=large", *command.words[1:])

@@ -1,6 +1,6 @@
 """Runs in the environment of the peers: documents/s of datasketch or rensa, as their pages say to use them.
 
-python benchmarks/deduplicate_peers.py datasketch|rensa TEXTS.json
+python benchmarks/peers/deduplicate.py datasketch|rensa TEXTS.json
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""Every benchmark runs, in its short form: numbers are for a quiet machine, but none may rot unseen."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drills.program import ROOT
+
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+METRIC = re.compile(r"METRIC [a-z0-9_]+ -?\d+(\.\d+)? \S+ goal [<>]=\d+(\.\d+)?")
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_runs(path: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(path), "--short"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = [line for line in done.stdout.splitlines() if line.startswith("METRIC")]
+    assert metrics
+    for line in metrics:
+        assert METRIC.fullmatch(line), line
+
+
+def test_each_is_in_the_table_and_each_result_has_its_date_and_commit() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    for path in BENCHMARKS:
+        assert f"| `python benchmarks/{path.name}" in page, path.name
+    _, _, seen = page.partition("## Seen so far")
+    rows = [line for line in seen.splitlines() if line.startswith("| ")][1:]
+    assert rows
+    for row in rows:
+        assert re.search(r"\| 20\d\d-\d\d-\d\d, [0-9a-f]{7} \|$", row), row
