@@ -14,6 +14,7 @@ from megaptm.commands.imports import imports
 from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.errors import UserError
+from megaptm.models import initial_value
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from megaptm.train.trained import open_run
@@ -114,6 +115,26 @@ def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
     (tmp_path / "full" / "file").touch()
     with pytest.raises(UserError, match="is already there and not empty"):
         run_command(imports, "hf", folder, tmp_path / "full")
+
+
+def test_a_head_that_a_model_came_without_begins_afresh_and_that_is_said(tmp_path):
+    corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
+    run, _ = save_untrained("bert", tmp_path / "run", corpus)
+    run_command(export, "hf", run, tmp_path / "whole")
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "exported")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "exported")
+
+    told = run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
+    absent = "head.next-sentence.pooler, head.next-sentence.classify"
+    assert f"came without {absent}: begun afresh, from train.seed=5" in told
+    [event] = [event for event in read_events(tmp_path / "again") if event["kind"] == "import"]
+    assert event["fresh"] == absent.split(", ")
+    ours, before = (dict(open_run(place).model.named_parameters()) for place in (tmp_path / "again", run))
+    for name, value in ours.items():
+        fresh = name.startswith("head.next-sentence")
+        expected = initial_value(open_run(run).spec, name, tuple(value.shape), 5) if fresh else before[name]
+        assert value.equal(expected), name
 
 
 def test_a_published_size_is_known_by_its_name(tmp_path):

@@ -92,7 +92,7 @@ def test_a_model_comes_from_the_hub_without_its_pickle(hub: type[Hub]) -> None:
 
 
 def test_a_name_that_the_hub_does_not_know_is_one_sentence_and_one_question(hub: type[Hub]) -> None:
-    with pytest.raises(UserError, match="^nobody/nothing is not a folder here, and the .* hub shows no model"):
+    with pytest.raises(UserError, match=r"^nobody/nothing is not a folder here, and the .* hub shows no model"):
         model_folder("nobody/nothing")
     assert len(hub.asked) == 1
 
