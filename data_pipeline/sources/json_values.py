@@ -14,6 +14,7 @@ from data_pipeline.sources.encodings import Encoding, encoding_of_whole, texts
 from data_pipeline.sources.lines import BOM, LONGEST_LINE, too_long
 from data_pipeline.sources.source import InputFile
 
+DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
 HEAD = 1 << 16
 """Bytes that tell what a file is."""
@@ -122,10 +123,9 @@ def _values(text: _Text) -> Iterator[Value]:
 
 
 def _value(text: _Text) -> Any:
-    decoder = json.JSONDecoder()
     while True:
         try:
-            value, end = decoder.raw_decode(text.text, text.at)
+            value, end = DECODER.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
             goes_on = error.pos >= len(text.text) - MARGIN or error.msg.startswith("Unterminated")
             if len(text.text) - text.at > LONGEST_LINE:

@@ -26,7 +26,7 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
     wanted = [name for name in (source.text, *source.keep) if name in header]
     if source.text not in wanted:
         what = f"has no column `{source.text}` in its first line, but {', '.join(header[:20])}"
-        raise Unreadable("no text field", what, "name the column with `text`")
+        raise Unreadable("no text column", what, "name the column with `text`")
     for offset, row in rows:
         try:
             if len(row) != len(header):

@@ -89,7 +89,7 @@ def _columns(table: ParquetFile, text: str, keep: tuple[str, ...]) -> list[str]:
     if text not in schema.names or not _is_text(schema.field(text).type):
         kinds = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:20])
         raise Unreadable(
-            "no text field", f"has no text in a column `{text}`, but {kinds}", "name the column with `text`"
+            "no text column", f"has no text in a column `{text}`, but {kinds}", "name the column with `text`"
         )
     return [name for name in schema.names if name == text or name in keep]
 

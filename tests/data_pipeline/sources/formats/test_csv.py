@@ -72,12 +72,12 @@ def test_a_line_too_long_is_counted(tmp_path, monkeypatch, chunk_bytes):
 
 def test_a_missing_column_is_told_with_those_that_are_there(tmp_path, refusal):
     path = written(tmp_path / "a.csv", "body,url\none,two\n")
-    assert reading(path).counts == {"no text field": 1}
+    assert reading(path).counts == {"no text column": 1}
     assert "has no column `text` in its first line, but body, url: name the column with `text`" in refusal(path)
 
 
 def test_a_table_without_the_column_says_which_it_has_though_the_build_goes_on(tmp_path):
     found = reading(written(tmp_path / "a.csv", "id,review\n1,good\n"))
     said = "has no column `text` in its first line, but id, review: name the column with `text`"
-    assert found.dropped.examples == {"no text field": [("a.csv", said)]}
-    assert found.dropped.said == {"no text field": said}
+    assert found.dropped.examples == {"no text column": [("a.csv", said)]}
+    assert found.dropped.said == {"no text column": said}

@@ -60,7 +60,7 @@ def test_long_texts_come_in_pieces_and_are_read_few_at_a_time(tmp_path, monkeypa
 def test_a_missing_column_is_told_with_those_that_are_there(columns, said, tmp_path, refusal):
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table(columns), path)
-    assert reading(path).counts == {"no text field": 1}
+    assert reading(path).counts == {"no text column": 1}
     assert f"has no text in a column `text`, but {said}: name the column" in refusal(path)
 
 
