@@ -55,8 +55,7 @@ def train(run: Training, *, start: int) -> int:
         raise unreadable
     for step in range(start, config.steps):
         rate = rate_of(run.config, step)
-        with run.during("step"):
-            result = _step(run, batches, step, rate)
+        result = _step(run, batches, step, rate)
         done = step + 1
         last = done == config.steps
         if run.report is not None:
@@ -79,10 +78,17 @@ def train(run: Training, *, start: int) -> int:
 
 def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
     try:
-        return run.engine.step(batches, step=step, lr=rate)
+        with run.during("step"):
+            return run.engine.step(batches, step=step, lr=rate)
     except DivergedError:
-        run.saver.finish()  # the checkpoint under way is of a step that was good
+        _finish_saving(run)
         raise
+
+
+def _finish_saving(run: Training) -> None:
+    """Where the numbers are no longer good: the checkpoint under way is of a step when they were."""
+    with run.during("saving"):
+        run.saver.finish()
 
 
 def _try_to_read(run: Training) -> tuple[Any, UserError | StopError | None]:
@@ -121,7 +127,7 @@ def _validate(run: Training, step: int, unreadable: UserError | StopError | None
     if run.report is not None:
         run.report.validation(step, means)
     if agree(not math.isfinite(means["loss"])):
-        run.saver.finish()
+        _finish_saving(run)
         raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")
     return None
 
