@@ -151,13 +151,15 @@ def test_a_stop_ends_a_launcher_whose_rank_is_halted_though_nobody_looks_for_han
 
 def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_path):
     body = """
-    signal.signal(signal.SIGINT, lambda number, frame: (folder / f"pid-told-{rank}").write_text("1"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    (folder / f"deaf-{rank}").touch()
     with heartbeat.during("step"):
         while True:
             time.sleep(600)
     """
     launcher = start_launcher(program(body), tmp_path / "run")
     everyone = pids(tmp_path, 2)
+    wait_for(lambda: len(list(tmp_path.glob("deaf-*"))) == 2, launcher)
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr.readline() == "\n"
     assert launcher.stderr.readline() == (
