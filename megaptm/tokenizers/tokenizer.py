@@ -155,6 +155,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
         raise UserError(
             f"{file} has no `model`: it is not a Hugging Face tokenizer; name a folder with a {TOKENIZER_FILE}."
         )
+    content = _with_type(content)
     validated(WrittenTokenizer, content, file, remedy=REMEDY)
     place = file.with_name(CONFIG_FILE)
     config = _read_json(place) if place.is_file() else {}
@@ -230,6 +231,20 @@ def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
     pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
     cut = [pre_tokenizers.Split(Regex(pattern), "merged_with_previous")] if pattern else []
     return pre_tokenizers.Sequence([*([after] if after is not None else []), *cut])
+
+
+def _with_type(content: dict[str, Any]) -> dict[str, Any]:
+    """The same with the type of its model, which the first releases of the library did not write (GPT-2's is one)."""
+    model = content["model"]
+    if not isinstance(model, dict) or "type" in model:
+        return content
+    if isinstance(model.get("vocab"), list):
+        kind = "Unigram"
+    elif "merges" in model:
+        kind = "BPE"
+    else:
+        kind = "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
+    return {**content, "model": {"type": kind, **model}}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

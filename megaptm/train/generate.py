@@ -48,6 +48,8 @@ class Draw:
 
     def __call__(self, logits_V: Tensor) -> int:
         logits_V = logits_V[: self.most].float().cpu()
+        if not logits_V.isfinite().all():
+            raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
         logits_V[self.never] = float("-inf")
         if self.sampling.temperature == 0:
             return int(logits_V.argmax())

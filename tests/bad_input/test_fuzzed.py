@@ -1,0 +1,124 @@
+"""What `make fuzz` once found, each as small as it goes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from megaptm.data import open_mix
+from megaptm.data.files import npy_bytes
+from megaptm.errors import UserError
+from megaptm.resilience.events import last_saved, read_events
+from megaptm.tokenizers import load
+from megaptm.track import read_metrics
+from tests.data.corpora import tiny_corpus, tiny_special
+from tests.fuzz.seals import seal_corpus
+
+
+def test_lines_of_journals_that_cannot_be_counted_are_left_out(tmp_path):
+    lines = [
+        {"kind": "launch"},
+        {"kind": "launch", "time": "1"},
+        {"kind": ["launch"], "time": 1.0},
+        {"kind": "checkpoint", "time": 1.0, "step": "7"},
+        {"kind": "checkpoint", "time": 1.0},
+        {"kind": "checkpoint", "time": 1.0, "step": 3},
+        {"kind": "exit", "time": 10**400, "code": 0},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "[" * 100_000)
+    assert [event["kind"] for event in read_events(tmp_path)] == ["checkpoint", "checkpoint"]
+    assert last_saved(tmp_path) == 3
+
+
+def test_records_of_metrics_keep_what_is_a_number(tmp_path):
+    lines = [
+        {"time": 1.0, "step": "1", "loss": 2.0},
+        {"time": 1.0, "step": [], "loss": 2.0},
+        {"time": 1.0, "step": 2, "loss": "much", "lr": [], "norm": "inf", "extra": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_metrics(tmp_path) == [{"time": 1.0, "step": 2, "norm": float("inf")}]
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"id": 2, "content": "[PAD]", "special": True, "single_word": False, "lstrip": False}],
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[PAD]": 2}, "unk_token": "a"},
+    }
+    content["added_tokens"][0] |= {"rstrip": False, "normalized": False}
+
+    def change(**parts):
+        config = parts.pop("config", {})
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **parts}))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return load(tmp_path)
+
+    assert change().vocabulary == 3
+    return change
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"}},
+        {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1 << 24}, "unk_token": "a"}},
+        {"model": {"type": "WordLevel", "vocab": {"a": -1}, "unk_token": "a"}},
+        {"model": {"type": 7, "vocab": {}}},
+        {"model": []},
+        {"added_tokens": [{"id": 1 << 40, "content": "x"}]},
+        {"added_tokens": [{"id": 1, "content": ""}]},
+        {"added_tokens": {}},
+        {"normalizer": "NFC"},
+        {"pre_tokenizer": [1]},
+        {"version": "x" * 5000},
+        {"config": {"pad_token": ["[PAD]"]}},
+        {"config": {"pad_token": {"content": 7}}},
+        {"config": {"pad_token": "\ud800"}},
+    ],
+    ids=str,
+)
+def test_a_tokenizer_with_a_part_of_another_kind(tokenizer, parts):
+    with pytest.raises(UserError) as told:
+        tokenizer(**parts)
+    assert len(str(told.value)) <= 1000
+    assert str(told.value).isprintable()
+
+
+def test_a_tokenizer_of_old_does_not_name_its_kind(tokenizer):
+    model = {"vocab": {"a": 0, "b": 1, "ab": 2, "[PAD]": 3}, "merges": ["a b"]}
+    assert tokenizer(model=model, added_tokens=[]).kind == "bpe"
+
+
+def test_an_index_that_finds_numbers_which_are_no_ids(tmp_path):
+    tiny_corpus(tmp_path / "corpus", shards=1)
+    path = tmp_path / "corpus/train-000000.index.npy"
+    index = np.load(path)
+    index[:, 0] = 512 * 2 + 100
+    path.write_bytes(npy_bytes(index))
+    seal_corpus(tmp_path / "corpus")
+    mix = open_mix(
+        {str(tmp_path / "corpus"): 1.0}, objective="span-corruption", sequence=32, seed=0, special=tiny_special()
+    )
+    with pytest.raises(UserError, match="beyond the 1,000 of its tokenizer"):
+        assert [mix.sample(number) for number in range(mix.orders[0].per_epoch)]
+
+
+def test_a_sentence_is_one_line_and_no_book():
+    said = str(UserError("before\n\x1b[31m" + "x" * 100_000 + " after: mend it."))
+    assert said.startswith("before")
+    assert said.endswith("after: mend it.")
+    assert len(said) <= 1000
+    assert said.isprintable()
+
+
+def test_a_model_that_answers_without_numbers_says_nothing():
+    from types import SimpleNamespace
+
+    from megaptm.train.generate import Draw, Sampling
+
+    draw = Draw(Sampling(), SimpleNamespace(special=SimpleNamespace(pad=None, begin=None, end=None), vocabulary=3))
+    with pytest.raises(UserError, match="not finite"):
+        draw(torch.tensor([0.0, float("nan"), 1.0]))
