@@ -156,7 +156,7 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
         return False
     words = [word for word in settings if word.partition("=")[0] not in Build.__annotations__]
     wanted = json.loads(json.dumps(read_recipe([recipe], words).plain()))
-    if Corpus.open(out, cache_of(config)).manifest.made_from["recipe"] == wanted:
+    if Corpus.open(out, cache_of(config)).manifest.made_from.get("recipe") == wanted:
         return True
     if "overwrite=true" not in settings:
         raise UserError(

@@ -184,14 +184,15 @@ def in_use(run: Path, *, now: float) -> str | None:
 
 
 def _who(holder: dict[str, Any]) -> str:
-    return f"process {holder['pid']} on {holder['host']} since {holder['since']}" if holder else "another process"
+    pid, host, since = (holder.get(name) for name in ("pid", "host", "since"))
+    return f"process {pid} on {host} since {since}" if pid and host else "another process"
 
 
 def _holder(path: Path) -> dict[str, Any]:
     """Who the lock file names; empty when nobody, or while a name is being written."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

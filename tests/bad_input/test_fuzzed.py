@@ -1,11 +1,14 @@
 """What `make fuzz` once found, each as small as it goes."""
 
+import io
 import json
+import tarfile
 
 import numpy as np
 import pytest
 import torch
 
+from data_pipeline.inspection import _source
 from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
@@ -122,3 +125,18 @@ def test_a_model_that_answers_without_numbers_says_nothing():
     draw = Draw(Sampling(), SimpleNamespace(special=SimpleNamespace(pad=None, begin=None, end=None), vocabulary=3))
     with pytest.raises(UserError, match="not finite"):
         draw(torch.tensor([0.0, float("nan"), 1.0]))
+
+
+def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
+    path = tmp_path / "train-000000.tar"
+    assert _source(path, 3) == "train-000000.tar, document 3"
+    with tarfile.open(path, "w") as tar:
+        link = tarfile.TarInfo("000000000000.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        for content in (b"[1]", b'{"source": 7}', b"{"):
+            member = tarfile.TarInfo("000000000001.json")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    named = [_source(path, document) for document in range(4)]
+    assert named == [f"train-000000.tar, document {n}" if n != 1 else "7" for n in range(4)]
