@@ -136,7 +136,8 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
-    complete = config_class(**numbers)
+    # Without the published special ids, which a small vocabulary has not: transformers would warn.
+    complete = config_class(**numbers, bos_token_id=None, eos_token_id=None)
     fixed = {name: config[name] for name in counterpart.fixed if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 
