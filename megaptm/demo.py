@@ -9,7 +9,6 @@ demo/demo.svg; `make demo && cp demo/demo.svg docs/` renews the one in the READM
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -28,8 +27,9 @@ from megaptm.config import load
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import last_saved
+from megaptm.track import how_to_look
 from megaptm.train.report import PICTURE
-from megaptm.train.terminal import tool, typed
+from megaptm.train.terminal import typed
 
 CONFIG = "configs/demo/gpt2.yaml"
 # More than the model will see, and little enough to be read in a few seconds.
@@ -109,12 +109,9 @@ class Demo:
     def places(self) -> None:
         """The last lines."""
         run = str(self.run)
-        tracked = json.loads((self.run / "track.json").read_text())
-        database = f"sqlite:///{self.run / 'mlflow.db'}"
         lines = [
             ("loss curve", str(self.run / PICTURE)),
-            ("MLflow run", f"{tracked['run_id']} of experiment {tracked['experiment']}, to look at by"),
-            ("", f"{tool('mlflow')} ui --backend-store-uri {database}"),
+            *(("MLflow" if not number else "", line) for number, line in enumerate(how_to_look(self.run))),
             ("next", typed(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
             ("", typed(["train", run, f"train.steps={2 * self.steps}", "layout.pipeline=1", "layout.tensor=2"])),
             ("", typed(["export", "hf", run, str(self.folder / "exported")])),

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from megaptm.check.finding import Case, Finding
 from megaptm.errors import UserError
 from megaptm.storage.patience import within
+from megaptm.track import default_uri
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"
@@ -29,10 +30,8 @@ def tracker(case: Case) -> Iterator[Finding]:
         return
     if find_spec("mlflow") is None:
         raise UserError(f"MLflow is not installed: pip install mlflow, {ANYWAY}")
-    uri = track.uri
-    if uri is None:
-        yield Finding(TOPIC, "good", "metrics go to mlflow.db in the run folder.")
-    elif uri.startswith(("http://", "https://")):
+    uri = track.uri or default_uri(Path(case.config.run))
+    if uri.startswith(("http://", "https://")):
         case.tell(f"asking {uri}")
         yield _server(uri, track.experiment)
     elif uri.startswith("sqlite:"):
@@ -103,7 +102,7 @@ def _database(uri: str) -> Finding:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
         else:
-            with tempfile.TemporaryFile(dir=path.parent):
+            with tempfile.TemporaryFile(dir=next(above for above in path.absolute().parents if above.is_dir())):
                 pass
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or str(error)

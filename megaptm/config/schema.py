@@ -210,7 +210,7 @@ class Track(Section):
     enabled: bool = True
     """Whether metrics are sent to MLflow."""
     uri: str | None = None
-    """MLflow tracking address; absent: mlflow.db in the run folder."""
+    """MLflow tracking address, without a password; absent: mlflow.db beside the run folder, for all runs there."""
     experiment: str = "megaptm"
     """MLflow experiment."""
 

@@ -1,34 +1,89 @@
 """MLflow's SQLite file, which appears whole: MLflow can neither finish one that was begun nor begin one twice at once.
 
 Of a job killed while it makes the tables, later ones would hear "table already exists"; so would the slower of two.
+Runs that write to it at the same time wait for each other: MLflow sets SQLite's busy timeout to 20 s, and what takes
+longer is sent again. Not in WAL mode, which needs memory that machines on a network file system do not share.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
+from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from megaptm.storage import Appearing
 
+logger = logging.getLogger(__name__)
+
+
+# One that was written to since may be being made by somebody who does not take our lock: `mlflow ui`.
+QUIET_SECONDS = 10.0
+
 
 def see_that_it_exists(uri: str) -> None:
-    """Make the database that `sqlite:///PATH` names, unless it is there; other addresses are a server's business."""
+    """Make the database that `sqlite:///PATH` names, unless it is there; other addresses are a server's business.
+
+    One that was left half made, by whomever, is moved aside: it holds no run, and each run's journal is the truth.
+    """
     url = make_url(uri) if uri.startswith("sqlite") else None
-    if url is None or not url.database or url.database == ":memory:" or Path(url.database).exists():
+    if url is None or not url.database or url.database == ":memory:":
         return
     path = Path(url.database).absolute()
+    if path.exists() and _has_runs(path):
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():  # another process was first
-            return
+        if path.exists():  # another process was first, or it is half made
+            written = path.stat().st_mtime
+            if _has_runs(path) or _is_whole(url):
+                return
+            if time.time() - written < QUIET_SECONDS:
+                raise BlockingIOError(f"{path} is being made by somebody else")
+            _move_aside(path)
         _remove_halves(path)
         with Appearing(path) as part:
             store = SqlAlchemyStore(str(url.set(database=str(part))), "./mlruns")
             store.engine.dispose()
+
+
+def _has_runs(path: Path) -> bool:
+    """Whether a run was ever kept there: then it was whole once, and what is wrong with it is not for us to mend."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=20)) as database:
+            return database.execute("select 1 from runs limit 1").fetchone() is not None
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return False
+        raise
+
+
+def _is_whole(url: URL) -> bool:
+    """Whether MLflow can use it, which would also finish one whose tables lack nothing but a later version's."""
+    # Spelled in another way: MLflow keeps connections for each address, and those to a moved file must not serve.
+    asked = url.update_query_dict({"timeout": "20"})
+    try:
+        SqlAlchemyStore(str(asked), "./mlruns").engine.dispose()
+    except (MlflowException, SQLAlchemyError):
+        return False
+    return True
+
+
+def _move_aside(path: Path) -> None:
+    aside = path.with_name(f"{path.name}.half-made-{time.strftime('%Y%m%d-%H%M%S')}")
+    logger.warning("%s was left half made and is moved to %s; it holds no run", path, aside.name)
+    for suffix in ("-journal", "-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
 
 
 def _remove_halves(path: Path) -> None:

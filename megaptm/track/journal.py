@@ -5,6 +5,7 @@ A line is one of
     {"time": seconds since 1970, "step": 10, "loss": 3.2, ...}     metrics; inf and nan are strings, JSON has neither
     {"time": ..., "params": {"layout.data": 2, ...}}
     {"time": ..., "artifact": "report/loss.png"}                   a file in the run folder
+    {"time": ..., "status": "RUNNING"}                             what training does from now on, in MLflow's words
 """
 
 from __future__ import annotations

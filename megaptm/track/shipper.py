@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.track.journal import FILE, parsed
+from megaptm.track.page import default_uri
 from megaptm.track.state import State
 
 logger = logging.getLogger(__name__)
@@ -27,13 +28,13 @@ class Shipper(threading.Thread):
         super().__init__(daemon=True, name="mlflow-shipper")
         self._run, self._retry_seconds = run, retry_seconds
         self._state = State.read(run, uri=uri, experiment=experiment)
-        self._closing: str | None = None
+        self._closing = False
         self.wake = threading.Event()
         """Set when there is something new."""
 
-    def finish(self, status: str, seconds: float) -> int:
-        """Send the rest, and that the run has ended; returns the records left after `seconds` or the first failure."""
-        self._closing = status
+    def finish(self, seconds: float) -> int:
+        """Send the rest; returns the records left after `seconds` or the first failure."""
+        self._closing = True
         self.wake.set()
         self.join(timeout=seconds)
         with (self._run / FILE).open("rb") as journal:
@@ -52,8 +53,7 @@ class Shipper(threading.Thread):
                 if store is None:
                     store = Store(self._run, self._state)
                 self._send_new(store)
-                if closing is not None:
-                    store.end(closing)
+                if closing:
                     return
                 pause = self._retry_seconds
                 self._rest(BETWEEN_SECONDS)
@@ -61,8 +61,10 @@ class Shipper(threading.Thread):
             except Exception as error:  # whatever a server or a library comes up with must not reach the training
                 if not complained:
                     complained = True
-                    logger.warning("MLflow at %s: %s; training goes on", self._state.uri or "run folder", _brief(error))
-                if closing is not None:
+                    logger.warning(
+                        "MLflow at %s: %s; training goes on", self._state.uri or default_uri(self._run), _brief(error)
+                    )
+                if closing:
                     return
                 self._rest(pause)
                 pause = min(2 * pause, LONGEST_RETRY_SECONDS)
@@ -81,7 +83,7 @@ class Shipper(threading.Thread):
     def _rest(self, seconds: float) -> None:
         """Wait, unless the run ends meanwhile."""
         deadline = time.monotonic() + seconds
-        while self._closing is None and time.monotonic() < deadline:
+        while not self._closing and time.monotonic() < deadline:
             time.sleep(0.05)
 
 

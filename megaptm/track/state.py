@@ -24,6 +24,7 @@ class State:
     job: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tag by which the MLflow run is found again if we died between its creation and this file."""
     run_id: str | None = None
+    experiment_id: str | None = None
     shipped: int = 0
     """Bytes of the journal that MLflow has."""
 

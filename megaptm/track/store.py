@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megaptm.track.journal import FILE, parsed
+from megaptm.track.page import ARTIFACTS, curves, default_uri
 from megaptm.track.state import State
 
 # Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.
@@ -22,7 +24,7 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 from mlflow import MlflowClient  # noqa: E402
-from mlflow.entities import Metric, Param, RunTag  # noqa: E402
+from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 
 from megaptm.track.database import see_that_it_exists  # noqa: E402
@@ -30,6 +32,10 @@ from megaptm.track.database import see_that_it_exists  # noqa: E402
 logging.getLogger("alembic").setLevel(logging.ERROR)  # the tables of a new database, one line each
 
 JOB_TAG = "megaptm.job"
+# A run's page opens on this text, and an experiment of this kind on its runs rather than on traces of chats.
+NOTE_TAG = "mlflow.note.content"
+NOTE = "[Curves]({curves}) of the run in `{run}`"
+KIND = ("mlflow.experimentKind", "custom_model_development")
 METRICS_A_CALL = 1000
 PARAMS_A_CALL = 100
 LONGEST_PARAM = 6000
@@ -40,11 +46,10 @@ class Store:
 
     def __init__(self, run: Path, state: State) -> None:
         self._run = run
-        uri = state.uri or f"sqlite:///{run / 'mlflow.db'}"
+        uri = state.uri or default_uri(run)
         see_that_it_exists(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self._id = self._open(state)
-        self._client.update_run(self._id, status="RUNNING")
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
         """Sent twice, the same records change nothing: MLflow knows a point by its key, time, step and value."""
@@ -56,44 +61,58 @@ class Store:
                 self._send_params({key: _text(value) for key, value in record["params"].items()})
             if "artifact" in record:
                 self._send_file(self._run / record["artifact"])
-
-    def end(self, status: str) -> None:
-        self._client.set_terminated(self._id, status=status)
+            if "status" in record:
+                self._send_status(record["status"], _moment(record))
 
     def _open(self, state: State) -> str:
         """The id of the run: the one we know, else the one we made and did not live to write down, else a new one."""
         experiment = self._experiment(state)
         if state.run_id is not None:
             try:
-                return self._client.get_run(state.run_id).info.run_id
+                info = self._client.get_run(state.run_id).info
+                state.experiment_id = info.experiment_id
+                return info.run_id
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
         found = self._client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{state.job}'")
-        run = (
-            found[0]
-            if found
-            else self._client.create_run(experiment, tags={JOB_TAG: state.job}, run_name=self._run.name)
-        )
+        run = found[0] if found else self._create(experiment, state)
         if state.run_id is not None:
             state.shipped = 0  # somebody deleted the run: the new one gets everything
-        state.run_id = run.info.run_id
+        state.run_id, state.experiment_id = run.info.run_id, experiment
+        self._client.set_tag(
+            state.run_id, NOTE_TAG, NOTE.format(curves=curves(experiment, state.run_id), run=self._run)
+        )
         state.write(self._run)
         return state.run_id
+
+    def _create(self, experiment: str, state: State) -> Run:
+        """It begins when its journal does: whoever reports it first may be long after."""
+        with (self._run / FILE).open("rb") as journal:
+            first = parsed(journal.readline()) or {}
+        begun = _moment(first) if "time" in first else None
+        return self._client.create_run(experiment, start_time=begun, tags={JOB_TAG: state.job}, run_name=self._run.name)
 
     def _experiment(self, state: State) -> str:
         known = self._client.get_experiment_by_name(state.experiment)
         if known is not None:
             return known.experiment_id
         # On a server files are the server's business; our own database keeps them beside it.
-        place = None if state.uri is not None else (self._run / "artifacts").as_uri()
+        place = None if state.uri is not None else (self._run.parent / ARTIFACTS).as_uri()
         try:
-            return self._client.create_experiment(state.experiment, artifact_location=place)
+            return self._client.create_experiment(state.experiment, artifact_location=place, tags=dict([KIND]))
         except MlflowException:  # another run was faster
             known = self._client.get_experiment_by_name(state.experiment)
             if known is None:
                 raise
             return known.experiment_id
+
+    def _send_status(self, status: str, moment: int) -> None:
+        """The run's time is that of its training, whenever we come to tell, and not that of an evaluation after it."""
+        if status == "RUNNING":
+            self._client.update_run(self._id, status=status)
+        else:
+            self._client.set_terminated(self._id, status=status, end_time=moment)
 
     def _send_params(self, params: dict[str, str]) -> None:
         """MLflow never lets a parameter change; ours may at a restart (the layout): then a tag has the new value."""
@@ -111,13 +130,18 @@ class Store:
 
 
 def _metrics(record: dict[str, Any]) -> list[Metric]:
-    moment = round(1000 * record["time"])
+    moment = _moment(record)
     return [
         # MLflow makes 1.8e308 of an infinity, and no curve is visible beside it; a gap is. The journal has the truth.
         Metric(key, float(value) if math.isfinite(value) else math.nan, moment, record["step"])
         for key, value in record.items()
         if key not in ("time", "step") and isinstance(value, (int, float))
     ]
+
+
+def _moment(record: dict[str, Any]) -> int:
+    """Milliseconds since 1970."""
+    return round(1000 * record["time"])
 
 
 def _text(value: Any) -> str:

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 class Tracker:
     """Rank 0's reporter of one run. One MLflow run per run folder, continued by every restart.
 
-    `uri` is an MLflow tracking address; absent, a database in the run folder. `enabled=False` keeps only the journal.
+    `uri` is an MLflow tracking address; absent, a database beside the run folder. `enabled=False` keeps
+    only the journal.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Tracker:
         """A file in the run folder, sent as it is when its turn comes."""
         self._add({"artifact": str(Path(path).resolve().relative_to(self._run))})
 
-    def close(self, *, status: str = "FINISHED", seconds: float = 20.0) -> int:
-        """Wait, but not for long, until MLflow has everything; returns how many records it still lacks.
+    def log_status(self, status: str) -> None:
+        """MLflow's word for what training does from now on: RUNNING, FINISHED, FAILED, KILLED, or SCHEDULED where it
+        will be continued. MLflow counts the time of the run from the first record to the last of these."""
+        self._add({"status": status})
 
-        `status` is MLflow's: FINISHED, FAILED, KILLED, or SCHEDULED for a run that will be continued.
-        """
-        left = self._shipper.finish(status, seconds) if self._shipper is not None else 0
+    def close(self, *, seconds: float = 20.0) -> int:
+        """Wait, but not for long, until MLflow has everything; returns how many records it still lacks."""
+        left = self._shipper.finish(seconds) if self._shipper is not None else 0
         if left:
             logger.warning(
                 "%d records of %s have not reached the tracking server; `megaptm report --ship %s` sends them later",
@@ -68,12 +71,14 @@ class Tracker:
         return left
 
     def __enter__(self) -> Tracker:
+        self.log_status("RUNNING")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(status="FINISHED" if kind is None else "FAILED")
+        self.log_status("FINISHED" if kind is None else "FAILED")
+        self.close()
 
     def _add(self, record: Mapping[str, Any]) -> None:
         try:

@@ -146,7 +146,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
         events.write(EvaluationEvent(step=evaluation.step, rows=evaluation.rows, loss=evaluation.total("model")))
     tracker = Tracker(run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled)
     tracker.log_metrics(evaluation.step, numbers)
-    tracker.close(status="FINISHED" if evaluation.step >= config.train.steps else "SCHEDULED")
+    tracker.close()
     return run / FILE
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from megaptm.config import Config, load
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
-from megaptm.track import Tracker, read_metrics
+from megaptm.track import Tracker, how_to_look, read_metrics
 from megaptm.train.accounts import Accounts, Job, accounts, jobs
 from megaptm.train.curves import curve, draw, loss_curves, save_picture
 from megaptm.train.prepare import CONFIG
@@ -48,6 +48,8 @@ def report(run: str | Path, *, console: Console | None = None) -> Path:
     picture = run / PICTURE
     save_picture(picture, records, title=f"{run.resolve().name}: {title}")
     console.print(f"Picture: {picture}", soft_wrap=True)
+    if look := how_to_look(run.resolve()):
+        console.print(f"MLflow:  {', then '.join(look)}", soft_wrap=True, highlight=False, markup=False)
     return picture
 
 

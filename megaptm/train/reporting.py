@@ -14,7 +14,7 @@ from megaptm.data import Mix
 from megaptm.plan.count import count, step_flops
 from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, read_events
 from megaptm.spec import ModelSpec
-from megaptm.track import Tracker
+from megaptm.track import Tracker, how_to_look
 from megaptm.train.prepare import CONFIG, flat
 from megaptm.train.terminal import clock
 
@@ -73,6 +73,7 @@ class StepReport:
         self.tracker = Tracker(
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
+        self.tracker.log_status("RUNNING")
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         self.tracker.log_artifact(run / CONFIG)
         shapes = mix.shapes
@@ -154,9 +155,12 @@ class StepReport:
 
     def close(self, status: str) -> None:
         self._screen.close()
+        self.tracker.log_status(status)
         if self.config.track.enabled:
             print("sending the last metrics to MLflow", flush=True)
-        self.tracker.close(status=status)
+        self.tracker.close()
+        if self.config.track.enabled and (look := how_to_look(self.run)):
+            print(f"curves: {', then '.join(look)}", flush=True)
 
 
 class _Lines:

@@ -1,9 +1,12 @@
 """MLflow's SQLite file: made whole or not at all, by one of those who want it at the same time."""
 
 import json
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,21 +19,26 @@ KILLS = 10
 KILL_WHILE_IT_IS_MADE = """
 import json, os, signal, sys, time
 from pathlib import Path
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from megaptm.track.state import State
 from megaptm.track.store import Store
 
 def fork(folder):
     child = os.fork()
     if child == 0:
-        Store(folder, State.read(folder, uri=None, experiment="megaptm"))
+        if made_by == "us":
+            Store(folder / "run", State.read(folder / "run", uri=None, experiment="megaptm"))
+        else:  # as `mlflow ui` makes it
+            SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", "./mlruns")
         os._exit(0)
     return child
 
 def begun(folder):
     return any(path.stat().st_size for path in folder.glob("*mlflow.db*"))
 
-folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-(folder / "whole").mkdir()
+folder, kills, made_by = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+(folder / "whole" / "run").mkdir(parents=True)
+(folder / "whole" / "run" / "metrics.jsonl").touch()
 child = fork(folder / "whole")
 while not begun(folder / "whole"):
     time.sleep(0.001)
@@ -38,10 +46,11 @@ started = time.monotonic()
 assert os.waitpid(child, 0)[1] == 0
 seconds = time.monotonic() - started
 for number in range(kills):
-    run = folder / str(number)
-    run.mkdir()
-    child = fork(run)
-    while not begun(run):
+    place = folder / str(number)
+    (place / "run").mkdir(parents=True)
+    (place / "run" / "metrics.jsonl").touch()
+    child = fork(place)
+    while not begun(place):
         time.sleep(0.001)
     time.sleep(seconds * number / kills)
     os.kill(child, signal.SIGKILL)
@@ -60,20 +69,52 @@ def losses(path, run_name):
         return [value for (value,) in database.execute(query, (run_name,))]
 
 
-def test_a_start_after_one_killed_while_making_the_database_tracks(tmp_path):
-    script = [sys.executable, "-c", KILL_WHILE_IT_IS_MADE, str(tmp_path), str(KILLS)]
+def kill(folder, kills, *, made_by):
+    script = [sys.executable, "-c", KILL_WHILE_IT_IS_MADE, str(folder), str(kills), made_by]
     subprocess.run(script, check=True, timeout=300)
+
+
+def track(run):
+    tracker = Tracker(run, retry_seconds=0.1)
+    tracker.log_metrics(1, {"loss": 2.0})
+    assert tracker.close(seconds=120) == 0
+
+
+def test_a_start_after_one_killed_while_making_the_database_tracks(tmp_path):
+    kill(tmp_path, KILLS, made_by="us")
     without = 0
     for number in range(KILLS):
-        run = tmp_path / str(number)
-        without += not (run / "mlflow.db").exists()
-        tracker = Tracker(run, retry_seconds=0.1)
-        tracker.log_metrics(1, {"loss": 2.0})
-        assert tracker.close(seconds=120) == 0
-        assert losses(run / "mlflow.db", str(number)) == [2.0]
-        assert tables(run / "mlflow.db") == tables(tmp_path / "whole" / "mlflow.db")
-        assert list(run.glob("*.part*")) == []
+        place = tmp_path / str(number)
+        without += not (place / "mlflow.db").exists()
+        track(place / "run")
+        assert losses(place / "mlflow.db", "run") == [2.0]
+        assert tables(place / "mlflow.db") == tables(tmp_path / "whole" / "mlflow.db")
+        assert list(place.glob("*.part*")) == []
     assert without >= 2, "too few kills came before the database was there: the drill proves nothing"
+
+
+def test_a_database_that_mlflow_itself_left_half_made_is_made_anew(tmp_path):
+    """MLflow killed while it makes it; and, for certain, one that has a table which its next step would make."""
+    kill(tmp_path, 1, made_by="MLflow")
+    (tmp_path / "dead").mkdir()
+    shutil.copy(tmp_path / "whole" / "mlflow.db", tmp_path / "dead")
+    with sqlite3.connect(tmp_path / "dead" / "mlflow.db") as database:
+        database.execute("update alembic_version set version_num = 'c48cb773bb87'")
+    for place in (tmp_path / "0", tmp_path / "dead"):
+        os.utime(place / "mlflow.db", (0, 0))  # long ago
+        track(place / "run")
+        assert losses(place / "mlflow.db", "run") == [2.0]
+    assert any(".half-made-" in path.name for path in (tmp_path / "dead").iterdir())
+
+
+def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path):
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("create table experiments (name text)")
+    os.utime(tmp_path / "mlflow.db", (time.time() + 3600, time.time() + 3600))  # however slowly this test runs
+    tracker = Tracker(tmp_path / "run", retry_seconds=0.1)
+    tracker.log_metrics(1, {"loss": 2.0})
+    assert tracker.close(seconds=60) == 1
+    assert not [path for path in tmp_path.iterdir() if ".half-made-" in path.name]
 
 
 TRACK = """
@@ -82,17 +123,18 @@ import megaptm.track.store
 from megaptm.track import Tracker
 print("ready", flush=True)
 sys.stdin.readline()
-tracker = Tracker(sys.argv[1], uri=sys.argv[2], experiment="array", retry_seconds=0.1)
-tracker.log_metrics(1, {"loss": 2.0})
+tracker = Tracker(sys.argv[1], retry_seconds=0.1)
+for step in range(500):
+    tracker.log_metrics(step, {"loss": float(step)})
 sys.exit(tracker.close(seconds=120))
 """
 
 
-def test_jobs_that_start_together_share_a_database_that_is_not_there_yet(tmp_path):
-    path, names = tmp_path / "shared" / "mlflow.db", ["one", "two", "three"]
+def test_runs_that_start_together_share_a_database_that_is_not_there_yet_and_write_to_it_at_once(tmp_path):
+    path, names = tmp_path / "mlflow.db", ["one", "two", "three"]
     jobs = [
         subprocess.Popen(
-            [sys.executable, "-c", TRACK, str(tmp_path / name), f"sqlite:///{path}"],
+            [sys.executable, "-c", TRACK, str(tmp_path / name)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -108,5 +150,5 @@ def test_jobs_that_start_together_share_a_database_that_is_not_there_yet(tmp_pat
     for job in jobs:
         assert job.communicate(timeout=300) == ("", "")
         assert job.returncode == 0
-    assert [losses(path, name) for name in names] == [[2.0]] * 3
+    assert [sorted(losses(path, name)) for name in names] == [[float(step) for step in range(500)]] * 3
     assert all(json.loads((tmp_path / name / "track.json").read_text())["run_id"] for name in names)

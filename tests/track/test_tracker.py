@@ -9,18 +9,18 @@ import time
 
 import pytest
 
-from megaptm.track import Tracker, read_metrics
+from megaptm.track import Tracker, how_to_look, read_metrics
 
 
 def history(run, key):
     """(step, value, is_nan, timestamp) of a metric in the run folder's database, in order."""
-    with sqlite3.connect(run / "mlflow.db") as database:
+    with sqlite3.connect(run.parent / "mlflow.db") as database:
         query = "select step, value, is_nan, timestamp from metrics where key = ? order by step, timestamp"
         return database.execute(query, (key,)).fetchall()
 
 
 def rows(run, query):
-    with sqlite3.connect(run / "mlflow.db") as database:
+    with sqlite3.connect(run.parent / "mlflow.db") as database:
         return database.execute(query).fetchall()
 
 
@@ -28,18 +28,22 @@ def rows(run, query):
 def run(tmp_path_factory):
     """A run that was reported in two parts, with everything that may happen to numbers."""
     run = tmp_path_factory.mktemp("runs") / "my run"
-    with Tracker(run) as first:
-        first.log_params({"layout.data": 1, "model.family": "gpt2", "long": "x" * 10_000})
-        for step in range(1, 200):
-            first.log_metrics(step, {"loss": 10.0 / step, "lr": 0.1})
-        first.log_metrics(200, {"loss": math.inf, "lr": math.nan})
-        (run / "curve.txt").write_text("a picture")
-        first.log_artifact(run / "curve.txt")
-        first.log_artifact(run / "never-written.txt")
+    first = Tracker(run)
+    first.log_status("RUNNING")
+    first.log_params({"layout.data": 1, "model.family": "gpt2", "long": "x" * 10_000})
+    for step in range(1, 200):
+        first.log_metrics(step, {"loss": 10.0 / step, "lr": 0.1})
+    first.log_metrics(200, {"loss": math.inf, "lr": math.nan})
+    (run / "curve.txt").write_text("a picture")
+    first.log_artifact(run / "curve.txt")
+    first.log_artifact(run / "never-written.txt")
+    assert first.close(seconds=120) == 0
     second = Tracker(run)
     second.log_params({"layout.data": 2, "model.family": "gpt2"})
+    second.log_status("RUNNING")
     second.log_metrics(201, {"loss": 0.5})
-    assert second.close(status="SCHEDULED") == 0
+    second.log_status("SCHEDULED")
+    assert second.close(seconds=120) == 0
     return run
 
 
@@ -71,15 +75,53 @@ def test_a_parameter_that_changes_is_kept_as_a_tag(run):
     assert dict(rows(run, "select key, value from tags where key like 'latest.%'")) == {"latest.layout.data": "2"}
 
 
-def test_artifacts_lie_in_the_run_folder(run):
-    assert [path.read_text() for path in run.glob("artifacts/**/curve.txt")] == ["a picture"]
+def test_artifacts_lie_beside_the_database(run):
+    assert [path.read_text() for path in run.parent.glob("mlartifacts/**/curve.txt")] == ["a picture"]
+
+
+def test_the_run_s_time_is_that_of_its_training_however_late_mlflow_hears_of_it(tmp_path):
+    """The journal of a training of ten minutes, stopped and continued, that MLflow is told of much later."""
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [
+        {"time": 1000.0, "status": "RUNNING"},
+        {"time": 1060.0, "step": 1, "loss": 3.0},
+        {"time": 1100.0, "status": "SCHEDULED"},
+        {"time": 1500.0, "status": "RUNNING"},
+        {"time": 1590.0, "step": 2, "loss": 2.0},
+        {"time": 1600.0, "status": "FINISHED"},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = "select status, start_time, end_time from runs"
+    assert Tracker(run).close(seconds=120) == 0
+    assert rows(run, told) == [("FINISHED", 1_000_000, 1_600_000)]
+    evaluation = Tracker(run)  # as `evaluate` does
+    evaluation.log_metrics(2, {"evaluation/loss": 2.1})
+    assert evaluation.close(seconds=120) == 0
+    assert rows(run, told) == [("FINISHED", 1_000_000, 1_600_000)]
+    assert len(history(run, "evaluation/loss")) == 1
+    assert [record["step"] for record in read_metrics(run)] == [1, 2, 2]
+
+
+def test_a_run_is_looked_at_by_its_curves(run):
+    """By the command that is told, at the address that is told; its own page leads there, too."""
+    command, address = how_to_look(run)
+    [(identifier, experiment)] = rows(run, "select run_uuid, experiment_id from runs")
+    assert command.endswith(f"mlflow ui --backend-store-uri sqlite:///{run.parent}/mlflow.db")
+    page = f"#/experiments/{experiment}/runs/{identifier}/model-metrics"
+    assert address == f"http://127.0.0.1:5000/{page}"
+    [(note,)] = rows(run, "select value from tags where key = 'mlflow.note.content'")
+    assert note == f"[Curves]({page}) of the run in `{run}`"
+    assert rows(run, "select key, value from experiment_tags") == [
+        ("mlflow.experimentKind", "custom_model_development")
+    ]
 
 
 def test_what_was_shipped_before_a_crash_is_not_shipped_again_as_new(run, tmp_path):
     before = len(history(run, "loss"))
     state = json.loads((run / "track.json").read_text())
     (run / "track.json").write_text(json.dumps({**state, "shipped": 0, "run_id": None}))
-    assert Tracker(run).close() == 0
+    assert Tracker(run).close(seconds=120) == 0
     assert len(history(run, "loss")) == before
     assert rows(run, "select count(*) from runs") == [(1,)]
     assert json.loads((run / "track.json").read_text())["run_id"] == state["run_id"]
@@ -127,6 +169,8 @@ def test_a_first_use_says_nothing_on_the_terminal(tmp_path):
         "import sys; from megaptm.track import Tracker; t = Tracker(sys.argv[1])\n"
         "t.log_metrics(1, {'a': 1.0}); t.close(seconds=120)"
     )
-    done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(history(tmp_path, "a")) == 1
+    assert len(history(tmp_path / "run", "a")) == 1

@@ -1,0 +1,43 @@
+"""Where the numbers of a run are kept and looked at: MLflow's address, its command, the run's page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from megaptm.track.state import STATE
+
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
+SERVED_AT = "http://127.0.0.1:5000"
+"""Where `mlflow ui` answers unless told otherwise."""
+
+
+def default_uri(run: Path) -> str:
+    """The database beside a run folder, which all runs beside it share, so that they can be compared."""
+    return f"sqlite:///{run.absolute().parent / DATABASE}"
+
+
+def how_to_look(run: Path) -> list[str]:
+    """A command, where there is no server, and the address of the run's curves; nothing where MLflow has no run yet."""
+    try:
+        found = json.loads((run / STATE).read_bytes())
+        uri, page = found["uri"] or default_uri(run), curves(found["experiment_id"], found["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    if not page:
+        return []
+    if uri.startswith(("http://", "https://")):
+        return [f"{uri.rstrip('/')}/{page}"]
+    program = shutil.which("mlflow") and "mlflow"
+    beside = Path(sys.executable).with_name("mlflow")
+    command = [program or (str(beside) if beside.exists() else "mlflow"), "ui", "--backend-store-uri", uri]
+    return [shlex.join(command), f"{SERVED_AT}/{page}"]
+
+
+def curves(experiment_id: str | None, run_id: str | None) -> str:
+    """The page of MLflow that shows a run's metrics as curves; it opens on a table of last values otherwise."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}/model-metrics" if experiment_id and run_id else ""
