@@ -26,7 +26,7 @@ from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
-from megaptm.storage import read
+from megaptm.storage import is_remote, read
 from megaptm.tokenizers import Tokenizer, load
 
 IMAGES = {
@@ -192,6 +192,8 @@ def _image(document: Document) -> dict[str, bytes] | None:
     place = document.notes.get("image")
     if place is None:
         return {}
+    if not is_remote(place) and not Path(place).is_file():  # a pipe would never end
+        return None
     try:
         return {IMAGES[Path(place).suffix.lower()]: read(place)}
     except (KeyError, OSError, UserError):

@@ -45,13 +45,18 @@ def _read_metadata(span: Span, bad: Bad) -> Iterator[Document]:
     for document in read_json_lines(replace(span, file=replace(span.file, source=with_name)), bad):
         notes = dict(document.notes)
         image = notes.pop("file_name", None)
-        if isinstance(image, str) and image:
-            yield replace(document, notes={**notes, "image": _beside(span.file.path, image)})
-        else:
-            error = BadRecord("no image", "names no image in its field `file_name`", "name it")
+        try:
+            yield replace(document, notes={**notes, "image": _below(span.file.path, image)})
+        except BadRecord as error:
             bad.record(document.source, f"({document.source})", error, document.text.encode())
 
 
-def _beside(path: str, image: str) -> str:
-    """The image's path or URL, which metadata give from their own folder on."""
-    return image if is_remote(image) else posixpath.join(posixpath.dirname(path), image)
+def _below(path: str, image: object) -> str:
+    """The image's path or URL, which metadata give from their own folder on: whoever wrote them reads no other file."""
+    if not isinstance(image, str) or not image:
+        raise BadRecord("no image", "names no image in its field `file_name`", "name it")
+    if is_remote(image):
+        return image
+    if image.startswith("/") or ".." in PurePosixPath(image).parts or "\0" in image:
+        raise BadRecord("no image", "names an image outside of its folder in its field `file_name`", "put it below")
+    return posixpath.join(posixpath.dirname(path), image)

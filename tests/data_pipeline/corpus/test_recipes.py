@@ -1,6 +1,7 @@
 """Whole builds of recipes that ask for more than tokens."""
 
 import json
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -127,12 +128,13 @@ def test_images_lie_beside_the_tokens_of_their_captions_and_webdataset_decodes_b
 
 
 def test_a_caption_whose_image_is_gone_is_counted(tmp_path):
-    names = ["there.png", "gone.png", "there.png"]
+    names = ["there.png", "gone.png", "pipe.png"]
     (tmp_path / "there.png").write_bytes(png(0))
+    os.mkfifo(tmp_path / "pipe.png")
     text = records(tmp_path / "metadata.jsonl", *SENTENCES, file_name=names)
     recipe = tmp_path / "corpus.yaml"
     recipe.write_text(f"sources: [{{path: {text}, format: image-text}}]\ntokenizer: {{vocabulary: 300}}\n")
-    assert built(tmp_path / "corpus", str(recipe)).dropped == {"no image": 1}
+    assert built(tmp_path / "corpus", str(recipe)).dropped == {"no image": 2}
 
 
 def test_languages_are_counted(tmp_path):

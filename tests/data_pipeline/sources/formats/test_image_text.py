@@ -51,6 +51,16 @@ def test_metadata_name_the_images_below_their_folder(tmp_path):
     assert found.counts == {"no image": 1}
 
 
+@pytest.mark.parametrize("place", ["../a.jpg", "images/../../a.jpg", "{parent}/a.jpg", "a\0.jpg", 7])
+def test_metadata_name_no_image_outside_of_their_folder(place, tmp_path):
+    picture(tmp_path / "a.jpg")
+    place = place.format(parent=tmp_path) if isinstance(place, str) else place
+    written(tmp_path / "pile" / "metadata.jsonl", json.dumps({"file_name": place, "caption": "One."}) + "\n")
+    found = reading(tmp_path / "pile", format="image-text", text="caption")
+    assert not found.documents
+    assert found.counts == {"no image": 1}
+
+
 @pytest.mark.parametrize("format", [None, "text"])
 def test_without_being_asked_captions_are_plain_text(format, tmp_path):
     picture(tmp_path / "a.jpg")
