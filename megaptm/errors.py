@@ -20,13 +20,21 @@ LONGEST = 1000
 class UserError(ValueError):
     """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback.
 
-    What it quotes may come from anybody: it stays on one line, of a length that can be read, without control characters
-    that a terminal would obey; its end, where the remedy is, is kept.
+    Where there is more than one mistake, a line that counts them, and a sentence each below it. What they quote may
+    come from anybody: each stays on one line, of a length that can be read, without control characters that a terminal
+    would obey; its end, where the remedy is, is kept.
     """
 
-    def __init__(self, sentence: object = "") -> None:
-        words = "".join(letter if letter.isprintable() else " " for letter in str(sentence))
-        super().__init__(words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} ... {words[-290:]}")
+    def __init__(self, *sentences: object) -> None:
+        super().__init__(*map(_on_one_line, sentences))
+
+    def __str__(self) -> str:
+        return "\n  ".join(self.args)
+
+
+def _on_one_line(sentence: object) -> str:
+    words = "".join(letter if letter.isprintable() else " " for letter in str(sentence))
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} ... {words[-290:]}"
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

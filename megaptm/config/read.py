@@ -20,6 +20,8 @@ from megaptm.config.shipped import find_config
 from megaptm.config.yamls import Dumper, Layer, read_file, read_override
 from megaptm.errors import UserError
 
+MOST_TOLD = 20
+"""Mistakes that are told of one config."""
 # Replaced as a whole, never merged: a config that names its corpora does not want its parent's as well, and layouts are
 # those of one model.
 WHOLE = frozenset({"data.mix", "layouts"})
@@ -39,15 +41,16 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told."""
     found = draft(path, overrides)
     if found.config is None or found.mistakes:
-        raise UserError(together(found.mistakes))
+        raise _complaint(found.mistakes)
     return found.config
 
 
-def together(mistakes: Sequence[str]) -> str:
+def _complaint(mistakes: Sequence[str]) -> UserError:
     """One mistake as it is, several below each other: who corrects one wants to know of the next."""
     if len(mistakes) == 1:
-        return mistakes[0]
-    return "\n".join([f"{len(mistakes)} mistakes in the config:", *(f"  {mistake}" for mistake in mistakes)])
+        return UserError(mistakes[0])
+    more = [f"and {len(mistakes) - MOST_TOLD:,} more."] if len(mistakes) > MOST_TOLD else []
+    return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MOST_TOLD], *more)
 
 
 def is_given(path: str | Path, overrides: Sequence[str], key: str) -> bool:

@@ -117,6 +117,10 @@ def test_a_sentence_is_one_line_and_no_book():
     assert said.isprintable()
 
 
+def test_several_sentences_have_a_line_each():
+    assert str(UserError("2 mistakes:", "one\n  of two", "another")) == "2 mistakes:\n  one   of two\n  another"
+
+
 def test_a_model_that_answers_without_numbers_says_nothing():
     from types import SimpleNamespace
 

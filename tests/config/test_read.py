@@ -239,6 +239,13 @@ def test_all_mistakes_are_listed_and_name_the_file_that_is_read(tmp_path):
         load(TINY, ["layout.tensor=3", "train.batch=7", "model.ffn=510"])
 
 
+def test_of_very_many_mistakes_some_are_listed():
+    with pytest.raises(UserError) as caught:
+        load(TINY, [f"train.x{number}=1" for number in range(100)])
+    first, *_, last = lines = str(caught.value).splitlines()
+    assert (first, last, len(lines)) == ("100 mistakes in the config:", "  and 80 more.", 22)
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

@@ -26,7 +26,7 @@ CPU_SECONDS = 20.0
 """After which a case hangs; on a machine that others use, by the clock it may take longer."""
 CLOCK_SECONDS = 120.0
 MOST_BYTES = 2 << 30
-LONGEST_SENTENCE = 1010
+LONGEST_SENTENCE, MOST_SENTENCES = 1010, 22
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -216,7 +216,9 @@ def command(words: list[str]) -> tuple[str, str]:
 
 
 def sentence(said: str) -> tuple[str, str]:
-    if "\n" in said or len(said) > LONGEST_SENTENCE:
+    """One on a line; several mistakes of a config stand below the line that counts them."""
+    lines = said.split("\n  ")
+    if any("\n" in line or len(line) > LONGEST_SENTENCE for line in lines) or len(lines) > MOST_SENTENCES:
         return "sentence", f"{len(said)} characters, {said.count(chr(10)) + 1} lines: {said[:200]!a}"
     return "refused", said[:200]
 
