@@ -17,11 +17,14 @@ HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 NAMED_USERS = re.compile(r"abfss?|wasbs?|az|adl|hdfs|ssh|sftp|ftp|postgres.*|mysql.*|mssql.*|oracle.*")
 # An @ is before the hash of an image.
 IMAGES = ("docker", "dockerd", "oci", "oras", "library")
+HASHES = ("sha256:", "sha512:")
+# Their paths begin behind the ://.
+FILES = ("file", "sqlite")
 BUCKETS = ("s3", "s3a", "gs", "gcs")
 """What is behind their :// has no port."""
 # `sig`, `Signature`, `X-Amz-Credential`, `AWSAccessKeyId`, `access_token`, `api-key`, `password` ...
 SECRET_FIELD = re.compile(
-    r"(^|[-_])(sig|auth|authorization|key)$|(^|[-_])sign|token$|secret|passw|pwd|credential"
+    r"(^|[-_])(sig|auth|authorization|key|pass|jwt|hmac|bearer)$|(^|[-_])sign|token$|secret|passw|pwd|credential"
     r"|(api|access|account|shared)[-_]?key"
 )
 REMEDY = (
@@ -55,11 +58,27 @@ def has_credentials(text: str) -> bool:
     return False
 
 
+def without_credentials(text: str) -> str:
+    """What a library says, without the secrets of the URLs in it: they come from the environment, or from a server that
+    sent us on to an address with a signature."""
+    return "".join(_shortened(word) if has_credentials(word) else word for word in re.split(r"(\s+)", text))
+
+
+def _shortened(word: str) -> str:
+    """A word with a URL in it, which ends where a secret could begin."""
+    before, mark, url = word.partition("://")
+    host = url.rpartition("@")[2]
+    return f"{before}{mark}{re.split(r'[/?#;]', host)[0]}/..."
+
+
 def _in_authority(scheme: str, rest: str) -> bool:
     """`user:password@host`. Keys may hold slashes: the authority does not always end where the standard has it."""
-    before, at, _ = rest.partition("@")
-    if not at or scheme in IMAGES or rest.startswith("/"):  # file:///a:b@c
+    rest = rest if scheme in FILES else rest.lstrip("/")
+    before, at, after = rest.partition("@")
+    if not at or rest.startswith("/"):  # file:///a:b@c
         return False
+    if scheme in IMAGES:
+        return ":" in before and not after.startswith(HASHES)
     authority, slash, _ = before.partition("/")
     if slash:  # in a path, behind a host or bucket: `http://host:5000/a@b`, `s3://bucket/a@b`
         return not HOST_AND_PORT.fullmatch(authority) or (scheme in BUCKETS and ":" in authority)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.credentials import has_credentials
+from megaptm.credentials import has_credentials, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,10 @@ from megaptm.credentials import has_credentials
         "https://host/x?X%2DAmz%2DSignature=ab",
         "https://host/x#access_token=ab",
         "https://host/x?api_key=ab",
+        "https://host/x?pass=ab",
+        "https://host/x?jwt=ab",
+        "http:///user:hunter2@host",
+        "docker://user:hunter2@registry/image",
     ],
 )
 def test_a_secret_in_a_url_is_seen(text):
@@ -59,3 +63,21 @@ def test_a_secret_in_a_url_is_seen(text):
 )
 def test_what_has_none_is_left_alone(text):
     assert not has_credentials(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'Could not connect to the endpoint URL: "http://me:hunter2@10.0.0.1:9000/web"',
+            'Could not connect to the endpoint URL: "http://10.0.0.1:9000/...',
+        ),
+        (
+            "403, message='Forbidden', url='https://b.s3.amazonaws.com/a?X-Amz-Signature=hunter2' (again)",
+            "403, message='Forbidden', url='https://b.s3.amazonaws.com/... (again)",
+        ),
+        ("no answer from http://host:5000/a@b?page=2", "no answer from http://host:5000/a@b?page=2"),
+    ],
+)
+def test_what_libraries_say_is_told_without_the_secrets_in_it(said, told):
+    assert without_credentials(said) == told

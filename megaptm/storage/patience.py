@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from megaptm.credentials import without_credentials
 from megaptm.errors import UserError
 
 T = TypeVar("T")
@@ -136,5 +137,5 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 def _problem(error: BaseException) -> str:
     """The error in a few words, on one line."""
-    words = " ".join(str(error).split()) or type(error).__name__
+    words = without_credentials(" ".join(str(error).split())) or type(error).__name__
     return words if len(words) <= 160 else words[:157] + "..."

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from megaptm.credentials import without_credentials
 from megaptm.track.journal import FILE, parsed
 from megaptm.track.page import default_uri
 from megaptm.track.state import State
@@ -88,4 +89,4 @@ class Shipper(threading.Thread):
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return without_credentials(" ".join(str(error).split()))[:200] or type(error).__name__
