@@ -64,7 +64,7 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 def _launch(config: Config) -> int:
     from megaptm.train.corpora import check_corpora
     from megaptm.train.launch import launch
-    from megaptm.train.prepare import discard_unused, note_launch, prepare
+    from megaptm.train.prepare import discard_unused, environment_of, note_launch, prepare
     from megaptm.train.terminal import title
 
     is_new = not Path(config.run).exists()
@@ -78,6 +78,7 @@ def _launch(config: Config) -> int:
             command,
             processes=config.layout.processes,
             run=run,
+            environment=environment_of(config),
             threads=config.train.threads,
             hang_seconds=config.train.hang_seconds,
             patience=config.data.patience,

@@ -17,9 +17,10 @@ from megaptm.ray.room import Room, find_room
 from megaptm.ray.start import Outcome, Start
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, hung_again, last_saved
-from megaptm.resilience.watchdog import HEARTBEATS, Watchdog
+from megaptm.resilience.heartbeat import HEARTBEATS
+from megaptm.resilience.watchdog import Watchdog
 from megaptm.train.crew import forwarding
-from megaptm.train.prepare import discard_unused, note_launch, prepare
+from megaptm.train.prepare import discard_unused, environment_of, note_launch, prepare
 from megaptm.train.verdict import judge, judge_hang, judge_interrupt
 
 BUSY_SECONDS = 10.0
@@ -114,7 +115,7 @@ class Supervisor:
         ):
             prepare(config, attempt=self._attempt)
             self._note(found)
-            start.begin(self._attempt.environment(), threads=config.train.threads)
+            start.begin(self._attempt.environment() | environment_of(config), threads=config.train.threads)
             return start.watch(self._asked)
 
     @property

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -21,6 +22,8 @@ VARIABLE = "MEGAPTM_HEARTBEATS"
 """By which a launcher tells its ranks the folder that it watches."""
 HANG_SECONDS = 300.0
 """What counts as a hang where `train.hang_seconds` does not say."""
+HEARTBEATS = "heartbeats"
+"""Name of the folder that has one for each start of the run."""
 ORDER = "order"
 """A file in the folder with what the watchdog asks of all ranks: nothing, or one of these."""
 STACKS, LEAVE = "stacks", "leave"
@@ -74,6 +77,14 @@ class Heartbeat:
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beating.start()
         return self
+
+    def remove_earlier(self) -> None:
+        """Those of earlier starts; called by who owns the run, so that a start that is refused takes away nobody's."""
+        if self._file < 0 or self._folder.parent.name != HEARTBEATS:
+            return
+        for folder in self._folder.parent.iterdir():
+            if folder != self._folder:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """This rank ends by itself; nobody needs to wait for it. Harmless where it never began to beat."""

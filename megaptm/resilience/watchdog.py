@@ -22,8 +22,6 @@ from megaptm.resilience.heartbeat import (
     stacks_file,
 )
 
-HEARTBEATS = "heartbeats"
-"""Name of the folder, beside the ranks' logs."""
 LONG = 20.0
 """Times what else counts as a hang: for start-up, saving, validation and the end, which may take that long."""
 STEPS = 10.0
@@ -123,7 +121,10 @@ class Hang:
 
 
 class Watchdog:
-    """Looks at the heartbeats of some ranks. Time in which nobody calls `look` does not count: a laptop may sleep."""
+    """Looks at the heartbeats of some ranks, in a folder of this start alone.
+
+    Time in which nobody calls `look` does not count: a laptop may sleep.
+    """
 
     def __init__(
         self,

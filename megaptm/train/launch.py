@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megaptm.resilience.heartbeat import VARIABLE
-from megaptm.resilience.watchdog import HEARTBEATS, Watchdog
+from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
+from megaptm.resilience.watchdog import Watchdog
 from megaptm.train.crew import Crew, Meeting, environments, forwarding, free_port
 from megaptm.train.verdict import failures, judge, judge_hang, judge_interrupt
 
@@ -35,7 +36,8 @@ def launch(
     # On a terminal rank 0 draws a progress bar: it has the terminal itself. A pipe is also logged.
     out = None if sys.stdout.isatty() else sys.stdout.buffer
     crew = Crew(command, logs=logs, out=out, err=sys.stderr.buffer)
-    watchdog = Watchdog(logs / HEARTBEATS, range(processes), hang_seconds=hang_seconds, patience=patience).clear()
+    beats = logs / HEARTBEATS / secrets.token_hex(4)
+    watchdog = Watchdog(beats, range(processes), hang_seconds=hang_seconds, patience=patience).clear()
     given = {**(environment or {}), VARIABLE: str(watchdog.folder)}
     with forwarding(crew.forward):
         try:

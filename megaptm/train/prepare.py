@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -48,6 +49,8 @@ MAY_CHANGE = (
 # And what may differ in a run's next phase, besides.
 NEXT_PHASE = ("train.after", "data.sequence")
 WAIT_SECONDS = 120.0
+WRITTEN = "MEGAPTM_CONFIG"
+"""By which a launcher tells its ranks the hash of the config that it wrote."""
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -103,6 +106,22 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
             raise
         raise UserError(no_folder(run, error)) from None
     return run
+
+
+def environment_of(config: Config) -> dict[str, str]:
+    """What the ranks of a launcher know its config by."""
+    return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest()}
+
+
+def refuse_anothers(run: Path) -> None:
+    """Raise where another command has written its config since: until rank 0 has the lock, one that starts may."""
+    wanted = os.environ.get(WRITTEN)
+    written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
+    if wanted and hashlib.sha256(written).hexdigest() != wanted:
+        raise UserError(
+            f"another command that was given at the same time has written its config into {run}: see whether that one "
+            "trains, and start one at a time."
+        )
 
 
 def check_phase(config: Config) -> None:

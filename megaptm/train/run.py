@@ -16,7 +16,7 @@ from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.environment import Environment, check_processes, worker_environment
-from megaptm.train.prepare import CONFIG
+from megaptm.train.prepare import CONFIG, refuse_anothers
 from megaptm.train.terminal import Phases, device_title, next_commands, resumed
 
 # MLflow's words for how a job ended, by its exit code; any other is a failure.
@@ -28,6 +28,7 @@ def run_worker(folder: str) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # our own launcher sees to it itself, Slurm kills what it started
         end_with_parent(os.getppid())()
     run = Path(folder)
+    refuse_anothers(run)
     config = load(run / CONFIG)
     place = worker_environment()
     if place is None:
@@ -40,6 +41,9 @@ def run_worker(folder: str) -> int:
         stop = stack.enter_context(StopRequest())
         # Before the world is joined, so that a second job on the same folder fails alone and at once.
         lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
+        if lock:
+            refuse_anothers(run)
+            heartbeat.remove_earlier()
         try:
             code = _work(run, config, place, lock, stop, heartbeat)
         except StopError:  # before the first step: what was saved earlier stands

@@ -12,8 +12,8 @@ from pathlib import Path
 from megaptm.config import Config
 from megaptm.errors import EXIT_FAILURE
 from megaptm.parallel.world import from_rank_0
-from megaptm.resilience.heartbeat import LEAVE, Heartbeat, beat_seconds, give_order
-from megaptm.resilience.watchdog import HEARTBEATS, LONG, Watchdog
+from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
+from megaptm.resilience.watchdog import LONG, Watchdog
 from megaptm.train.environment import Environment
 from megaptm.train.verdict import judge_hang
 

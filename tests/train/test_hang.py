@@ -1,6 +1,7 @@
 """A rank that hangs is found, named and ended, with the run; small real programs take the place of the trainer."""
 
 import signal
+import subprocess
 import sys
 import textwrap
 
@@ -121,6 +122,34 @@ def test_a_run_that_moves_on_does_not_hang(program, tmp_path):
     heartbeat.close()
     """
     assert launch(program(body), processes=2, run=tmp_path / "run", hang_seconds=HANG_SECONDS) == 0
+
+
+REFUSED = """
+import os, sys
+from pathlib import Path
+from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
+if os.environ["RANK"] == "0":
+    Heartbeat(0).open(Path(os.environ[VARIABLE]))
+sys.exit(1)
+"""
+LONG_SAVING = f"""
+with heartbeat.during("saving"):
+    time.sleep({3 * HANG_SECONDS})
+heartbeat.close()
+"""
+
+
+def test_a_second_start_that_is_refused_is_no_hang_of_the_first(program, tmp_path):
+    """Both have prepared the run when the first takes its lock."""
+    run, command = tmp_path / "run", program(LONG_SAVING)
+    source = (
+        "import sys; from pathlib import Path; from megaptm.train.launch import launch\n"
+        f"sys.exit(launch({command!r}, processes=2, run=Path({str(run)!r}), hang_seconds={HANG_SECONDS}))"
+    )
+    first = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE)
+    pids(tmp_path, 2)
+    assert launch([sys.executable, "-c", REFUSED], processes=2, run=run) == 1
+    assert (first.wait(timeout=120), first.stderr.read().decode()) == (0, "")
 
 
 def test_ranks_that_wait_for_one_that_waits_for_its_server_do_not_hang(program, tmp_path):

@@ -8,7 +8,16 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events
 from megaptm.resilience.lock import RunLock
-from megaptm.train.prepare import discard_unused, prepare, read_config, read_draft, settle, wait_until_prepared
+from megaptm.train.prepare import (
+    discard_unused,
+    environment_of,
+    prepare,
+    read_config,
+    read_draft,
+    refuse_anothers,
+    settle,
+    wait_until_prepared,
+)
 from tests.train.runs import build, write_text
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
@@ -124,6 +133,16 @@ def test_a_run_in_use_is_left_alone(config):
     with RunLock(run), pytest.raises(UserError, match="is in use"):
         prepare(config("train.steps=400"))
     assert (run / "config.yaml").read_bytes() == before
+
+
+def test_ranks_do_not_train_by_the_config_of_a_command_given_at_the_same_time(config, monkeypatch):
+    for name, value in environment_of(config()).items():
+        monkeypatch.setenv(name, value)
+    run = prepare(config())
+    refuse_anothers(run)
+    prepare(config("train.steps=400"))
+    with pytest.raises(UserError, match="another command"):
+        refuse_anothers(run)
 
 
 def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
