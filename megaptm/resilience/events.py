@@ -7,12 +7,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
-from megaptm.storage import journal_lines
+from megaptm.storage import is_number, journal_lines
 
 FILE = "events.jsonl"
 
@@ -179,8 +179,11 @@ class ExitEvent(Event, kind="exit"):
     checkpoint: float
 
 
-NUMBERS = ("step", "code", "productive", "data", "validation", "checkpoint")
-"""Fields that are added up or compared by who reads the journal, where a line has them."""
+NUMBERS = {
+    event.kind: [field.name for field in fields(event) if field.type in ("int", "float") and field.name != "loss"]
+    for event in Event.__subclasses__()
+}
+"""Kind -> fields that who reads the journal adds up or compares. Not a loss: that is shown, and may be infinite."""
 BEGINNINGS = (LaunchEvent.kind, RestartEvent.kind)
 """Kinds with which a job begins: the time from there to the first step is its start-up."""
 
@@ -227,8 +230,14 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    lines = journal_lines(path.read_bytes(), numbers=NUMBERS)
-    return [event for event in lines if isinstance(event.get("kind"), str)]
+    return [event for event in journal_lines(path.read_bytes()) if _is_sound(event)]
+
+
+def _is_sound(event: Mapping[str, Any]) -> bool:
+    """Whether a line names its kind, and what that kind says are numbers are numbers."""
+    kind = event.get("kind")
+    numbers = NUMBERS.get(kind, ()) if isinstance(kind, str) else None
+    return numbers is not None and all(is_number(event[name]) for name in numbers if name in event)
 
 
 def last_saved(run: Path) -> int:

@@ -223,7 +223,7 @@ class RayCluster:
         try:
             self._client = JobSubmissionClient(self.dashboard, headers=self._headers)
             self._client.list_jobs()
-        except (ConnectionError, RuntimeError):
+        except (OSError, RuntimeError):  # a connection that is cut is an OSError of requests'
             return False
         return True
 

@@ -1,5 +1,6 @@
 """The journal keeps every event, from every process, in order, through crashes."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -34,6 +35,19 @@ def test_events_come_back_in_order_with_their_fields(tmp_path):
     assert (start["parameters"], start["processes"]) == (3, 2)
     assert before - 1 <= start["time"] <= evaluation["time"] <= time.time() + 1
     assert evaluation | {"time": 0} == {"time": 0, "kind": "evaluation", "step": 10, "rows": 4, "loss": "nan"}
+
+
+SOME = {"int": 3, "float": 0.5, "float | None": None, "str": "text", "Sequence[str]": ["a"], "Sequence[int]": [1]}
+
+
+@pytest.mark.parametrize("event", Event.__subclasses__(), ids=lambda event: event.kind)
+def test_every_kind_comes_back(event, tmp_path):
+    """A field may be a number in one kind and text in another, as `checkpoint` is."""
+    given = {field.name: SOME.get(field.type, {}) for field in dataclasses.fields(event)}
+    with Events(tmp_path) as events:
+        events.write(event(**given))
+    [found] = read_events(tmp_path)
+    assert found == {"time": found["time"], "kind": event.kind, **given}
 
 
 def test_no_journal_means_no_events(tmp_path):
