@@ -9,7 +9,7 @@ READY := .venv/.ready
 BESIDE := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types tests drills fuzz fmt bench clean
+.PHONY: help setup demo test format-check lint types tests drills loaded fuzz fmt bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -36,6 +36,11 @@ tests: $(READY)  ## the tests; one of them: make tests ARGS="tests/config -k nea
 
 drills: $(READY)  ## runs and builds that are killed, cut off, and starved of disk and network
 	@$(VENV)/python -m pytest -m drill $(ARGS)
+
+loaded: $(READY)  ## the tests, three times, and the demo, beside two busy loops: nothing may fail by chance; ROUNDS=3
+	@for loop in 1 2; do while :; do :; done & loops="$$loops $$!"; done; trap "kill $$loops" EXIT; \
+	for round in $$(seq $(or $(ROUNDS),3)); do echo "== round $$round" && $(MAKE) tests || exit 1; done; \
+	$(MAKE) demo
 
 fuzz: $(READY)  ## every file that a command reads, spoiled; SEED=0 READS=2000 COMMANDS=50, of each kind (docs/fuzz.md)
 	@$(VENV)/python -m tests.fuzz --seed $(or $(SEED),0) --reads $(or $(READS),2000) --commands $(or $(COMMANDS),50)
