@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -117,6 +117,8 @@ class Crew:
                 process.wait(KILL_SECONDS)
         for relay in self._relays:
             relay.join(timeout=5.0)
+        unlogged = b"".join(relay.unlogged for relay in self._relays)
+        self.ends = [replace(end, unlogged=unlogged) if end.rank == 0 else end for end in self.ends]
 
     def release(self) -> None:
         """Show what was kept back as a possible echo of an error: there was none."""

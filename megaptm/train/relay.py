@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from megaptm.train.verdict import TRACEBACK, USER_ERROR
+from megaptm.train.verdict import TAIL_BYTES, TRACEBACK, USER_ERROR
 
 # Longer than a process needs to die after its traceback. A traceback of one that lives on is only a message.
 HOLD_SECONDS = 5.0
@@ -24,6 +24,8 @@ class Relay(threading.Thread):
         self._source, self._terminal, self._log = source, terminal, log
         self.held = b""
         """What was kept back; after the thread has ended, whoever judges prints it or does not."""
+        self.unlogged = b""
+        """The end of what found no room in the log."""
 
     def run(self) -> None:
         with self._source, self._log.open("ab", buffering=0) as log:
@@ -33,9 +35,14 @@ class Relay(threading.Thread):
                 chunk = os.read(self._source.fileno(), 65536)
                 if not chunk:
                     return
-                with contextlib.suppress(OSError):  # a full disk: who waits for us to read on would wait for ever
-                    log.write(chunk)
+                self._write(log, chunk)
                 self._pass_on(chunk)
+
+    def _write(self, log: IO[bytes], chunk: bytes) -> None:
+        written = 0
+        with contextlib.suppress(OSError):  # a full disk: who waits for us to read on would wait for ever
+            written = log.write(chunk)
+        self.unlogged = (self.unlogged + chunk[written:])[-TAIL_BYTES:]
 
     def release(self) -> None:
         """Show what was kept back."""

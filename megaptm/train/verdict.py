@@ -37,6 +37,8 @@ class End:
     log: Path
     begin: int
     """Byte of the log where this launch began."""
+    unlogged: bytes = b""
+    """What it wrote that found no room in the log."""
 
     @property
     def said(self) -> str:
@@ -44,7 +46,7 @@ class End:
         with self.log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(self.begin, size - TAIL_BYTES))
-            return file.read().decode(errors="replace").replace("\r", "\n")
+            return (file.read() + self.unlogged).decode(errors="replace").replace("\r", "\n")
 
     @property
     def last_error(self) -> str:

@@ -172,6 +172,23 @@ def test_a_users_mistake_is_found_after_a_line_that_a_full_disk_tore(program, tm
         launch(program(body), processes=1, run=tmp_path / "run", grace_seconds=0.2)
 
 
+def test_a_users_mistake_is_told_though_its_log_has_no_room(program, tmp_path):
+    log = tmp_path / "run/logs/rank-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"x" * 5000)
+    body = """
+    sys.stderr.write("error: the disk is full.\\n" if rank == 0 else "")
+    sys.exit(2 if rank == 0 else 0)
+    """
+    source = (
+        "import resource, sys; from pathlib import Path; from megaptm.train.launch import launch\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        f"launch({program(body)!r}, processes=2, run=Path({str(tmp_path / 'run')!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("UserError: the disk is full.\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_log_without_room_does_not_keep_anything_from_the_terminal():
     reading, writing = os.pipe()
