@@ -41,7 +41,10 @@ train() {
     echo "$code" >"$logs/ended"
     avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
     if [[ $asked && $code == 138 ]]; then too_short; fi
-    if ((code && code != 75)); then once megaptm.slurm.account "$logs" || code=$?; fi
+    if ((code)); then
+        once megaptm.slurm.account "$logs"
+        case $? in 75) code=75 ;; 70) code=1 ;; esac
+    fi
     if [[ $code == 75 ]]; then requeue; fi # saved, or a rank hung: to be continued
     exit "$code"
 }

@@ -15,6 +15,8 @@ from megaptm.resilience.events import BEGINNINGS, HangEvent, hung_again, read_ev
 from megaptm.train.verdict import End, account, culprit
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
+EXIT_IN_VAIN = 70
+"""It hung where it had hung before: the job that goes back to the queue would hang there for ever."""
 # srun says how a process was killed in the C library's words.
 SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
 
@@ -22,9 +24,18 @@ SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals(
 @click.command()
 @click.argument("logs", type=click.Path(path_type=Path))
 def main(logs: Path) -> None:
-    """Say which rank failed, on which node, and what it said last; exit code 75: one hung, go on from what is saved."""
-    if hung(logs.parents[1]):
-        sys.exit(EXIT_CONTINUE)
+    """Say which rank failed, on which node, and what it said last.
+
+    Exit code 75: one hung, go on from what is saved; 70: one hung, again, and nothing was saved between.
+    """
+    run = logs.parents[1]
+    if hung(run):
+        if not hung_again(run):
+            sys.exit(EXIT_CONTINUE)
+        click.echo(
+            f"It hung twice and saved nothing between: it does not go on by itself; each rank's log is in {logs}."
+        )
+        sys.exit(EXIT_IN_VAIN)
     failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
     if not failed:
         return
@@ -34,12 +45,12 @@ def main(logs: Path) -> None:
 
 
 def hung(run: Path) -> bool:
-    """Whether the last start was ended because a rank hung, and it is worth a further one.
+    """Whether the last start was ended because a rank hung.
 
-    Its processes leave with code 75, but for the one that hangs: Slurm kills it, and counts that.
+    Its processes leave with code 75, but for one that cannot: Slurm kills it, and counts that.
     """
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, HangEvent.kind)]
-    return kinds[-1:] == [HangEvent.kind] and not hung_again(run)
+    return kinds[-1:] == [HangEvent.kind]
 
 
 def ends(logs: Path) -> Iterator[tuple[str, End]]:
