@@ -28,6 +28,10 @@ class Loader(yaml.SafeLoader):
         return node
 
 
+# `!!binary` is no word that can be looked at for secrets, and no config holds bytes.
+Loader.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag != "tag:yaml.org,2002:binary"
+}
 READ_ANEW = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
 Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in READ_ANEW]

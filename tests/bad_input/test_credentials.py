@@ -1,5 +1,7 @@
 """A password in a URL, wherever one is taken: one sentence that does not repeat it, and nothing is written."""
 
+from base64 import b64encode
+
 import pytest
 from click.testing import CliRunner
 
@@ -72,6 +74,15 @@ def test_in_a_command(refused, words, where):
 def test_in_a_config(refused, text):
     for command in (("train", "config.yaml"), ("corpus", "build", "config.yaml", "out=here")):
         assert refused(*command, config=text, other="run: here\n").startswith("error: config.yaml:")
+
+
+def test_in_bytes(tmp_path):
+    """Which YAML can write so that no word of the file shows them."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"run: here\ntrack:\n  uri: !!binary {b64encode(URL.encode()).decode()}\n")
+    done = CliRunner().invoke(main, ["train", str(config)])
+    assert (done.exit_code, SECRET in done.output) == (2, False), done.output
+    assert done.stderr.startswith(f"error: {config}:3: not valid YAML: ")
 
 
 def test_in_a_recipe(refused):
