@@ -11,7 +11,7 @@ from typing import Any
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
-from megaptm.parallel.world import agree
+from megaptm.parallel.world import agree, from_all
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.reporting import Seconds, StepReport
@@ -72,8 +72,20 @@ def train(run: Training, *, start: int) -> int:
         if isinstance(unreadable, UserError):
             raise UserError(f"{str(unreadable).removesuffix('.')}; the run is saved at step {done}.")
         if stopping and not last:
+            _tell_who_was_asked(run, done)
             return EXIT_CONTINUE
     return 0
+
+
+def _tell_who_was_asked(run: Training, step: int) -> None:
+    """A signal to another rank than rank 0, which has the journal: a run must not end for no reason that is told."""
+    names = from_all(run.stop.name)
+    if run.stop.name is None:
+        asked = next(((rank, name) for rank, name in enumerate(names) if name is not None), None)
+        if asked is not None:
+            run.stop.name = asked[1]
+            if run.report is not None:
+                run.report.asked_to_stop(step, *asked)
 
 
 def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:

@@ -153,6 +153,10 @@ class StepReport:
         """After a checkpoint was committed, from any thread."""
         self._screen.saved(step, seconds)
 
+    def asked_to_stop(self, step: int, rank: int, name: str) -> None:
+        """After the run was saved because of a signal that came to another rank alone."""
+        self._screen.stopped(step, rank, name)
+
     def close(self, status: str) -> None:
         self._screen.close()
         self.tracker.log_status(status)
@@ -190,6 +194,9 @@ class _Lines:
 
     def saved(self, step: int, seconds: float) -> None:
         print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
+
+    def stopped(self, step: int, rank: int, name: str) -> None:
+        print(f"step {step}/{self.steps}  stopped by {name}, which rank {rank} was sent", flush=True)
 
     def close(self) -> None: ...
 
@@ -229,6 +236,9 @@ class _Bar:
 
     def saved(self, step: int, seconds: float) -> None:
         self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
+
+    def stopped(self, step: int, rank: int, name: str) -> None:
+        self._progress.console.print(f"step {step}: stopped by {name}, which rank {rank} was sent")
 
     def close(self) -> None:
         self._progress.stop()

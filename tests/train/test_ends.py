@@ -73,6 +73,16 @@ def test_no_loader_outlives_a_launcher_that_is_killed(runs):
     assert left_of([*ranks, *loaders]) == []
 
 
+def test_a_signal_to_another_rank_than_the_first_is_told(runs):
+    job, ranks, loaders = runs.begin()
+    ranks[1].send_signal(signal.SIGTERM)
+    said, errors = job.communicate(timeout=240)
+    assert job.returncode == 75, errors
+    assert "stopped by SIGTERM, which rank 1 was sent" in said
+    assert runs.last("stop-signal")["signal"] == "SIGTERM"
+    assert left_of([*ranks, *loaders]) == []
+
+
 def test_ctrl_c_saves_and_a_second_one_leaves_at_once(runs):
     job, ranks, loaders = runs.begin()
     send(ranks, signal.SIGSTOP)  # so that the step cannot end before the second Ctrl-C
