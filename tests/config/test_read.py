@@ -265,7 +265,12 @@ def test_what_is_given_is_known_wherever_it_was_written(minimal, tmp_path):
     assert not is_given(path, ["model.vocabulary=null"], "model.vocabulary")
     assert not is_given(minimal, [], "model.vocabulary")
     assert is_given(minimal, ["model={vocabulary: 5}"], "model.vocabulary")
-    assert is_given("tiny/gpt2", [], "model.vocabulary")
+    assert is_given("demo/gpt2", [], "model.vocabulary")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_a_tiny_model_takes_the_vocabulary_of_whatever_corpus_it_is_given(family):
+    assert not is_given(TINY.with_name(f"{family}.yaml"), [], "model.vocabulary")
 
 
 def test_bytes_that_are_not_utf8_and_folders_are_refused(tmp_path):

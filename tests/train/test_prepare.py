@@ -52,7 +52,7 @@ def test_the_resolved_config_lies_in_the_folder(config):
 
 def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_of_300):
     path = tmp_path / "mine.yaml"
-    path.write_text(f"extends: {TINY}\nmodel: {{vocabulary: null}}\n")
+    path.write_text(f"extends: {TINY}\n")
     words = [f"run={tmp_path / 'run'}", f"data.mix={{{corpus_of_300}: 1}}"]
     wanted = read_config(path, words)
     assert wanted.model.vocabulary == 300

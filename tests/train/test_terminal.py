@@ -31,7 +31,8 @@ def test_seconds_are_told_as_on_a_clock():
 
 def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = load(TINY / "gpt2.yaml", ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"])
+    layout = ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"]
+    config = load(TINY / "gpt2.yaml", [*layout, "model.vocabulary=4096"])
     assert title(config).splitlines() == [
         "gpt2/custom, 1,334,016 parameters, fp32; 4 processes: layout data=2 tensor=2 sequence_parallel",
         "run folder runs/tiny-gpt2",
