@@ -34,7 +34,7 @@ def test_a_submitted_job_trains_as_one_process_does(ray, real_corpus, tmp_path, 
 
     [placed] = re.findall(r"^Start 1: (.*); each rank's log is in (.*)$", job.log, re.MULTILINE)
     assert re.fullmatch(r"ranks 0-1 on 127\.0\.0\.10\d, ranks 2-3 on 127\.0\.0\.10\d", placed[0])
-    assert {path.name for path in (run / "logs").glob("*/*")} == {f"rank-{rank}.log" for rank in range(4)}
+    assert {path.name for path in (run / "logs").glob("*/*.log")} == {f"rank-{rank}.log" for rank in range(4)}
     assert placed[1] in map(str, (run / "logs").iterdir())
     for step in range(1, STEPS + 1):
         assert job.log.count(f"step {step}/{STEPS}  loss") == 1
