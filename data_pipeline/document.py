@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 OnError = Literal["skip", "fail"]
@@ -61,7 +62,7 @@ class Dropped:
 
     def failed(self, what: str, document: Document, error: Exception, on_error: OnError) -> None:
         """Count a document on which `what` failed, or end the build with a sentence that names it."""
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:EXAMPLE_CHARACTERS]}"
+        said = f"{type(error).__name__}: {in_brief(error)}"
         if on_error == "fail":
             raise UserError(
                 f"{what} failed on document {document.source} ({said}): mend it, or leave such text out with "

@@ -27,6 +27,8 @@ SECRET_FIELD = re.compile(
     r"(^|[-_])(sig|auth|authorization|key|pass|jwt|hmac|bearer)$|(^|[-_])sign|token$|secret|passw|pwd|credential"
     r"|(api|access|account|shared)[-_]?key"
 )
+LONGEST_QUOTE = 200
+"""Characters of what a library says, in a sentence."""
 REMEDY = (
     "take it out, since runs keep what they are told with every checkpoint. Secrets come from the environment "
     "(MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or from the "
@@ -62,6 +64,12 @@ def without_credentials(text: str) -> str:
     """What a library says, without the secrets of the URLs in it: they come from the environment, or from a server that
     sent us on to an address with a signature."""
     return "".join(_shortened(word) if has_credentials(word) else word for word in re.split(r"(\s+)", text))
+
+
+def in_brief(error: BaseException) -> str:
+    """What an error of a library says, or its kind where it says nothing: some words, on one line, without secrets."""
+    words = without_credentials(" ".join(str(error).split())) or type(error).__name__
+    return words if len(words) <= LONGEST_QUOTE else f"{words[: LONGEST_QUOTE - 3]}..."
 
 
 def _shortened(word: str) -> str:

@@ -37,7 +37,8 @@ def _on_one_line(sentence: object) -> str:
     return words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} ... {words[-290:]}"
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the system's errors; EFBIG is of the limit that `ulimit -f` sets."""
 # What a user's choice of a place, or the state of its disk, leads to; other errors of the system are ours to explain.
 NO_PLACE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
@@ -55,7 +56,7 @@ def storage_errors_told(place: object) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename2 or error.filename or place
-        if error.errno in FULL:
+        if error.errno in FULL_DISK:
             raise UserError(f"no space left on the disk of {where}: make room there and start again.") from error
         if error.errno in NO_PLACE:
             raise UserError(

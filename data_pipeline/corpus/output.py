@@ -25,7 +25,7 @@ from data_pipeline.corpus.work import Work
 from data_pipeline.folders import BUILDING, SCRATCH
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
-from megaptm.errors import UserError
+from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
 
 WORTH_KEEPING = 60.0
@@ -139,7 +139,7 @@ def building(
                     console.print(f"What is finished waits in {output.folder}: the same command goes on from there.")
                 raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL_DISK:
             raise UserError(f"the disk of {output.folder} is full: free some space or choose another place.") from None
         raise UserError(
             f"{error.filename or out} cannot be written ({error.strerror}): choose another place."

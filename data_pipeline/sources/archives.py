@@ -20,6 +20,7 @@ from data_pipeline.sources.compression import compression_of, without_compressio
 from data_pipeline.sources.content import Stream, chunks, open_file
 from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
+from megaptm.credentials import in_brief
 
 
 def archive_kind(name: str) -> Literal["zip", "tar"] | None:
@@ -96,4 +97,4 @@ def _tar_members(file: InputFile) -> Iterator[_Member]:
 def _damaged(error: Exception) -> Unreadable:
     if isinstance(error, Unreadable):
         return error
-    return Unreadable("damaged", f"is no archive that can be read ({' '.join(str(error).split())})", "fetch it again")
+    return Unreadable("damaged", f"is no archive that can be read ({in_brief(error)})", "fetch it again")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from data_pipeline.document import EXAMPLE_CHARACTERS, Dropped, is_of_document
 from data_pipeline.sources.source import InputFile, OnError
+from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 
@@ -37,8 +38,7 @@ def bad_record(error: Exception) -> BadRecord:
         return error
     if isinstance(error, Unreadable) or not is_of_document(error):
         raise error
-    said = " ".join(str(error).split())[:EXAMPLE_CHARACTERS]
-    return BadRecord("cannot be read", f"cannot be read ({type(error).__name__}: {said})", "take it out")
+    return BadRecord("cannot be read", f"cannot be read ({type(error).__name__}: {in_brief(error)})", "take it out")
 
 
 class Bad:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.checkpoint.files import FULL
+from megaptm.errors import FULL_DISK
 
 IN_MEMORY = ("tmpfs", "ramfs")
 KEEP_SIZE = 1
@@ -62,7 +62,7 @@ def reserve(folder: Path, size: int, *, piece: int) -> str | None:
         return None
     for number, start in enumerate(range(0, size, piece)):
         refused = _reserve_file(folder / f"reserved-{number}", min(piece, size - start))
-        if refused in FULL:
+        if refused in FULL_DISK:
             return f"gives you no more than {start:,} bytes ({os.strerror(refused)})"
         if refused:
             return None

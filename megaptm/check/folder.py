@@ -11,9 +11,9 @@ from pathlib import Path
 
 from megaptm.check.disk import Disk, reserve
 from megaptm.check.finding import Case, Finding
-from megaptm.checkpoint.files import FULL, HashedWriter, human_bytes, sha256_of
+from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
 from megaptm.config import Config, resolve_model
-from megaptm.errors import UserError
+from megaptm.errors import FULL_DISK, UserError
 from megaptm.plan.count import count
 from megaptm.plan.saving import CHECKPOINT_BYTES
 from megaptm.resilience.lock import RunLock, in_use
@@ -63,7 +63,7 @@ def _told(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in FULL_DISK:
             raise UserError(
                 f"no space left on the disk of run ({run}): free some there, or choose another run=FOLDER."
             ) from None

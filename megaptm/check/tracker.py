@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from megaptm.check.finding import Case, Finding
-from megaptm.credentials import without_credentials
+from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.storage.patience import within
 from megaptm.track import default_uri
@@ -88,11 +88,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(inner, BaseException):
         error = inner
         inner = getattr(error, "reason", None) or error.__cause__ or error.__context__ or _argument(error)
-    return (
-        getattr(error, "strerror", None)
-        or without_credentials(" ".join(str(error).split()))[:160]
-        or type(error).__name__
-    )
+    return getattr(error, "strerror", None) or in_brief(error)
 
 
 def _argument(error: BaseException) -> object:

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from megaptm.errors import UserError
+from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage.patience import Patience, keep_trying
 
 T = TypeVar("T")
@@ -23,8 +23,6 @@ T = TypeVar("T")
 # How long a file system that fails is asked again: a server of files that restarts is back within minutes.
 PATIENCE = Patience()
 
-# EFBIG: the limit that `ulimit -f` sets.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Handing a chunk of this size to another thread costs nothing beside hashing it, and it stays in the processor's cache.
 CHUNK_BYTES = 1 << 20
 # How far hashing may stay behind: it bounds the memory held by what was copied from a GPU.
@@ -232,7 +230,7 @@ def explained(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in FULL_DISK:
             raise StorageError(
                 f"no space left to {what}: {_free_sentence(folder)}; free some space there, or move the run folder to "
                 "a larger disk; checkpoints saved before are intact"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from megaptm.credentials import refuse_credentials, refuse_credentials_in_words
+from megaptm.credentials import in_brief, refuse_credentials, refuse_credentials_in_words
 from megaptm.errors import UserError
 
 
@@ -135,7 +135,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         # The last of them come from `!!int`, `!!bool` ... before what is none, which PyYAML does not look at.
-        raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}.") from None
+        raise UserError(f"{where}: not valid YAML: {in_brief(error)}.") from None
 
 
 class _Lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from megaptm.credentials import without_credentials
+from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -48,8 +48,7 @@ def _fetched(name: str) -> Path:
         try:
             return Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
-            why = without_credentials(" ".join(str(error).split()))[:200] or type(error).__name__
             raise UserError(
-                f"{absent}the Hugging Face hub cannot be asked for it ({why}): correct the path, or fetch the model "
-                f"where there is a network (`hf download {name}`) and give its folder."
+                f"{absent}the Hugging Face hub cannot be asked for it ({in_brief(error)}): correct the path, or "
+                f"fetch the model where there is a network (`hf download {name}`) and give its folder."
             ) from None

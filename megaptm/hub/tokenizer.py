@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, Objective, SpecialTokens
 from megaptm.spec import ModelSpec
@@ -31,7 +32,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
         # Every family's class raises kinds of its own.
         except Exception as error:
-            why = " ".join(str(error).split())[:200]
+            why = in_brief(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
         return load_tokenizer(converted)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import random
 import sys
 import threading
@@ -11,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from megaptm.credentials import without_credentials
-from megaptm.errors import UserError
+from megaptm.credentials import in_brief
+from megaptm.errors import FULL_DISK, UserError
 
 T = TypeVar("T")
 
@@ -25,7 +24,6 @@ DENIED = (
     "ParamValidationError",
     "NoAuthTokenError",
 )
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def to_stderr(line: str) -> None:
@@ -77,7 +75,7 @@ def keep_trying(
             answer = call()
         except Exception as error:
             refuse(error)
-            problem = _problem(error)
+            problem = in_brief(error)
         else:
             if told:
                 patience.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
@@ -100,8 +98,8 @@ def refuse_permanent(error: Exception, what: str) -> None:
     if isinstance(error, FileNotFoundError):
         raise UserError(f"{what} does not exist: check the address.") from None
     if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
-        raise UserError(f"access to {what} is denied ({_problem(error)}): check the credentials.") from None
-    if isinstance(error, OSError) and error.errno in FULL:
+        raise UserError(f"access to {what} is denied ({in_brief(error)}): check the credentials.") from None
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
         raise error
     if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORKS:
         raise error
@@ -133,9 +131,3 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     if "error" in box:
         raise box["error"]
     return box["answer"]
-
-
-def _problem(error: BaseException) -> str:
-    """The error in a few words, on one line."""
-    words = without_credentials(" ".join(str(error).split())) or type(error).__name__
-    return words if len(words) <= 160 else words[:157] + "..."

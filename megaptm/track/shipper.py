@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megaptm.credentials import without_credentials
+from megaptm.credentials import in_brief
 from megaptm.track.journal import FILE, parsed
 from megaptm.track.page import default_uri
 from megaptm.track.state import State
@@ -63,7 +63,7 @@ class Shipper(threading.Thread):
                 if not complained:
                     complained = True
                     logger.warning(
-                        "MLflow at %s: %s; training goes on", self._state.uri or default_uri(self._run), _brief(error)
+                        "MLflow at %s: %s; training goes on", self._state.uri or default_uri(self._run), in_brief(error)
                     )
                 if closing:
                     return
@@ -86,7 +86,3 @@ class Shipper(threading.Thread):
         deadline = time.monotonic() + seconds
         while not self._closing and time.monotonic() < deadline:
             time.sleep(0.05)
-
-
-def _brief(error: Exception) -> str:
-    return without_credentials(" ".join(str(error).split()))[:200] or type(error).__name__

@@ -13,6 +13,7 @@ from data_pipeline.sources.encodings import Encoding
 from data_pipeline.sources.fields import notes_of, text_of
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import Span
+from megaptm.credentials import in_brief
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -80,7 +81,7 @@ def _complaint(error: Exception) -> str:
     """What Arrow says of the file. An error of the disk or the server is not of the file, and raised again."""
     if getattr(error, "errno", None) is not None:
         raise error
-    return " ".join(str(error).split())
+    return in_brief(error)
 
 
 def _columns(table: ParquetFile, text: str, keep: tuple[str, ...]) -> list[str]:
