@@ -27,9 +27,9 @@ from megaptm.config import load
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import last_saved
+from megaptm.shell import command_line
 from megaptm.track import how_to_look
 from megaptm.train.report import PICTURE
-from megaptm.train.terminal import typed
 
 CONFIG = "configs/demo/gpt2.yaml"
 # More than the model will see, and little enough to be read in a few seconds.
@@ -112,9 +112,9 @@ class Demo:
         lines = [
             ("loss curve", str(self.run / PICTURE)),
             *(("MLflow" if not number else "", line) for number, line in enumerate(how_to_look(self.run))),
-            ("next", typed(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
-            ("", typed(["train", run, f"train.steps={2 * self.steps}", "layout.pipeline=1", "layout.tensor=2"])),
-            ("", typed(["export", "hf", run, str(self.folder / "exported")])),
+            ("next", command_line(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
+            ("", command_line(["train", run, f"train.steps={2 * self.steps}", "layout.pipeline=1", "layout.tensor=2"])),
+            ("", command_line(["export", "hf", run, str(self.folder / "exported")])),
         ]
         for label, line in lines:
             self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
@@ -145,7 +145,7 @@ class Demo:
 
 
 def _typed(command: Sequence[str]) -> Text:
-    return Text(f"$ {typed(command)}", "bold green")
+    return Text(f"$ {command_line(command)}", "bold green")
 
 
 def _run(

@@ -27,15 +27,16 @@ MAY_IMPORT = {
     "storage": (),
     "tokenizers": ("objectives", "storage"),
     "processes": (),
+    "shell": (),
     "data": ("batches", "objectives", "processes", "storage"),
-    "track": ("storage",),
+    "track": ("shell", "storage"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
     "parallel": ("spec", "config", "layers", "losses", "models", "checkpoint"),
     "hub": (*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "checkpoint"),
     "train": (
         *(*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "data", "track"),
-        *("checkpoint", "resilience", "processes", "parallel", "hub"),
+        *("checkpoint", "resilience", "processes", "shell", "parallel", "hub"),
     ),
     "ray_cluster": (),
     "check": (

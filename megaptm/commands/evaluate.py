@@ -27,9 +27,9 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
       megaptm evaluate runs/tiny-gpt2 --step 200 --rows 500 --json
       megaptm evaluate runs/tiny-gpt2 --corpus corpora/poems
     """
-    from megaptm.train.terminal import Phases
+    from megaptm.train.terminal import TimedLog
 
-    tell = Phases(stream=sys.stderr)
+    tell = TimedLog(stream=sys.stderr)
     tell("loading PyTorch")
     from rich.console import Console
 

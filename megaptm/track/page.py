@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
-import sys
 from pathlib import Path
 
+from megaptm.shell import command_line
 from megaptm.track.state import STATE
 
 DATABASE = "mlflow.db"
@@ -32,10 +30,7 @@ def how_to_look(run: Path) -> list[str]:
         return []
     if uri.startswith(("http://", "https://")):
         return [f"{uri.rstrip('/')}/{page}"]
-    program = shutil.which("mlflow") and "mlflow"
-    beside = Path(sys.executable).with_name("mlflow")
-    command = [program or (str(beside) if beside.exists() else "mlflow"), "ui", "--backend-store-uri", uri]
-    return [shlex.join(command), f"{SERVED_AT}/{page}"]
+    return [command_line(["ui", "--backend-store-uri", uri], program="mlflow"), f"{SERVED_AT}/{page}"]
 
 
 def curves(experiment_id: str | None, run_id: str | None) -> str:

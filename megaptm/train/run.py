@@ -17,7 +17,7 @@ from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.environment import Environment, check_processes, worker_environment
 from megaptm.train.prepare import CONFIG, refuse_anothers
-from megaptm.train.terminal import Phases, device_title, next_commands, resumed
+from megaptm.train.terminal import TimedLog, device_title, next_commands, resumed
 
 # MLflow's words for how a job ended, by its exit code; any other is a failure.
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
@@ -55,7 +55,7 @@ def run_worker(folder: str) -> int:
 def _work(
     run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
-    tell = Phases(enabled=place.rank == 0)
+    tell = TimedLog(enabled=place.rank == 0)
     tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
     from megaptm.parallel.deterministic import use_deterministic_kernels

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +12,7 @@ import psutil
 
 from megaptm.config import Config, Layout, resolve_model
 from megaptm.plan.count import count
+from megaptm.shell import command_line, typed_path
 
 AXES = ("data", "tensor", "pipeline", "virtual")
 PROMPTS = {"causal-lm": "The", "span-corruption": "The <extra_id_0> sat on the mat."}
@@ -27,7 +25,7 @@ def title(config: Config) -> str:
     return (
         f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters, "
         f"{config.train.precision}; {processes} process{'es' if processes > 1 else ''}: "
-        f"layout {layout_title(config.layout.model_dump())}\nrun folder {shown(config.run)}"
+        f"layout {layout_title(config.layout.model_dump())}\nrun folder {typed_path(config.run)}"
     )
 
 
@@ -55,8 +53,8 @@ def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
     return f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
 
 
-class Phases:
-    """Says what a process begins to do, a line each, and how many seconds after the process began."""
+class TimedLog:
+    """Lines about what a process begins to do, each with the seconds since the process began."""
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
         self._enabled, self._stream, self._begun = enabled, stream, psutil.Process().create_time()
@@ -78,28 +76,9 @@ def clock(seconds: float) -> str:
 
 def next_commands(config: Config, *, done: bool) -> list[str]:
     """Three commands to go on with after a run has ended, or has stopped half-way."""
-    run = shown(config.run)
+    run = typed_path(config.run)
     last = ["export", "hf", run, os.path.join("exported", Path(run).name)]
     if prompt := PROMPTS.get(config.objective):
         last = ["generate", run, "--prompt", prompt]
     commands = [["report", run], ["evaluate", run], last]
-    return [typed(command) for command in (commands if done else [["train", run], *commands[:2]])]
-
-
-def typed(command: Sequence[str]) -> str:
-    """A command of megaptm as it can be typed, or pasted, here."""
-    return f"{tool('megaptm')} {shlex.join(command)}"
-
-
-def tool(name: str) -> str:
-    """How a program of this environment is called from here: by its name where the PATH leads to it."""
-    beside = Path(sys.executable).parent / name
-    if shutil.which(name) == str(beside):
-        return name
-    return shlex.quote(shown(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m {name}"
-
-
-def shown(path: str | Path) -> str:
-    """A path as one would type it here."""
-    path, here = Path(path), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
+    return [command_line(command) for command in (commands if done else [["train", run], *commands[:2]])]

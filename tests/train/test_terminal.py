@@ -11,7 +11,8 @@ import termios
 import pytest
 
 from megaptm.config import load
-from megaptm.train.terminal import clock, layout_title, next_commands, resumed, shown, title, typed
+from megaptm.shell import command_line, typed_path
+from megaptm.train.terminal import clock, layout_title, next_commands, resumed, title
 from tests.train.runs import TINY, build, settings, write_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -53,7 +54,7 @@ def test_commands_to_go_on_with_can_be_pasted(family, last, tmp_path, monkeypatc
     run = tmp_path / "runs" / "it's #1; $HOME"
     config = load(TINY / f"{family}.yaml", [f"run={str(run)!r}"]).model_copy(update={"run": str(run)})
     done, stopped = next_commands(config, done=True), next_commands(config, done=False)
-    program = len(shlex.split(typed([])))
+    program = len(shlex.split(command_line([])))
     words = [shlex.split(line)[program:] for line in (*done, *stopped)]
     assert [line[0] for line in words] == ["report", "evaluate", last, "train", "report", "evaluate"]
     assert all("runs/it's #1; $HOME" in line for line in words)
@@ -61,7 +62,7 @@ def test_commands_to_go_on_with_can_be_pasted(family, last, tmp_path, monkeypatc
 
 def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [shown(tmp_path / "a/b"), shown("a/b"), shown("/elsewhere/b")] == ["a/b", "a/b", "/elsewhere/b"]
+    assert [typed_path(path) for path in (tmp_path / "a/b", "a/b", "/elsewhere/b")] == ["a/b", "a/b", "/elsewhere/b"]
 
 
 def test_a_program_ends_without_taking_its_modules_apart():
