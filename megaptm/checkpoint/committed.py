@@ -16,7 +16,7 @@ NAME = re.compile(r"step-(\d+)(\.replaced)?")
 def committed(run: Path) -> dict[int, Path]:
     """Step -> folder of each committed checkpoint. Nothing is said of their health.
 
-    None where there is no folder of checkpoints. One that cannot be read is an `UnreadableError`: to begin again at
+    Empty where there is no folder of checkpoints. One that cannot be read is an `UnreadableError`: to begin again at
     step 0 would look like success.
     """
     found: dict[int, Path] = {}

@@ -21,7 +21,7 @@ Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 Numbers = Annotated[list[Number], Field(max_length=MOST_DIMENSIONS)]
 
 
-class WrittenPiece(Record):
+class ManifestPiece(Record):
     """Where a piece lies, see `Stored`."""
 
     name: str
@@ -33,26 +33,26 @@ class WrittenPiece(Record):
     start: Number
 
 
-class WrittenFile(Record):
+class ManifestFile(Record):
     """One file, see `FileRecord`."""
 
     name: FileName
     size: Number
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    tensors: list[WrittenPiece]
+    tensors: list[ManifestPiece]
 
 
-class Written(Record):
+class CheckpointManifest(Record):
     """What every manifest holds."""
 
     step: Number
     state: dict[str, Any]
-    files: list[WrittenFile]
+    files: list[ManifestFile]
 
 
 def check_manifest(content: Any, place: str | os.PathLike[str], *, step: int) -> tuple[FileRecord, ...]:
     """The files that a manifest names; a `UserError` unless it is of this step and every piece lies in its file."""
-    written = validated(Written, content, place, remedy=REMEDY)
+    written = validated(CheckpointManifest, content, place, remedy=REMEDY)
     if written.step != step:
         raise UserError(f"{place} is of step {written.step:,}, its folder of step {step:,}: {REMEDY}.")
     if len({file.name for file in written.files}) < len(written.files):
@@ -67,12 +67,13 @@ def check_manifest(content: Any, place: str | os.PathLike[str], *, step: int) ->
     )
 
 
-def identity(manifest: dict[str, Any]) -> str:
+def content_id(manifest: dict[str, Any]) -> str:
     """sha256 over a manifest without its id."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    rest = {name: value for name, value in manifest.items() if name != "id"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _fits(piece: WrittenPiece, size: int) -> bool:
+def _fits(piece: ManifestPiece, size: int) -> bool:
     """Whether the block lies in the tensor, the span in the block, and the bytes in the file."""
     if piece.dtype not in DTYPES or not len(piece.shape) == len(piece.offset) == len(piece.block):
         return False
@@ -86,7 +87,7 @@ def _fits(piece: WrittenPiece, size: int) -> bool:
     )
 
 
-def _stored(piece: WrittenPiece) -> Stored:
+def _stored(piece: ManifestPiece) -> Stored:
     return Stored(
         name=piece.name,
         dtype=piece.dtype,

@@ -39,7 +39,7 @@ from megaptm.checkpoint.files import (
     read_whole,
     remove_tree,
 )
-from megaptm.checkpoint.manifest import REMEDY, check_manifest, identity
+from megaptm.checkpoint.manifest import REMEDY, check_manifest, content_id
 from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, Piece, Reader, write_pieces
 from megaptm.errors import UserError
 from megaptm.storage import parse_json, shown, sync, write_whole
@@ -170,7 +170,7 @@ class Store:
                 "files": [self._written(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)],
             }
             manifest = json.loads(json.dumps(manifest))
-            manifest["id"] = identity(manifest)
+            manifest["id"] = content_id(manifest)
             for path in writing.glob("*.record.json"):
                 path.unlink()
             write_whole(writing / MANIFEST, json.dumps(manifest).encode())
@@ -198,7 +198,7 @@ class Store:
             raise GoneError(f"{path} is missing") from None
         try:
             manifest = parse_json(content, path, remedy=REMEDY)
-            if not isinstance(manifest, dict) or manifest.pop("id", None) != identity(manifest):
+            if not isinstance(manifest, dict) or manifest.get("id") != content_id(manifest):
                 raise DamagedError(f"{path} does not hold what was written: its own sha256 differs")
             if manifest.get("format") == FORMAT:
                 files = check_manifest(manifest, path, step=step)
@@ -260,16 +260,19 @@ class Store:
             log.warning(
                 "%s is nearly full: the checkpoint of step %d was removed before that of step %d is written "
                 "(checkpoint.keep is %d)",
-                *(self.folder, oldest, step, self.keep),
+                self.folder,
+                oldest,
+                step,
+                self.keep,
             )
         if needed > (free := free_bytes(self.folder)):
             raise StorageError(
                 f"the checkpoint of step {step} needs {human_bytes(needed)} but {self.folder} has {human_bytes(free)} "
                 f"free: make room for {human_bytes(needed - free)} more there, or move {self.run} to a larger disk; "
-                f"{self._kept_for_nothing(needed - free)}"
+                f"{self._what_less_would_free(needed - free)}"
             )
 
-    def _kept_for_nothing(self, wanted: int) -> str:
+    def _what_less_would_free(self, wanted: int) -> str:
         """What a lower `keep` would free, towards the bytes that are wanted."""
         steps = self.steps()
         if len(steps) < 2:

@@ -38,7 +38,7 @@ Count = Annotated[int, Field(ge=0)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class WrittenSplit(Record):
+class ManifestSplit(Record):
     """What `manifest.json` says of a split."""
 
     shards: Count
@@ -48,7 +48,7 @@ class WrittenSplit(Record):
     table_sha256: Hash
 
 
-class WrittenTokenizer(Record):
+class ManifestTokenizer(Record):
     """What it says of the tokenizer."""
 
     kind: str
@@ -56,13 +56,13 @@ class WrittenTokenizer(Record):
     fingerprint: str
 
 
-class Written(Record):
+class CorpusManifest(Record):
     """What every `manifest.json` holds."""
 
     dtype: Literal["uint16", "uint32"]
     fields: Annotated[list[FileName], Field(min_length=1)]
-    splits: dict[FileName, WrittenSplit]
-    tokenizer: WrittenTokenizer
+    splits: dict[FileName, ManifestSplit]
+    tokenizer: ManifestTokenizer
     made_from: dict[str, Any]
 
 
@@ -111,7 +111,7 @@ def write_manifest(
         "tokenizer": dict(tokenizer),
         "made_from": dict(made_from),
     }
-    content["id"] = _identity(content)
+    content["id"] = content_id(content)
     path = Path(folder) / MANIFEST
     write_whole(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
     return read_manifest(folder)
@@ -142,10 +142,10 @@ def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, A
     content = parse_json(written, place, remedy=REMEDY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{place} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
-    if content.get("id") != _identity(content):
+    if content.get("id") != content_id(content):
         raise UserError(f"{place} was changed after it was written (its id does not match): build the corpus again.")
     # The id proves that nothing happened to it on its way; not that who wrote it meant well.
-    fields = validated(Written, content, place, remedy=REMEDY).fields
+    fields = validated(CorpusManifest, content, place, remedy=REMEDY).fields
     if fields[0] != "tokens" or len(set(fields)) < len(fields):
         raise UserError(f"{place}: fields must be `tokens` and then other names, each once: {REMEDY}.")
     return content
@@ -177,7 +177,7 @@ def _sums(rows: np.ndarray) -> dict[str, int]:
     return {column: int(rows[column].sum()) for column in SUMMED}
 
 
-def _identity(content: Mapping[str, Any]) -> str:
+def content_id(content: Mapping[str, Any]) -> str:
     """sha256 over everything but the id: the tables, and so the shards, are in it with their hashes."""
     content = {name: value for name, value in content.items() if name != "id"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -194,5 +194,6 @@ def read_order(folder: Path) -> str:
 
 
 def give_order(folder: Path, order: str) -> None:
-    """Ask all ranks for their stacks, or to leave; or nothing any more."""
-    (folder / ORDER).write_text(order)
+    """Ask all ranks for their stacks, or to leave; or nothing any more. In vain where the disk takes no file."""
+    with contextlib.suppress(OSError):
+        (folder / ORDER).write_text(order)

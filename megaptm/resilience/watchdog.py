@@ -136,7 +136,7 @@ class Watchdog:
         within: bool = False,
     ) -> None:
         """`patience`: for how long a rank may wait for data. Without `hang_seconds` only a run that was asked to stop
-        is given up. `within` one of the ranks nobody says which others have ended but they themselves."""
+        is given up. `within`: one of the ranks looks, and learns that another has ended from its last beat."""
         self._within = within
         self.folder = folder
         self._set, self._patience = hang_seconds, patience
@@ -184,7 +184,7 @@ class Watchdog:
             alive = {rank: seen for rank, seen in alive.items() if seen.phase != "ended"}
         if not alive:
             return []
-        quiet = {rank: seen for rank, seen in alive.items() if seen.silent > 3 * self._every}
+        quiet = {rank: seen for rank, seen in alive.items() if self._is_quiet(seen)}
         # All at once: it may be the disk that cannot be seen.
         all_quiet = len(quiet) == len(alive)
         silent = [
@@ -229,7 +229,7 @@ class Watchdog:
         stacks = {rank: self._stack(rank) for rank in suspects}
         rank = next((rank for rank in suspects if not _waits(stacks[rank])), suspects[0])
         seen = self._seen[rank]
-        seconds = max(seen.silent, seen.still) if seen.silent > 3 * self._every else seen.still
+        seconds = max(seen.silent, seen.still) if self._is_quiet(seen) else seen.still
         others = [other for other in suspects if other != rank and not _waits(stacks[other])]
         also = f"; so does rank {', '.join(map(str, others))}" if others else ""
         problem = f"rank {rank} hangs: for {seconds:,.0f} s it has been {seen.doing()}{self._how(seen)}{also}."
@@ -245,15 +245,19 @@ class Watchdog:
             folder=self.folder,
         )
 
+    def _is_quiet(self, seen: Seen) -> bool:
+        """Whether beats that were due are missing."""
+        return seen.silent > 3 * self._every
+
     def _how(self, seen: Seen) -> str:
         if seen.halted:
             return ", and its process is halted (state T: a signal, SIGSTOP, or a debugger)"
-        if seen.silent > 3 * self._every:
+        if self._is_quiet(seen):
             return ", without a sign of life: it never lets its threads run, or its node does not answer"
         return ""
 
     def _ask_for_stacks(self, ranks: Collection[int]) -> None:
-        answering = [rank for rank in ranks if self._seen[rank].silent <= 3 * self._every]
+        answering = [rank for rank in ranks if not self._is_quiet(self._seen[rank])]
         before = {rank: len(self._dumped(rank)) for rank in answering}
         give_order(self.folder, STACKS)
         deadline = time.monotonic() + 2 * self._every + ANSWER_SECONDS

@@ -52,6 +52,13 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
             )
 
 
+def layout_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """The layout that wrote it, as far as it says: it is shown, and nothing depends on it."""
+    config = checkpoint.state.get("config")
+    layout = config.get("layout") if isinstance(config, dict) else None
+    return {name: size for name, size in layout.items() if isinstance(size, int)} if isinstance(layout, dict) else {}
+
+
 def _table(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """A part of the state that the trainer wrote; empty where there is none."""
     found = checkpoint.state.get(name, {})

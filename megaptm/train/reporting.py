@@ -53,7 +53,7 @@ class Stopwatch:
 
 
 class StepReport:
-    """Rank 0's voice."""
+    """Metrics of each step, written by rank 0."""
 
     def __init__(
         self,

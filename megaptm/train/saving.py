@@ -31,7 +31,7 @@ from megaptm.resilience.events import (
 from megaptm.resilience.lock import RunLock
 from megaptm.train.environment import Environment
 from megaptm.train.feed import Feed
-from megaptm.train.identity import identity, refuse_another, refuse_other_text
+from megaptm.train.identity import identity, layout_of, refuse_another, refuse_other_text
 
 
 class Saver:
@@ -59,7 +59,7 @@ class Saver:
         )
         self.tell: Callable[[int, float], object] = lambda step, seconds: None
         """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
-        self.layout_before: Mapping[str, Any] = {}
+        self.layout_before: Mapping[str, int] = {}
         """Of the checkpoint that was restored."""
         self._background, self._copies = Background(), HostCopies()
 
@@ -72,7 +72,7 @@ class Saver:
         if checkpoint is not None:
             refuse_another(checkpoint, self.identity)
             refuse_other_text(checkpoint, self.feed.train.corpora)
-            self.layout_before = checkpoint.state.get("config", {}).get("layout", {})
+            self.layout_before = layout_of(checkpoint)
             together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
         if self.events:
             layout, processes = self.config.layout.model_dump(), self.place.world

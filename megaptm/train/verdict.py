@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
@@ -139,7 +140,8 @@ def judge(ends: Sequence[End], *, run: Path, logs: Path, forwarded: Collection[i
 def judge_hang(hang: Hang, *, run: Path) -> int:
     """Say and write down who hangs; returns the exit code of the whole: it can be continued."""
     print(hang, file=sys.stderr, flush=True)
-    with Events(run) as events:
+    # A disk that is full or gone may be why it hangs; its end does not depend on that.
+    with contextlib.suppress(OSError), Events(run) as events:
         events.write(hang.event)
     return EXIT_CONTINUE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_FAILURE
-from megaptm.parallel.world import from_rank_0
+from megaptm.parallel.world import from_rank_0, wait_for_all
 from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
 from megaptm.resilience.watchdog import LONG, Watchdog
 from megaptm.train.environment import Environment
@@ -29,17 +29,17 @@ def collective_minutes(hang_seconds: float | None) -> float:
 def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Environment) -> None:
     """Begin to beat and, on the first two ranks, to watch all; when a rank hangs, all that can leave with code 75."""
     folder = run / HEARTBEATS / from_rank_0(secrets.token_hex(4))
-    seconds, patience = config.train.hang_seconds, config.data.patience
-    watchdog = Watchdog(folder, range(place.world), hang_seconds=seconds, patience=patience, within=True)
     if place.rank == 0:
         shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier starts
-        watchdog.clear()
-    from_rank_0(None)
+    wait_for_all()
     heartbeat.open(folder)
+    seconds = config.train.hang_seconds
     if seconds is None or place.rank > 1:
         return
-    if place.rank == 1:
-        watchdog = Watchdog(folder, range(place.world), hang_seconds=seconds * LATER, patience=patience, within=True)
+    patient_for = seconds * (1.0 if place.rank == 0 else LATER)
+    watchdog = Watchdog(
+        folder, range(place.world), hang_seconds=patient_for, patience=config.data.patience, within=True
+    )
     threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 
 

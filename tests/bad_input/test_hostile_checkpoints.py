@@ -2,15 +2,17 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from megaptm.checkpoint.files import DamagedError
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.manifest import content_id
+from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import Piece
 from megaptm.errors import UserError
-from tests.fuzz.seals import identity_of_checkpoint
+from megaptm.train.identity import layout_of
 
 CHANGES = [
     (("files",), None),
@@ -60,7 +62,7 @@ def change(store, step, keys, value):
     for key in keys[:-1]:
         part = part[key]
     part[keys[-1]] = copy.deepcopy(value)
-    manifest["id"] = identity_of_checkpoint(manifest)
+    manifest["id"] = content_id(manifest)
     path.write_text(json.dumps(manifest))
 
 
@@ -71,6 +73,14 @@ def test_it_is_set_aside_for_the_one_before(store, keys, value):
         store.load(10)
     assert "\n" not in str(told.value)
     assert store.newest().step == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [(None, {}), ([], {}), ({"layout": 7}, {}), ({"layout": {"data": "2", "tensor": 2}}, {"tensor": 2})],
+)
+def test_a_layout_that_is_none_is_not_shown(config, layout):
+    assert layout_of(Checkpoint(10, Path("step-00000010"), {"config": config}, ())) == layout
 
 
 def test_a_tensor_of_which_there_is_little_takes_no_memory(store):

@@ -11,10 +11,11 @@ import pytest
 from data_pipeline.verify import verify_corpus
 from megaptm.data import Corpus, open_mix
 from megaptm.data.files import npy_bytes
+from megaptm.data.manifest import content_id
 from megaptm.errors import UserError
 from megaptm.storage import Cache, Patience, file_name
 from tests.data.corpora import tiny_corpus, tiny_special
-from tests.fuzz.seals import identity_of_corpus, seal_corpus, seal_manifest
+from tests.fuzz.seals import seal_corpus, seal_manifest
 
 NAMES = ["", ".", "..", "../x", "a/b", "/etc/x", "..\\x", "C:\\x", "a\0b", "a\nb", "\ud800", "x" * 201]
 
@@ -50,7 +51,7 @@ def test_plain_names_pass(name):
 def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["splits"][name] = {**manifest["splits"]["train"], "table_sha256": hashlib.sha256(b"evil").hexdigest()}
-    manifest["id"] = identity_of_corpus(manifest)
+    manifest["id"] = content_id(manifest)
     store = fsspec.filesystem("memory")
     store.pipe("/evil/manifest.json", json.dumps(manifest).encode())
     for file in folder.glob("*.npy"):

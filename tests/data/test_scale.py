@@ -57,7 +57,7 @@ def enlarge(folder, shards):
     sums = {column: int(rows[column].sum()) for column in ("samples", "tokens", "bytes")}
     sha256 = hashlib.sha256(table).hexdigest()
     content["splits"]["train"] = {**sums, "shards": shards, "table_sha256": sha256}
-    content["id"] = manifest._identity(content)
+    content["id"] = manifest.content_id(content)
     (folder / manifest.MANIFEST).write_text(json.dumps(content))
     for suffix in (".tar", ".index.npy"):
         (folder / f"train-000000{suffix}").rename(folder / f"shard{suffix}")

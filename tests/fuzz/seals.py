@@ -10,26 +10,15 @@ from typing import Any
 import numpy as np
 
 from megaptm.data.files import npy_bytes
+from megaptm.data.manifest import content_id
 from megaptm.data.table import ROW, index_name, shard_name
 from megaptm.tokenizers import load
-
-
-def identity_of_corpus(manifest: dict[str, Any]) -> str:
-    """As `megaptm.data.manifest` makes it."""
-    rest = {name: value for name, value in manifest.items() if name != "id"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def identity_of_checkpoint(manifest: dict[str, Any]) -> str:
-    """As `megaptm.checkpoint.store` makes it."""
-    rest = {name: value for name, value in manifest.items() if name != "id"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def seal_manifest(path: Path, manifest: Any) -> None:
     """Write a corpus's manifest with its id."""
     if isinstance(manifest, dict):
-        manifest = {**manifest, "id": identity_of_corpus(manifest)}
+        manifest = {**manifest, "id": content_id(manifest)}
     path.write_text(json.dumps(manifest))
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from megaptm.checkpoint.manifest import content_id as checkpoint_id
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
 from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_json, change_tree, change_yaml
-from tests.fuzz.seals import identity_of_checkpoint, seal_corpus, seal_manifest
+from tests.fuzz.seals import seal_corpus, seal_manifest
 
 COUNTED = 12
 """Samples that are read of a mix."""
@@ -203,8 +204,7 @@ def spoil_checkpoint(folder: Path, draw: Random) -> bool:
         return True
     manifest = change_tree(json.loads(path.read_text()), draw)
     if isinstance(manifest, dict):
-        manifest.pop("id", None)
-        manifest = {**manifest, "id": identity_of_checkpoint(manifest)}
+        manifest = {**manifest, "id": checkpoint_id(manifest)}
     path.write_text(json.dumps(manifest))
     return False
 
@@ -215,9 +215,8 @@ def spoil_tensors(folder: Path, draw: Random) -> bool:
     if sealed := draw.random() < 0.5:
         place = path.with_name("manifest.json")
         manifest = json.loads(place.read_text())
-        del manifest["id"]
         manifest["files"][0] |= {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        place.write_text(json.dumps({**manifest, "id": identity_of_checkpoint(manifest)}))
+        place.write_text(json.dumps({**manifest, "id": checkpoint_id(manifest)}))
     return not sealed
 
 

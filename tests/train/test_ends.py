@@ -89,7 +89,9 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(runs):
     job.send_signal(signal.SIGINT)
     said = ""
     while "leave at once" not in said:
-        said += job.stderr.readline()
+        line = job.stderr.readline()
+        assert line, f"it ended and said only: {said}"
+        said += line
     assert "Ctrl-C: finishing the step and saving; then this ends with exit code 75." in said
     job.send_signal(signal.SIGINT)
     _, said = job.communicate(timeout=60)

@@ -9,7 +9,10 @@ import psutil
 import pytest
 
 from megaptm.resilience.events import read_events
+from megaptm.resilience.heartbeat import LEAVE, give_order
+from megaptm.resilience.watchdog import Hang
 from megaptm.train.launch import launch
+from megaptm.train.verdict import judge_hang
 from tests.drills.program import wait_for
 from tests.processes import survivors
 from tests.train.test_launch import pids, start_launcher
@@ -155,12 +158,23 @@ def test_a_second_start_that_is_refused_is_no_hang_of_the_first(program, tmp_pat
 def test_ranks_that_wait_for_one_that_waits_for_its_server_do_not_hang(program, tmp_path):
     body = f"""
     with heartbeat.during("data"):
-        time.sleep({2 * HANG_SECONDS} if rank else 0)
+        if rank == 1:
+            time.sleep({2 * HANG_SECONDS})
+            (folder / "has-read").touch()
     with heartbeat.during("step"):
-        time.sleep(0.1 if rank else {2 * HANG_SECONDS})
+        while not (folder / "has-read").exists():
+            time.sleep(0.01)
     """
     run = tmp_path / "run"
     assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=60.0) == 0
+
+
+def test_a_hang_ends_a_run_whose_disk_takes_nothing(tmp_path, capfd):
+    (tmp_path / "run").touch()
+    give_order(tmp_path / "run", LEAVE)
+    told = {"rank": 1, "phase": "saving", "step": 3, "seconds": 4.0, "problem": "rank 1 hangs.", "stack": ""}
+    assert judge_hang(Hang(**told, folder=tmp_path), run=tmp_path / "run") == 75
+    assert capfd.readouterr().err.startswith("rank 1 hangs.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
