@@ -27,6 +27,7 @@ from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
+from megaptm.storage.appearing import SUFFIX
 
 WORTH_KEEPING = 60.0
 """Seconds of work that a build which fails does not throw away."""
@@ -179,7 +180,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _remove_halves(folder: Path) -> None:
     """What workers of a killed build were writing. One that still lives fails at its end, and nobody waits for it."""
-    for part in folder.rglob("*.part"):
+    for part in folder.rglob(f"*{SUFFIX}"):
         part.unlink(missing_ok=True)
 
 

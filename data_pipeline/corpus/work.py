@@ -114,6 +114,8 @@ def _do(call: _Call) -> _Done:
     return _Done(result, damaged=damaged)
 
 
+FILES = TypeAdapter(dict[str, str])
+"""Path below the folder -> sha256."""
 BEGINNING = b'{"sha256":"%s","job":'
 """Of a result: the hash of what follows, up to the closing brace."""
 
@@ -126,14 +128,19 @@ def _remember(result: Any, function: Callable, folder: Path, name: str, paths: I
 
 def _remembered(function: Callable, folder: Path, name: str) -> Any:
     """The result; raises `FileNotFoundError` where there is none, and `_Damaged`."""
-    content = (folder / name).read_bytes()
+    try:
+        content = (folder / name).read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError:  # it cannot be read: then it is made again, as a file of the job is
+        raise _Damaged(name) from None
     job = content[len(BEGINNING % bytes(64)) : -1]
     if content != BEGINNING % hashlib.sha256(job).hexdigest().encode() + job + b"}":
         raise _Damaged(name)
     try:
         parsed = json.loads(job)
         result = _type(function).validate_json(json.dumps(parsed["result"]), strict=True)
-        files = dict(parsed["files"])
+        files = FILES.validate_python(parsed["files"])
     except (ValueError, LookupError, TypeError, ValidationError):  # someone else wrote it
         raise _Damaged(name) from None
     if damaged := [file for file, sha256 in files.items() if not _is(folder / file, sha256)]:

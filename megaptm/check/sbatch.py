@@ -50,8 +50,8 @@ SHORT = {
     "p": "partition",
     "t": "time",
 }
-FLAGS = "HIOQVhkuvsW"
-"""Short options without a value, after which others may follow in one word."""
+FLAGS = "HIOQVhkuvs"
+"""Short options without a value, after which others may follow in one word; -W is one that is refused."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def options(words: Sequence[str]) -> Iterator[Option]:
             name, equals, value = word[2:].partition("=")
             yield Option(name, value if equals else following)
         elif word.startswith("-"):
-            letters = word[1:].lstrip(FLAGS.replace("W", ""))
+            letters = word[1:].lstrip(FLAGS)
             if letters:
                 yield Option(SHORT.get(letters[0], letters[0]), letters[1:].lstrip("=") or following)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.storage import FileName, Record, parse_json, validated
+from megaptm.storage import FileName, Record, read_object, validated
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -42,18 +41,12 @@ def check_folder(folder: Path) -> None:
         what = "has no " + CONFIG if any(folder.iterdir()) else "is empty"
         raise UserError(f"{folder} {what}: give a folder that `save_pretrained` of transformers wrote.")
     for name in FILES_OF_JSON:
-        content = read_json(folder / name) if (folder / name).is_file() else {}
+        content = read_object(folder / name, remedy=REMEDY) if (folder / name).is_file() else {}
         if own := next((key for key in OWN_CODE if content.get(key)), None):
             raise UserError(
                 f"{folder / name}: {own} names code that comes with the model, which is never run here; give a model "
                 "of transformers' own classes."
             )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    content = parse_json(file.read_bytes(), file, remedy=REMEDY)
-    return validated(dict[str, Any], content, file, remedy=REMEDY)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -69,7 +62,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-        index = validated(Index, read_json(folder / INDEX), folder / INDEX, remedy=REMEDY)
+        index = validated(Index, read_object(folder / INDEX, remedy=REMEDY), folder / INDEX, remedy=REMEDY)
         names = sorted(set(index.weight_map.values()))
         if missing := next((name for name in names if not (folder / name).is_file()), None):
             raise UserError(f"{folder / INDEX} names {missing}, which is not there: complete the folder.")

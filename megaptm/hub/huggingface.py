@@ -20,12 +20,12 @@ from megaptm.hub.counterparts import (
     counterpart_of,
     spec_of,
 )
-from megaptm.hub.folder import CONFIG, check_folder, read_json, read_weights
+from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.tables import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec
-from megaptm.storage import Appearing
+from megaptm.storage import Appearing, read_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -108,7 +108,7 @@ def from_hugging_face(source: Path | PreTrainedModel) -> ImportedModel:
     """
     if isinstance(source, Path):
         check_folder(source)
-        config, where = read_json(source / CONFIG), str(source)
+        config, where = read_object(source / CONFIG, remedy=REMEDY), str(source)
         counterpart = counterpart_named(config.get("model_type"))
         spec, state = spec_of(counterpart, _with_defaults(counterpart, config)), read_weights(source)
     else:

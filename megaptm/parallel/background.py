@@ -15,7 +15,7 @@ from megaptm.parallel.world import agree_on, from_all, wait_for_all
 T = TypeVar("T")
 
 # Short at first, so that quick work is not waited for longer than it takes.
-BETWEEN_MEETINGS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+POLL_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds for which ranks wait for their own work before they ask each other how far they are."""
 
 
@@ -49,10 +49,10 @@ class Background:
     def finish(self) -> None:
         """Wait until all phases are done, however long the slowest rank takes.
 
-        Ranks meet again and again meanwhile: one that has done its part and waited in a collective for the others would
-        give them up after the time limit that collectives have.
+        Ranks ask each other again and again meanwhile: one that has done its part and waited in a collective for the
+        others would give them up after the time limit that collectives have.
         """
-        for seconds in chain(BETWEEN_MEETINGS, repeat(BETWEEN_MEETINGS[-1])):
+        for seconds in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
             if self._doing is None:
                 return
             wait([self._doing], timeout=seconds)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
-from megaptm.storage import is_number, journal_lines
+from megaptm.storage import JournalFile, is_number, journal_lines
 
 FILE = "events.jsonl"
 
@@ -189,34 +186,23 @@ BEGINNINGS = (LaunchEvent.kind, RestartEvent.kind)
 
 
 class Events:
-    """Appends to the journal. Several processes may: each line is one write at the end of the file.
+    """Appends to the journal, with others.
 
-    `fence` is called before each, and raises where the run has become another job's.
+    `fence` is called before each event, and raises where the run has become another job's.
     """
 
     def __init__(self, run: Path, *, fence: Callable[[], None] | None = None) -> None:
         self._fence = fence
-        path = Path(run) / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._end_torn_line()
+        self._file = JournalFile(Path(run) / FILE)
 
     def write(self, event: Event) -> None:
-        """Add one event. Paths become text; infinities and NaN too, since JSON has none."""
+        """Add one event."""
         if self._fence is not None:
             self._fence()
-        line = {"time": round(time.time(), 6), "kind": event.kind}
-        line |= {key: str(value) if _not_finite(value) else value for key, value in vars(event).items()}
-        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
-
-    def _end_torn_line(self) -> None:
-        """A process killed in mid-write leaves half a line: end it, or the next event would be lost with it."""
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
+        self._file.append({"time": round(time.time(), 6), "kind": event.kind, **vars(event)})
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
     def __enter__(self) -> Events:
         return self
@@ -253,7 +239,3 @@ def hung_again(run: Path) -> bool:
     """Whether nothing was saved between the last two hangs: who starts such a run again does so in vain."""
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (HangEvent.kind, CheckpointEvent.kind)]
     return kinds[-2:] == [HangEvent.kind, HangEvent.kind]
-
-
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

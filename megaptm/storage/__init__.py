@@ -15,13 +15,13 @@ from megaptm.storage.files import (
     size_of,
     upload,
 )
+from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines
 from megaptm.storage.outside import (
     FileName,
     Record,
     file_name,
-    is_number,
-    journal_lines,
     parse_json,
+    read_object,
     shown,
     validated,
 )
@@ -32,6 +32,7 @@ __all__ = [
     "Appearing",
     "Cache",
     "FileName",
+    "JournalFile",
     "Patience",
     "Record",
     "appeared",
@@ -40,6 +41,7 @@ __all__ = [
     "exists",
     "file_name",
     "hash_of",
+    "is_not_finite",
     "is_number",
     "is_remote",
     "join",
@@ -49,6 +51,7 @@ __all__ = [
     "open_remote",
     "parse_json",
     "read",
+    "read_object",
     "remove",
     "shown",
     "size_of",

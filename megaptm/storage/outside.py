@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -17,7 +16,6 @@ T = TypeVar("T")
 
 LONGEST_NAME = 200
 """Bytes of a name: file systems take 255, and unfinished files have a longer one than finished ones."""
-MOST_NUMBER = 1e30
 # Separators of any system, control characters, and halves of characters, which no file system's encoding has.
 REFUSED = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -52,6 +50,11 @@ def parse_json(written: bytes, place: str | os.PathLike[str], *, remedy: str) ->
         raise UserError(f"{place} is not valid JSON ({error}): {remedy}.") from None
 
 
+def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
+    """The object in a small JSON file."""
+    return validated(dict[str, Any], parse_json(file.read_bytes(), file, remedy=remedy), file, remedy=remedy)
+
+
 def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, remedy: str) -> T:
     """`content` as a `kind`; a `UserError` that names the first field that is not of its type."""
     try:
@@ -62,22 +65,6 @@ def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, rem
         problem = first["msg"].removeprefix("Value error, ")
         problem = problem[:1].lower() + problem[1:]
         raise UserError(f"{place}: {field and field + ': '}{problem}: {remedy}.") from None
-
-
-def journal_lines(content: bytes) -> Iterator[dict[str, Any]]:
-    """The objects in a journal, one a line, with a `time`; lines torn by a crash are left out."""
-    for line in content.splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and is_number(record.get("time")):
-            yield record
-
-
-def is_number(value: Any) -> bool:
-    """A finite number, no truth value, that any sum can take."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_NUMBER
 
 
 def shown(value: Any, most: int = 80) -> str:

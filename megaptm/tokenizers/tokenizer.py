@@ -9,23 +9,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
 
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.storage import Record, parse_json, validated, write_whole
+from megaptm.storage import write_whole
+from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
 from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, splits_at_spaces
 from megaptm.tokenizers.special import special_tokens
 
 if TYPE_CHECKING:
     import tokenizers
-
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
 
 
 class Tokenizer:
@@ -144,22 +141,7 @@ def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
     """Read a tokenizer folder, or a bare tokenizer.json."""
-    path = Path(path)
-    file = path / TOKENIZER_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(
-            f"{file} does not exist: name a folder with a {TOKENIZER_FILE} (Hugging Face's format) or train one."
-        )
-    content = _read_json(file)
-    if "model" not in content:
-        raise UserError(
-            f"{file} has no `model`: it is not a Hugging Face tokenizer; name a folder with a {TOKENIZER_FILE}."
-        )
-    content = _with_type(content)
-    validated(WrittenTokenizer, content, file, remedy=REMEDY)
-    place = file.with_name(CONFIG_FILE)
-    config = _read_json(place) if place.is_file() else {}
-    validated(WrittenConfig, config, place, remedy=REMEDY)
+    file, content, config = read_tokenizer_files(path)
     tokenizer = Tokenizer(content, config)
     try:
         _ = tokenizer.kind, tokenizer.special  # parsed here, so that a bad file is named here
@@ -172,55 +154,6 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     return tokenizer
 
 
-REMEDY = "restore it or train another"
-MOST_IDS = 1 << 24
-"""Ids of the largest tokenizer; published ones have a million. Tables as long as the largest id are made."""
-
-Id = Annotated[int, Field(ge=0, lt=MOST_IDS)]
-
-
-class WrittenToken(Record):
-    """One of `added_tokens`."""
-
-    id: Id
-    content: Annotated[str, Field(min_length=1)]
-    special: bool = False
-
-
-class WrittenModel(Record):
-    """The part that we read ourselves of what the library reads."""
-
-    type: str
-    vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MOST_IDS)]
-
-
-class WrittenTokenizer(Record):
-    """A tokenizer.json, as far as it is not left to the library."""
-
-    model: WrittenModel
-    added_tokens: list[WrittenToken] = Field(default_factory=list)
-    normalizer: dict[str, Any] | None = None
-    pre_tokenizer: dict[str, Any] | None = None
-
-
-class WrittenName(Record):
-    """A token as transformers writes it where it has options."""
-
-    content: str
-
-
-class WrittenConfig(Record):
-    """The keys of a tokenizer_config.json that name tokens."""
-
-    pad_token: str | WrittenName | None = None
-    eos_token: str | WrittenName | None = None
-    bos_token: str | WrittenName | None = None
-    cls_token: str | WrittenName | None = None
-    sep_token: str | WrittenName | None = None
-    mask_token: str | WrittenName | None = None
-    unk_token: str | WrittenName | None = None
-
-
 def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
     """A pre-tokenizer that cuts these names after their first character.
 
@@ -231,27 +164,6 @@ def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
     pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)
     cut = [pre_tokenizers.Split(Regex(pattern), "merged_with_previous")] if pattern else []
     return pre_tokenizers.Sequence([*([after] if after is not None else []), *cut])
-
-
-def _with_type(content: dict[str, Any]) -> dict[str, Any]:
-    """The same with the type of its model, which the first releases of the library did not write (GPT-2's is one)."""
-    model = content["model"]
-    if not isinstance(model, dict) or "type" in model:
-        return content
-    if isinstance(model.get("vocab"), list):
-        kind = "Unigram"
-    elif "merges" in model:
-        kind = "BPE"
-    else:
-        kind = "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
-    return {**content, "model": {"type": kind, **model}}
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    content = parse_json(file.read_bytes(), file, remedy=REMEDY)
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds a {type(content).__name__} where an object is due: restore it or train another.")
-    return content
 
 
 def _mentions(part: Any, kind: str) -> bool:

@@ -20,7 +20,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from megaptm.storage import Appearing
+from megaptm.storage.appearing import SUFFIX, Appearing
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 QUIET_SECONDS = 10.0
 
 
-def see_that_it_exists(uri: str) -> None:
+def ensure_database(uri: str) -> None:
     """Make the database that `sqlite:///PATH` names, unless it is there; other addresses are a server's business.
 
     One that was left half made, by whomever, is moved aside: it holds no run, and each run's journal is the truth.
@@ -88,5 +88,5 @@ def _move_aside(path: Path) -> None:
 
 def _remove_halves(path: Path) -> None:
     """What killed processes were making, and SQLite's journals of it: whoever lives would have the lock."""
-    for half in path.parent.glob(f".{path.name}.*.part*"):
+    for half in path.parent.glob(f".{path.name}.*{SUFFIX}*"):
         half.unlink(missing_ok=True)

@@ -10,36 +10,25 @@ A line is one of
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaptm.storage import is_number, journal_lines
+from megaptm.storage import JournalFile, is_not_finite, is_number, journal_lines
 
 FILE = "metrics.jsonl"
 
 
-class Journal:
-    """Appends lines, each in one write, so that a killed process leaves at most its last line torn."""
+class Journal(JournalFile):
+    """The run's metrics, to be appended to."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / FILE
-        run.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
+        super().__init__(self.path)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        line = {"time": round(time.time(), 3), **{key: _storable(value) for key, value in record.items()}}
-        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
-
-    def close(self) -> None:
-        os.close(self._file)
+        self.append({"time": round(time.time(), 3), **record})
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -56,7 +45,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def _numbers(record: dict[str, Any]) -> dict[str, Any]:
     """What of a record is a number: infinities and NaN, too."""
-    return {key: value for key, value in record.items() if is_number(value) or _is_not_finite(value)}
+    return {key: value for key, value in record.items() if is_number(value) or is_not_finite(value)}
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -68,11 +57,3 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         key: float(value) if isinstance(value, str) and value in ("inf", "-inf", "nan") else value
         for key, value in record.items()
     }
-
-
-def _storable(value: Any) -> Any:
-    return str(value) if _is_not_finite(value) else value
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -27,7 +27,7 @@ from mlflow import MlflowClient  # noqa: E402
 from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 
-from megaptm.track.database import see_that_it_exists  # noqa: E402
+from megaptm.track.database import ensure_database  # noqa: E402
 
 logging.getLogger("alembic").setLevel(logging.ERROR)  # the tables of a new database, one line each
 
@@ -47,7 +47,7 @@ class Store:
     def __init__(self, run: Path, state: State) -> None:
         self._run = run
         uri = state.uri or default_uri(run)
-        see_that_it_exists(uri)
+        ensure_database(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self._id = self._open(state)
 

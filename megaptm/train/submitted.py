@@ -54,7 +54,7 @@ def refuse_queued(run: Path) -> None:
 def queued(run: Path) -> dict[str, str]:
     """Job -> PENDING, RUNNING ..., of those that were submitted by the run's script and are not over.
 
-    None where Slurm does not answer: what a job trains it carries along, whatever happens meanwhile.
+    Empty where Slurm does not answer: what a job trains it carries along, whatever happens meanwhile.
     """
     script = run / SCRIPT
     if not script.exists():

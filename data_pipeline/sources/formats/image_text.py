@@ -13,6 +13,7 @@ from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.source import Span
+from megaptm.storage import file_name
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 METADATA = "metadata.jsonl"
@@ -57,6 +58,11 @@ def _below(path: str, image: object) -> str:
         raise BadRecord("no image", "names no image in its field `file_name`", "name it")
     if is_remote(image):
         return image
-    if image.startswith("/") or ".." in PurePosixPath(image).parts or "\0" in image:
-        raise BadRecord("no image", "names an image outside of its folder in its field `file_name`", "put it below")
+    try:
+        for name in PurePosixPath(image).parts:
+            file_name(name)
+    except ValueError:
+        raise BadRecord(
+            "no image", "names an image outside of its folder in its field `file_name`", "put it below"
+        ) from None
     return posixpath.join(posixpath.dirname(path), image)

@@ -111,14 +111,29 @@ def test_a_result_that_someone_else_wrote_is_not_taken_and_runs_nothing(content,
     assert not (tmp_path / "owned").exists()
 
 
+FILES_WITHOUT_HASH = '"files":{"a":7},"result":{"number":1}'
+
+
 def test_a_result_of_another_type_with_a_right_hash_is_not_taken(tmp_path):
     job = Job(str(tmp_path / "log"))
     Work(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
     [kept] = (tmp_path / "finished" / "work").iterdir()
-    for result in ('{"number":"1"}', '{"number":null}', "[]", "{}"):
-        inner = f'{{"files":{{}},"result":{result}}}'.encode()
-
+    good = '"files":{},"result":'
+    for inner in (*(good + wrong for wrong in ('{"number":"1"}', '{"number":null}', "[]", "{}")), FILES_WITHOUT_HASH):
+        inner = f"{{{inner}}}".encode()
         kept.write_bytes(b'{"sha256":"%s","job":%s}' % (hashlib.sha256(inner).hexdigest().encode(), inner))
         again = Work(tmp_path, InProcess(), Stages(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
         assert again.damaged == [kept.relative_to(tmp_path).as_posix()]
+
+
+def test_a_result_that_cannot_be_read_is_made_again(tmp_path):
+    job = Job(str(tmp_path / "log"))
+    Work(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
+    [kept] = (tmp_path / "finished" / "work").iterdir()
+    kept.unlink()
+    kept.symlink_to(kept.name)  # ELOOP, whoever reads
+    for damaged in ([kept.relative_to(tmp_path).as_posix()], []):
+        again = Work(tmp_path, InProcess(), Stages(None))
+        assert again.run("work", work_done, [job]) == [Result(1)]
+        assert again.damaged == damaged

@@ -1,0 +1,87 @@
+"""tokenizer.json and tokenizer_config.json, read as if anybody had written them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from megaptm.errors import UserError
+from megaptm.storage import Record, read_object, validated
+from megaptm.tokenizers.special import CONFIG_KEYS
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+REMEDY = "restore it or train another"
+MOST_IDS = 1 << 24
+"""Ids of the largest tokenizer; published ones have a million. Tables as long as the largest id are made."""
+
+Id = Annotated[int, Field(ge=0, lt=MOST_IDS)]
+
+
+class AddedToken(Record):
+    """One of `added_tokens`."""
+
+    id: Id
+    content: Annotated[str, Field(min_length=1)]
+    special: bool = False
+
+
+class TokenizerModel(Record):
+    """The part that we read ourselves of what the library reads."""
+
+    type: str
+    vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MOST_IDS)]
+
+
+class TokenizerJson(Record):
+    """A tokenizer.json, as far as it is not left to the library."""
+
+    model: TokenizerModel
+    added_tokens: list[AddedToken] = Field(default_factory=list)
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+
+class TokenWithOptions(Record):
+    """A token in tokenizer_config.json, as transformers writes one that has options."""
+
+    content: str
+
+
+def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """The tokenizer.json in a folder, or a bare one; what it holds, and the tokenizer_config.json beside it."""
+    path = Path(path)
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(
+            f"{file} does not exist: name a folder with a {TOKENIZER_FILE} (Hugging Face's format) or train one."
+        )
+    content = read_object(file, remedy=REMEDY)
+    if "model" not in content:
+        raise UserError(
+            f"{file} has no `model`: it is not a Hugging Face tokenizer; name a folder with a {TOKENIZER_FILE}."
+        )
+    content = _with_type(content)
+    validated(TokenizerJson, content, file, remedy=REMEDY)
+    beside = file.with_name(CONFIG_FILE)
+    config = read_object(beside, remedy=REMEDY) if beside.is_file() else {}
+    names = {key: config[key] for key in CONFIG_KEYS.values() if key in config}
+    validated(dict[str, str | TokenWithOptions | None], names, beside, remedy=REMEDY)
+    return file, content, config
+
+
+def _with_type(content: dict[str, Any]) -> dict[str, Any]:
+    """The same with the type of its model, which the first releases of the library did not write (GPT-2's is one)."""
+    model = content["model"]
+    if not isinstance(model, dict) or "type" in model:
+        return content
+    if isinstance(model.get("vocab"), list):
+        kind = "Unigram"
+    elif "merges" in model:
+        kind = "BPE"
+    else:
+        kind = "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
+    return {**content, "model": {"type": kind, **model}}
