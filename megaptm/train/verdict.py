@@ -16,16 +16,19 @@ from megaptm.resilience.watchdog import Hang
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
+TERMINATE = "terminate called"  # what C++ says of an exception that nobody catches, as in NCCL's watchdog
 SHOWN_LINES = 30
 TAIL_BYTES = 64 * 1024
 
-# How gloo, NCCL and torch's store say that a peer is gone.
+# How gloo, NCCL and torch's store say that a peer is gone, and what they say it of without one being gone: whatever a
+# device refuses after a fault of this process's own.
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|remote process exited"
     r"|nccl (error|watchdog|communicator)|DistBackendError|DistNetworkError|DistStoreError"
     r"|gloo.*(timed? ?out|rank \d+ failed)",
     re.IGNORECASE,
 )
+OWN_DEVICE = re.compile(r"cuda error|ncclUnhandledCudaError|CUDA failure", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,10 @@ class End:
 
     @property
     def last_error(self) -> str:
-        """From the last traceback on; without one, the last lines."""
+        """From the last traceback on; without one, from where C++ gave up, or the last lines."""
         lines = self.said.rstrip().splitlines()
         starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
+        starts = starts or [number for number, line in enumerate(lines) if line.startswith(TERMINATE)]
         shown = lines[starts[-1] :] if starts else lines[-5:]
         if len(shown) > SHOWN_LINES:
             shown = [*shown[:3], "  ...", *shown[4 - SHOWN_LINES :]]
@@ -72,7 +76,8 @@ class End:
         """Whether it died because another one had."""
         # A process that is killed says nothing about it. Abort is the exception: it is how NCCL's watchdog gives up.
         by_itself = self.code > 0 or self.code == -signal.SIGABRT
-        return by_itself and LOST_PEER.search(self.last_error) is not None
+        error = self.last_error
+        return by_itself and LOST_PEER.search(error) is not None and OWN_DEVICE.search(error) is None
 
     def ended_by(self, number: int) -> bool:
         """Whether a signal ended it; Python that is still starting turns Ctrl-C into an exception."""
