@@ -21,13 +21,13 @@ class Attend(nn.Module):
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """[S, B, H*K]. A mask, boolean or a bias on the scores, says everything; without one, `causal` does."""
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, k_MBHK, v_MBHK))
-        with self.dropout.stream():
+        with self.dropout.drawing():
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
                 k,
                 v,
                 attn_mask=mask if mask is None or not mask.is_floating_point() else mask.to(q.dtype),
-                dropout_p=self.dropout.rate if self.training else 0.0,
+                dropout_p=self.dropout.rate if self.dropout.draws else 0.0,
                 is_causal=self.causal and mask is None,
                 scale=self.scale,
             )

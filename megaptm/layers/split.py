@@ -83,8 +83,16 @@ class Dropout(nn.Module):
         self.rate, self.region = rate, region
         self.stream: Callable[[], AbstractContextManager[None]] = nullcontext
 
+    @property
+    def draws(self) -> bool:
+        return self.training and self.rate > 0.0
+
+    def drawing(self) -> AbstractContextManager[None]:
+        """Within it random numbers are those of the stream; where none are drawn it is left alone."""
+        return self.stream() if self.draws else nullcontext()
+
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
+        if not self.draws:
             return x
-        with self.stream():
+        with self.drawing():
             return F.dropout(x, self.rate, training=True)

@@ -21,12 +21,10 @@ def share_batches(batches: list[dict[str, Tensor]] | None, group: dist.ProcessGr
     size = sum(torch.Size(shape).numel() for batch in layout[0] for shape in batch.values())
     if is_source:
         assert batches is not None
-        flat = torch.cat([field.reshape(-1) for batch in batches for field in batch.values()]).to(device())
+        flat = torch.cat([field.reshape(-1) for batch in batches for field in batch.values()])
+        flat = flat.to(device(), non_blocking=True)
     else:
         flat = torch.empty(size, dtype=torch.int64, device=device())
     dist.broadcast(flat, src=source, group=group)
-    if is_source:
-        assert batches is not None
-        return batches
     pieces = iter(flat.split([torch.Size(shape).numel() for batch in layout[0] for shape in batch.values()]))
     return [{name: next(pieces).view(shape) for name, shape in batch.items()} for batch in layout[0]]

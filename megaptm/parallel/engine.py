@@ -23,7 +23,8 @@ from megaptm.parallel.batches import share_batches
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
 from megaptm.parallel.shared import SharedParameters
-from megaptm.parallel.stage import Stage, build_stages, transformer_config
+from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
+from megaptm.parallel.world import numbers
 from megaptm.spec import ModelSpec
 
 Batch = dict[str, Tensor]
@@ -63,13 +64,19 @@ class Engine:
         seed: int,
         precision: str = "fp32",
         communication: Communication | None = None,
+        timeout_minutes: float = 30.0,
+        filled: bool = True,
     ) -> None:
+        """`timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
+
+        An engine that is not `filled` must be, or restored, before its first step.
+        """
         self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
-        self.ranks: Ranks = open_groups(layout)
+        self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or Communication()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
-        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, seed=seed, losses=self.losses)
-        self.shared = SharedParameters(self.stages, layout, self.ranks)
+        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses)
+        self.shared = SharedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
         overlap_grad_reduce = communication.overlap_grad_reduce and self.ranks.data_size > 1
         data_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer,
@@ -86,7 +93,16 @@ class Engine:
         for parameter in (parameter for stage in self.stages for parameter in stage.parameters()):
             parameter.overlap_grad_reduce = overlap_grad_reduce  # type: ignore[attr-defined]
         self.settings = optimizer
+        self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
+        if filled:
+            self.fill()
+
+    def fill(self) -> None:
+        """Begin with the initial weights, a function of the seed."""
+        for stage in self.stages:
+            fill(stage, seed=self.seed)
+        self.optimizer.reload_model_params()
 
     def step(self, batches: list[Batch] | None, *, step: int, lr: float) -> StepResult:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
@@ -128,10 +144,9 @@ class Engine:
         return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
 
     def _run(self, batches: list[Batch], *, backward: bool) -> tuple[dict[str, float], dict[str, int]]:
+        # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
         counts = self._global_counts(batches)
-        # Once a step, for each copy from the host makes it wait for the device.
-        weights = [weight / max(counts[name], 1) for name, weight in self.losses.items()]
-        scale = torch.tensor(weights, dtype=torch.float32, device=device())
+        scale = (self._weights / counts.clamp(min=1)).float()
 
         def forward_step(iterator: Iterator[Batch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator)), weigh
@@ -150,26 +165,27 @@ class Engine:
             micro_batch_size=rows,
             forward_only=not backward,
         )
-        return self._global_means(reduced, counts), counts
+        return self._global_means(reduced, counts)
 
-    def _global_counts(self, batches: list[Batch]) -> dict[str, int]:
+    def _global_counts(self, batches: list[Batch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
         fields = [HEADS[name].answers for name in self.losses]
         local = torch.stack(
             [torch.stack([(batch[field] != IGNORED).sum() for batch in batches]).sum() for field in fields]
         )
         dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
-        return dict(zip(self.losses, local.tolist(), strict=True))
+        return local
 
-    def _global_means(self, reduced: list[Tensor], counts: Mapping[str, int]) -> dict[str, float]:
+    def _global_means(self, reduced: list[Tensor], counts: Tensor) -> tuple[dict[str, float], dict[str, int]]:
         total = torch.zeros(len(self.losses), dtype=torch.float64, device=device())
         for terms in reduced:
             total += terms.double()
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
-        sums = zip(self.losses, total.tolist(), strict=True)
-        return {name: value / max(counts[name], 1) for name, value in sums}
+        sums, asked = numbers(torch.stack([total, counts.double()]))
+        means = {name: value / max(count, 1) for name, value, count in zip(self.losses, sums, asked, strict=True)}
+        return means, {name: int(count) for name, count in zip(self.losses, asked, strict=True)}
 
     def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.

@@ -44,7 +44,8 @@ def device() -> torch.device:
 def join(*, rank: int, world: int, local_rank: int, init_method: str = "env://", timeout_minutes: float = 30.0) -> None:
     """Join the world: NCCL on GPUs, gloo on CPUs."""
     if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank)
+        # Where each process is shown a GPU of its own (Slurm's --gpus-per-task), it is the first one of all of them.
+        torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
         init_method=init_method,
@@ -54,7 +55,7 @@ def join(*, rank: int, world: int, local_rank: int, init_method: str = "env://",
     )
 
 
-def open_groups(layout: Layout) -> Ranks:
+def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
     """Build megatron-core's groups for `layout` over the world; callable again for another layout of the same world."""
     # Its random tracker compares the CPU generator before and after a region; on a CPU they are the same generator.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
@@ -64,6 +65,7 @@ def open_groups(layout: Layout) -> Ranks:
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         create_gloo_process_groups=False,
+        distributed_timeout_minutes=timeout_minutes,
         # `shared` sums the copies of a parameter, whichever stages hold them; megatron's rule for the first and last
         # stage's token tables gets a group of one and so does nothing.
         get_embedding_ranks=lambda ranks, *_: ranks[:1],

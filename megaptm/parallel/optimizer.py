@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megaptm.config import Layout, Optimizer
 from megaptm.parallel.groups import device
+from megaptm.parallel.world import numbers
 
 
 def build_optimizer(
@@ -71,9 +72,11 @@ def _gradient_norm(optimizer: ChainedOptimizer, loss: float, replicas: int) -> f
         # Copies on other tensor ranks and stages do not count in the norm, but their weights are moved all the same.
         ids = {id(grad) for grad in own}
         copies += [grad for grad in _gradients(inner) if id(grad) not in ids]
-    total = torch.stack([_squares(counted), _squares(copies), torch.tensor(loss, dtype=torch.float64, device=device())])
+    # Filled in by the device: a copy of a host's number would make the host wait for all that was launched before it.
+    own_loss = torch.full((), loss, dtype=torch.float64, device=device())
+    total = torch.stack([_squares(counted), _squares(copies), own_loss])
     dist.all_reduce(total)
-    squares, *others = total.tolist()
+    squares, *others = numbers(total)
     norm = math.sqrt(squares / replicas)
     return norm if all(map(math.isfinite, others)) or not math.isfinite(norm) else math.nan
 

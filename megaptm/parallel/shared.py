@@ -7,6 +7,7 @@ in the gradient norm and goes to the checkpoint.
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,8 @@ from megaptm.parallel.stage import Stage
 class SharedParameters:
     """Finds the copies across the pipeline, opens groups for them, and sums their gradients."""
 
-    def __init__(self, stages: list[Stage], layout: Layout, ranks: Ranks) -> None:
+    def __init__(self, stages: list[Stage], layout: Layout, ranks: Ranks, *, timeout_minutes: float = 30.0) -> None:
+        self._timeout = timedelta(minutes=timeout_minutes)
         self._copies: dict[str, list[nn.Parameter]] = {}
         self._groups: dict[str, dist.ProcessGroup] = {}
         if layout.pipeline == 1:
@@ -63,7 +65,7 @@ class SharedParameters:
                 continue
             for data in range(ranks.data_size):
                 for tensor in range(ranks.tensor_size):
-                    group = dist.new_group(grid[list(stages), data, tensor].tolist())
+                    group = dist.new_group(grid[list(stages), data, tensor].tolist(), timeout=self._timeout)
                     if (data, tensor) == (ranks.data, ranks.tensor) and ranks.pipeline in stages:
                         mine[stages] = group
         return mine

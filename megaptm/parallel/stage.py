@@ -83,15 +83,15 @@ def transformer_config(
 
 
 def build_stages(
-    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, seed: int, losses: Iterable[str]
+    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: Iterable[str]
 ) -> list[Stage]:
-    """This rank's chunks, in order along the pipeline, weights filled in.
+    """This rank's chunks, in order along the pipeline; what their weights hold is not decided.
 
     Chunk c of stage p is part c * pipeline + p of the model: with one chunk a stage, part p.
     """
     parts = Model.parts(spec, layout.pipeline * layout.virtual)
     mine = [parts[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
-    return [_build(spec, part, layout, ranks, config, chunk, seed, losses) for chunk, part in enumerate(mine)]
+    return [_build(spec, part, layout, ranks, config, chunk, losses) for chunk, part in enumerate(mine)]
 
 
 def _build(
@@ -101,20 +101,14 @@ def _build(
     ranks: Ranks,
     config: TransformerConfig,
     chunk: int,
-    seed: int,
     losses: Iterable[str],
 ) -> Stage:
     with torch.device("meta"):
         model = Model(spec, part)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
+        model.to(config.params_dtype)
     model.to_empty(device=device())
     mark_parameters(model, config, placements)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            place = placements[name]
-            value = initial_value(spec, name, place.shape, seed)
-            parameter.copy_(block(value, place, tuple(parameter.shape)))
-    model.to(config.params_dtype)
     for loss, head in model.head.items() if model.head is not None else ():
         head.requires_grad_(loss in losses)
     if layout.recompute == "full":
@@ -122,6 +116,14 @@ def _build(
             if isinstance(module, Stack):
                 module.around = recompute
     return Stage(model, config, placements, chunk)
+
+
+@torch.no_grad()
+def fill(stage: Stage, *, seed: int) -> None:
+    """Give every parameter its initial value."""
+    for place, parameter in stage.placed_parameters():
+        value = initial_value(stage.part.spec, place.name, place.shape, seed)
+        parameter.copy_(block(value, place, tuple(parameter.shape)))
 
 
 def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:

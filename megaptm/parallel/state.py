@@ -14,6 +14,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from torch import Tensor, nn
 
+from megaptm.checkpoint.boxes import span_boxes
 from megaptm.checkpoint.tensors import Piece, Reader
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.split import Placement
@@ -49,7 +50,7 @@ def restore(engine: Engine, reader: Reader, *, step: int) -> None:
             memory = _Memory(engine.optimizer, parameter)
             moments = {}
             if memory.master is not None and step > 0:  # an imported model, at step 0, has no moments
-                moments = {kind: reader.read(f"{kind}/{place.name}", place.offset, shape) for kind in MOMENTS}
+                moments = {kind: memory.read(reader, f"{kind}/{place.name}", place.offset) for kind in MOMENTS}
             parameter.copy_(weight)
             memory.set(weight, moments, step)
 
@@ -100,7 +101,7 @@ class _Memory:
         self.master.copy_(self._held(weight))
         if not moments:
             return
-        state: dict[str, Any] = {kind: self._held(value).to(self.master).clone() for kind, value in moments.items()}
+        state: dict[str, Any] = {kind: value.to(self.master, copy=True) for kind, value in moments.items()}
         groups = self.torch_optimizer.param_groups
         if "fused" in groups[0]:
             # A count of its own for each parameter: torch advances it once per parameter it finds it on.
@@ -109,6 +110,15 @@ class _Memory:
             for group in groups:  # apex counts once per group
                 group["step"] = step
         self.torch_optimizer.state[self.master] = state
+
+    def read(self, reader: Reader, name: str, offset: tuple[int, ...]) -> Tensor:
+        """As much of a tensor as is held here: with many data ranks a small part of the block at `offset`."""
+        shape = tuple(self.parameter.shape)
+        if self.span is None:
+            return reader.read(name, offset, shape)
+        boxes = [box.moved(offset) for box in span_boxes(shape, *self.span)]
+        parts = [reader.read(name, box.offset, box.shape).reshape(-1) for box in boxes]
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
 
     def _held(self, whole: Tensor) -> Tensor:
         return whole if self.span is None else whole.reshape(-1)[self.span[0] : self.span[1]]

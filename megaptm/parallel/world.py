@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from megaptm.parallel.groups import device
 
@@ -21,7 +22,16 @@ def agree_on(*flags: bool) -> list[bool]:
     """The same of several at once."""
     answers = torch.tensor(flags, dtype=torch.int32, device=device())
     dist.all_reduce(answers, op=dist.ReduceOp.MAX)
-    return [bool(answer) for answer in answers.tolist()]
+    return [bool(answer) for answer in numbers(answers)]
+
+
+def numbers(tensor: Tensor) -> list[Any]:
+    """What a tensor holds, once the device has it.
+
+    Where a collective is a kernel, as NCCL's are, it is here that the host waits for other ranks: who watches the run
+    knows it by the name of this file.
+    """
+    return tensor.tolist()
 
 
 def from_rank_0(value: T) -> T:

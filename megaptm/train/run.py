@@ -85,6 +85,8 @@ def _work(
         seed=config.train.seed,
         precision=config.train.precision,
         communication=config.communication,
+        timeout_minutes=minutes,
+        filled=False,  # by the checkpoint, or where there is none: to draw numbers for a large model takes minutes
     )
     tell("opening the corpora")
     with stop.ends_waiting():

@@ -64,7 +64,7 @@ class Saver:
         self._background, self._copies = Background(), HostCopies()
 
     def restore(self) -> int:
-        """Continue from the newest good checkpoint, if any; returns the number of the next step to train."""
+        """Continue from the newest good checkpoint, or begin; returns the number of the next step to train."""
         begun = time.monotonic()
         if self.events:
             self.store.take_over()
@@ -74,6 +74,8 @@ class Saver:
             refuse_other_text(checkpoint, self.feed.train.corpora)
             self.layout_before = layout_of(checkpoint)
             together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
+        else:
+            self.engine.fill()
         if self.events:
             layout, processes = self.config.layout.model_dump(), self.place.world
             if checkpoint is None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.checkpoint.tensors import Piece
@@ -116,6 +120,51 @@ def train_steps(
     }
 
 
+def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
+    """How many elements this rank reads of all weights, and of all first moments, to restore a checkpoint."""
+    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.tensors import Reader
+    from megaptm.parallel import state
+    from megaptm.parallel.engine import Engine
+
+    class Counting(Reader):
+        def read(self, name: str, offset: Any = None, block: Any = None) -> Tensor:
+            found = super().read(name, offset, block)
+            read[name.partition("/")[0]] += found.numel()
+            return found
+
+    read: Counter[str] = Counter()
+    engine = Engine(tiny("gpt2"), layout, ADAM, losses=LOSSES["gpt2"], seed=7, filled=False)
+    checkpoint = Store(Path(folder)).load(step)
+    state.restore(engine, Counting(checkpoint.folder, checkpoint.files), step=step)
+    return dict(read)
+
+
+def time_limits(layout: Layout, minutes: float) -> list[float | None]:
+    """Minutes after which each group that an engine opens gives up; None: torch's own limit."""
+    from megaptm.parallel.engine import Engine
+
+    limits: list[float | None] = []
+    really = dist.new_group
+
+    def new_group(*args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
+        limits.append(timeout.total_seconds() / 60 if timeout is not None else None)
+        return really(*args, timeout=timeout, **kwargs)
+
+    with patch.object(dist, "new_group", new_group):
+        Engine(tiny("t5"), layout, ADAM, losses=LOSSES["t5"], seed=7, timeout_minutes=minutes)
+    return limits
+
+
+def evaluate_at_once(family: str, layout: Layout) -> dict[str, float]:
+    """Losses of an engine that has not made a step."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=LOSSES[family], seed=7)
+    batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+    return engine.evaluate(batches).losses
+
+
 def train_and_save(
     family: str,
     layout: Layout,
@@ -137,7 +186,15 @@ def train_and_save(
     from megaptm.parallel.engine import Engine
     from megaptm.parallel.world import wait_for_all
 
-    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7, precision=precision)
+    engine = Engine(
+        tiny(family, dropout=dropout),
+        layout,
+        ADAM,
+        losses=LOSSES[family],
+        seed=7,
+        precision=precision,
+        filled=not start,
+    )
     store = Store(Path(folder), keep=9, fence=lambda: True)
     if start:
         state.restore(engine, store.load(start).reader, step=start)

@@ -7,7 +7,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
-from tests.layouts.cases import LOSSES, tiny, train_and_save
+from tests.layouts.cases import LOSSES, read_back, tiny, train_and_save
 
 ONE = Layout(microbatch=2)
 TP2 = Layout(microbatch=2, tensor=2)
@@ -53,6 +53,13 @@ def test_a_checkpoint_written_while_training_goes_on_is_that_of_its_step(pool, t
     rest = run(pool, "gpt2", layout, tmp_path, start=BEFORE, steps=AFTER, precision=precision)
     assert rest["losses"] == whole["losses"][BEFORE:]
     assert rest["norms"] == whole["norms"][BEFORE:]
+
+
+def test_what_is_divided_over_data_ranks_each_reads_its_part_of(pool, tmp_path):
+    run(pool, "gpt2", DP2_DISTRIBUTED, tmp_path, start=0, steps=1)
+    one, other = pool.run(2, read_back, DP2_DISTRIBUTED, str(tmp_path), 1)
+    assert one["weight"] == other["weight"] == one["exp_avg"] + other["exp_avg"]
+    assert min(one["exp_avg"], other["exp_avg"]) > 0.3 * one["weight"]
 
 
 @pytest.mark.parametrize("family", LOSSES)

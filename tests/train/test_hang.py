@@ -88,6 +88,20 @@ with heartbeat.during("step"):
         compute_for_ever()
     dist.all_reduce(torch.ones(1))
 """
+# As on GPUs, where a collective returns at once and its result is waited for.
+COMPUTES_FOR_EVER_ON_ITS_DEVICE = """
+with heartbeat.during("loading"):
+    from megaptm.parallel.world import numbers
+class OfOthers:
+    def tolist(self):
+        ctypes.CDLL(None).sleep(600)
+def compute_for_ever():
+    ctypes.CDLL(None).sleep(600)
+with heartbeat.during("step"):
+    if rank == 1:
+        compute_for_ever()
+    numbers(OfOthers())
+"""
 
 
 @pytest.mark.parametrize(
@@ -97,6 +111,7 @@ with heartbeat.during("step"):
         (READS_FOR_EVER, "data", "waiting for the data of step 4", "read_for_ever"),
         (HOLDS_THE_INTERPRETER, "step", "in step 4, without a sign of life", "search_for_ever"),
         (COMPUTES_FOR_EVER, "step", "in step 4", "compute_for_ever"),
+        (COMPUTES_FOR_EVER_ON_ITS_DEVICE, "step", "in step 4", "compute_for_ever"),
     ],
 )
 def test_the_rank_that_hangs_is_named_with_its_phase_and_stack(program, tmp_path, capfd, body, phase, words, stack):

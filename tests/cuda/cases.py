@@ -1,0 +1,26 @@
+"""The layouts, and the rank of each, whose steps are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaptm.config import Layout
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    layout: Layout
+    rank: int = 0
+
+
+DATA = Layout(data=4, microbatch=2, distributed_optimizer=True)
+WHOLE = Layout(
+    data=2, tensor=2, pipeline=2, virtual=2, sequence_parallel=True, distributed_optimizer=True, recompute="full"
+)
+CASES = {
+    "gpt2": Case("gpt2", DATA),
+    "bert": Case("bert", DATA),
+    "t5": Case("t5", DATA),
+    "last-stage": Case("gpt2", WHOLE, rank=WHOLE.processes - 2),
+}

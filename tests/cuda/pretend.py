@@ -1,0 +1,215 @@
+"""CUDA without a GPU, for tensors that have a shape and no memory; imported before torch, in a process of its own.
+
+Code that asks `torch.cuda` gets the answers of a machine with one GPU. Nothing is computed, so no number means
+anything; what can be seen is what a program does: on which device, and where the host waits for the device.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+found = importlib.util.find_spec("torch")
+assert found is not None
+assert found.origin is not None
+assert "torch" not in sys.modules
+for library in ("libc10.so", "libtorch_cpu.so"):
+    ctypes.CDLL(str(Path(found.origin).parent / "lib" / library))
+ctypes.CDLL(os.environ["GUARD"])
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).parents[2]
+# The size of what they give depends on numbers that only the device knows.
+SIZED_BY_NUMBERS = {"nonzero", "unique", "unique_dim", "_unique", "_unique2", "masked_select", "bincount"}
+ANSWERS_TO_THE_HOST = {"equal", "is_nonzero"}
+
+waits: Counter[str] = Counter()
+"""Place -> times that the host waited there for the device, or for a copy from its own pageable memory."""
+messages: Counter[str] = Counter()
+"""Collective or message -> times."""
+
+
+def place() -> str:
+    """The line of this project that runs, and the one of megatron-core that it called, if any."""
+    frame: FrameType | None = sys._getframe()
+    outer = ""
+    while frame is not None:
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if path.is_relative_to(ROOT / "megaptm") and code.co_name != "numbers":
+            return f"{path.relative_to(ROOT)}:{frame.f_lineno} {code.co_name}{outer}"
+        if not outer and "megatron" in path.parts:
+            outer = f" < {'/'.join(path.parts[path.parts.index('megatron') :])}:{frame.f_lineno} {code.co_name}"
+        frame = frame.f_back
+    return outer.removeprefix(" < ") or "elsewhere"
+
+
+def wait(how: str) -> None:
+    waits[f"{how}: {place()}"] += 1
+
+
+class Stream:
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def wait_stream(self, stream: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def record_event(self, event: object = None) -> Event:
+        return Event()
+
+    def synchronize(self) -> None:
+        wait("synchronize")
+
+
+class Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def wait(self, stream: object = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        wait("synchronize")
+
+
+class Generator:
+    """What a GPU draws cannot be pretended."""
+
+    def set_state(self, state: object) -> None: ...
+
+
+class Work:
+    def wait(self, *args: object) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def _tolist(tensor: torch.Tensor) -> Any:
+    """One copy, however many numbers; they are all 1."""
+    if tensor.is_cuda:
+        wait("numbers")
+    one = 1.0 if tensor.is_floating_point() else 1
+    for length in reversed(tensor.shape):
+        one = [one] * length  # type: ignore[assignment]
+    return one
+
+
+class Waits(TorchDispatchMode):
+    """Writes down where the host waits."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        on_device = any(tensor.is_cuda for tensor in tensors)
+        if name == "_local_scalar_dense":
+            if on_device:
+                wait("number")
+            return 1.0 if args[0].is_floating_point() else 1
+        if on_device and (name in SIZED_BY_NUMBERS | ANSWERS_TO_THE_HOST or _indexes_by_flags(name, args)):
+            wait(name)
+        result = func(*args, **kwargs)
+        if name in ("_to_copy", "copy_"):
+            source, target = (args[1], args[0]) if name == "copy_" else (args[0], result)
+            at_once = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
+            if source.is_cuda != target.is_cuda and not at_once:
+                wait("copy")
+        return result
+
+
+def _indexes_by_flags(name: str, args: tuple[Any, ...]) -> bool:
+    if name not in ("index", "index_put", "index_put_"):
+        return False
+    flags = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return flags and (name == "index" or args[2].numel() != 1)
+
+
+def _counted(name: str) -> Any:
+    def send(*args: Any, async_op: bool = False, **kwargs: Any) -> Work | None:
+        messages[name] += 1
+        return Work() if async_op else None
+
+    return send
+
+
+def _by_the_host(name: str, times: int) -> Any:
+    """Of objects: their bytes go to the device and come back, and so does their number."""
+
+    def send(*args: Any, **kwargs: Any) -> None:
+        messages[name] += 1
+        for _ in range(times):
+            wait(name)
+
+    return send
+
+
+@contextlib.contextmanager
+def _together(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Work]:
+    yield Work()
+
+
+def install() -> None:
+    """Before megatron-core is imported."""
+    cuda: Any = torch.cuda
+    stream = Stream()
+    cuda.is_available = cuda.is_initialized = lambda: True
+    cuda.Stream, cuda.Event = Stream, Event
+    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: stream
+    cuda.stream = lambda *args, **kwargs: contextlib.nullcontext()
+    cuda.current_device = lambda: 0
+    cuda.device_count = lambda: 1
+    cuda.get_device_capability = lambda *args, **kwargs: (9, 0)
+    cuda.is_current_stream_capturing = lambda: False
+    cuda.synchronize = lambda *args, **kwargs: wait("synchronize")
+    cuda._lazy_call = lambda function, **kwargs: function()
+    for name in ("set_device", "empty_cache", "_lazy_init", "manual_seed", "get_rng_state", "set_rng_state"):
+        setattr(cuda, name, lambda *args, **kwargs: None)
+        setattr(cuda.random, name, getattr(cuda, name))
+    cuda.default_generators = [Generator()]
+
+    distributed: Any = dist
+    for name in ("all_reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor", "barrier"):
+        setattr(dist, name, _counted(name))
+        setattr(distributed.distributed_c10d, name, getattr(dist, name))
+    for name in ("_reduce_scatter_base", "_all_gather_base"):
+        setattr(dist, name, _counted(name.strip("_")))
+    for name in ("isend", "irecv"):
+        setattr(dist, name, lambda *args, kind=name, **kwargs: _counted(kind)(async_op=True))
+    dist.broadcast_object_list = _by_the_host("broadcast_object_list", 4)
+    distributed._coalescing_manager = distributed.distributed_c10d._coalescing_manager = _together
+
+    fake: Any = FakeTensor
+    fake.tolist = _tolist
+
+    # Tensors made from Python's numbers are copied to the device, and fake ones need no device to be made on.
+    internals: Any = torch._C
+    internals._set_only_lift_cpu_tensors(True)
+    mode: Any = FakeTensorMode
+    mode.avoid_device_init = property(lambda self: True, lambda self, value: None)

@@ -1,0 +1,70 @@
+"""How often a training step on a GPU makes the host wait for it, counted without one.
+
+After each wait the device has nothing to do until the host is ahead of it again.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cuda.cases import CASES
+
+STEP = {
+    # Losses and counts of the step, all at once, when its backward pass is launched.
+    "numbers: megaptm/parallel/engine.py _global_means": 1,
+    # Whether the gradient is finite, before anything is moved by it.
+    "numbers: megaptm/parallel/optimizer.py _gradient_norm": 1,
+    # Whether somebody wishes to stop.
+    "copy: megaptm/parallel/world.py agree_on": 1,
+    "numbers: megaptm/parallel/world.py agree_on": 1,
+}
+# Shapes of the micro-batches, for the other tensor ranks.
+SHAPES = {"broadcast_object_list: megaptm/parallel/batches.py share_batches": 4}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """Case -> what the host waited for in a step, and the messages that it sent."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs a C++ compiler on Linux: the package g++ of Debian and Ubuntu, gcc-c++ of Fedora")
+    if torch.cuda.is_available():
+        pytest.skip("pretends a GPU where there is none")
+    guard = tmp_path_factory.mktemp("guard") / "guard.so"
+    home = Path(torch.__file__).parent
+    headers = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
+    source = Path(__file__).with_name("guard.cpp")
+    libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O0", "-std=c++20", abi, *headers, source, *libraries, "-o", guard], check=True
+    )
+    environment = {**os.environ, "GUARD": str(guard), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.cuda.steps", *CASES]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def without_lines(places):
+    found: dict[str, int] = {}
+    for place, times in places.items():
+        name = re.sub(r":\d+", "", place)
+        found[name] = found.get(name, 0) + times
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_host_waits_for_the_device_where_it_must_and_nowhere_else(counted, name):
+    waits = counted[name]["waits"]
+    allowed = STEP | (SHAPES if CASES[name].layout.tensor > 1 else {})
+    assert without_lines(waits) == allowed, f"in lines: {json.dumps(waits, indent=1)}"

@@ -1,0 +1,20 @@
+"""What an engine promises before its first step."""
+
+import pytest
+
+from megaptm.config import Layout
+from tests.layouts.cases import evaluate_at_once, time_limits
+
+TP2 = Layout(microbatch=2, tensor=2, sequence_parallel=True)
+
+
+def test_no_group_gives_up_before_the_run_does(pool):
+    for limits in pool.run(2, time_limits, Layout(microbatch=2, pipeline=2), 77.0):
+        assert {*limits} == {77.0}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_an_engine_with_dropout_is_measured_before_it_is_trained(pool, family):
+    alone = pool.run(1, evaluate_at_once, family, Layout(microbatch=2))[0]
+    for losses in pool.run(2, evaluate_at_once, family, TP2):
+        assert losses == pytest.approx(alone, rel=1e-5)
