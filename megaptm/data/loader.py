@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from megaptm.batches import Batches
 from megaptm.data.mix import Mix
-from megaptm.errors import UserError
+from megaptm.errors import UserError, storage_errors_told
 from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
 
@@ -142,7 +142,8 @@ class _MicroBatches(Dataset):
 
     def __getitem__(self, numbers: range) -> Sample | UserError:
         try:
-            return stacked(self.mix, numbers)
+            with storage_errors_told("a corpus"):
+                return stacked(self.mix, numbers)
         except UserError as error:
             return error
 

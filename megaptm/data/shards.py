@@ -7,6 +7,7 @@ stored clean: no begin, end, cls or sep, which objectives add when a sample is l
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -24,6 +25,7 @@ from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
 from megaptm.storage import Cache, is_remote, local_path
+from megaptm.storage.patience import Patience, keep_trying
 
 __all__ = [
     "ANNOTATIONS",
@@ -45,6 +47,8 @@ Verify = Literal["none", "size", "hash"]
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
+PATIENCE = Patience()
+OUTAGES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
 CHECKED_AT_ONCE = 10_000
 """Shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
 
@@ -71,13 +75,35 @@ class Shard:
         fields: Sequence[str] = ("tokens",),
         verify: Verify = "size",
     ) -> Shard:
-        """Map the shard that the manifest calls `info`, after checking it as far as `verify` says."""
+        """Map the shard that the manifest calls `info`, after checking it as far as `verify` says.
+
+        A disk that does not answer is asked again for some minutes: that says nothing of what is on it.
+        """
+
+        def refuse(error: Exception) -> None:
+            if not _may_pass(error):
+                raise error
+
+        return keep_trying(
+            lambda: cls._open(folder, info, dtype, fields, verify),
+            what=str(Path(folder) / info.name),
+            patience=PATIENCE,
+            refuse=refuse,
+            remedy="see that its disk or server answers, and start again.",
+        )
+
+    @classmethod
+    def _open(
+        cls, folder: str | os.PathLike[str], info: ShardInfo, dtype: str, fields: Sequence[str], verify: Verify
+    ) -> Shard:
         check_shard(folder, info, verify)
         path = Path(folder) / info.name
         try:
             with path.open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # an empty file cannot be mapped
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            if _may_pass(error):
+                raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
         index = open_index(folder, info, fields)
         shard = cls(path, content, index, np.dtype(dtype).newbyteorder("<"), fields)
@@ -149,12 +175,19 @@ class Shard:
         return at, count
 
 
+def _may_pass(error: Exception) -> bool:
+    """Whether it is the disk that fails, and not what is on it that is wrong."""
+    return isinstance(error, OSError) and error.errno in OUTAGES
+
+
 def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str]) -> np.ndarray:
     """int64 [documents, 2 * fields]: the index of a shard, mapped into memory."""
     path = Path(folder) / info.index_name
     try:
         index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields),)))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if _may_pass(error):
+            raise
         raise UserError(f"{path} is missing or damaged: {REMEDY}") from None
     if len(index) != info.samples:
         raise UserError(f"{path} has {len(index):,} documents where the manifest says {info.samples:,}: {REMEDY}")

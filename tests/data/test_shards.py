@@ -1,12 +1,16 @@
 """What is written can be read: by the reader, by `tar`, by webdataset; and damage is told apart from data."""
 
+import errno
+import os
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from megaptm.data.shards import Corpus, Shard, ShardWriter, check_shard, read_manifest
 from megaptm.errors import UserError
+from megaptm.storage.patience import Patience
 from tests.data.corpora import tiny_corpus
 
 FIELDS = ("tokens", "sentences")
@@ -28,6 +32,27 @@ def test_random_access_equals_what_was_written(shard):
     assert [opened.sentences(i).tolist() for i in range(3)] == [[0], [0, 2], [0]]
     assert opened.tokens(1, 1, 3).tolist() == [0, 9]
     assert (info.samples, info.tokens, info.bytes) == (3, 8, 30)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_once_is_asked_again_and_never_takes_a_shard_for_damaged(shard, monkeypatch, number):
+    folder, info = shard
+    fails, opened = 1, Path.open
+
+    def open_badly(path, *arguments, **more):
+        nonlocal fails
+        if path.name == info.name and fails:
+            fails -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", open_badly)
+    assert len(Shard.open(folder, info, "uint16", FIELDS)) == 3
+    assert fails == 0
+    fails = -1
+    monkeypatch.setattr("megaptm.data.shards.PATIENCE", Patience(seconds=0.0))
+    with pytest.raises(UserError, match=r"could not be reached for 0 s .* see that its disk or server answers"):
+        Shard.open(folder, info, "uint16", FIELDS)
 
 
 def test_plain_tar_reads_the_shard(shard, tmp_path):
