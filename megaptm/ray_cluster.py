@@ -73,9 +73,14 @@ def _start_here(ray: Any, cpus: int | None) -> None:
                 )
             return
         except Exception as error:  # Ray raises the bare class
-            if not attempts_left or "timed out during startup" not in str(error):
+            if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
+            if not attempts_left:
+                raise UserError(
+                    f"Ray did not start here in {STARTS} attempts of 30 s, which a machine busy with other work can "
+                    "miss: try again when it is less so; `megaptm corpus build` does without Ray by workers=0."
+                ) from None
 
 
 @contextmanager

@@ -90,9 +90,10 @@ class Mix:
         """Whole batches before the first sample that repeats text; none at all is the user's error."""
         if batch > self.fresh_samples:
             split = self.orders[0].split
+            words = " (validation=0.1 overwrite=true)" if split == "validation" else ""
             raise UserError(
                 f"the {split} split gives {self.fresh_samples} rows of {self.sequence} tokens, less than one batch of "
-                f"{batch}: build the corpus with a larger {split} split, or lower train.batch."
+                f"{batch}: build the corpus with a larger {split} split{words}, or lower train.batch."
             )
         return self.fresh_samples // batch
 

@@ -100,11 +100,12 @@ class Objective(ABC):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
+        kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
         for field in self.needs:
             if getattr(special, field) is None:
                 raise UserError(
-                    f"objective {self.name} needs a tokenizer with a `{field}` token: use a tokenizer trained for it "
-                    "or another objective."
+                    f"objective {self.name} needs a tokenizer with a `{field}` token: build the corpus with "
+                    f"tokenizer.kind={kind}, or take another objective."
                 )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")

@@ -71,7 +71,9 @@ def test_a_corpus_without_documents(train, corpus, kept, missing):
 def test_less_held_out_text_than_a_batch(train, corpus):
     said = train(corpus, more=["train.batch=1048576"])
     assert said.startswith("the validation split gives ")
-    assert said.endswith("build the corpus with a larger validation split, or lower train.batch.")
+    assert said.endswith(
+        "build the corpus with a larger validation split (validation=0.1 overwrite=true), or lower train.batch."
+    )
 
 
 def test_a_truncated_shard(train, corpus):

@@ -26,6 +26,22 @@ def test_a_ray_that_does_not_answer_is_named_at_once(monkeypatch):
         pass
 
 
+def test_a_machine_too_busy_for_ray_is_told_in_one_sentence(monkeypatch):
+    import ray
+
+    starts = []
+
+    def too_slow(**settings):
+        starts.append(settings)
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", too_slow)
+    with pytest.raises(UserError, match=r"Ray did not start here in 5 attempts.*workers=0"), open_workers(2, SMALL):
+        pass
+    assert len(starts) == 5
+
+
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[OnRay]:
     """One Ray for the module: `open_workers` finds it running and leaves it so."""
