@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from megaptm.errors import UserError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -117,10 +120,13 @@ class WordMemory:
         if not texts:
             return
         if self._ends:
-            ids, ends, counts = ids_and_ends(self._library.encode_batch(texts, add_special_tokens=False), self._mark)
+            with library_errors_told():
+                found = self._library.encode_batch(texts, add_special_tokens=False)
+            ids, ends, counts = ids_and_ends(found, self._mark)
             rows = np.stack([ids, ends], axis=1)
         else:
-            encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
+            with library_errors_told():
+                encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
             counts = [len(encoding) for encoding in encodings]
             rows = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)[:, None]
         raw, at = rows.tobytes(), 0
@@ -147,6 +153,17 @@ class WordMemory:
         return bool(kinds) and kinds[0] not in "CMZ" and kinds[1] not in "CZ"
 
 
+@contextmanager
+def library_errors_told() -> Iterator[None]:
+    """What the library says of a text that its tokenizer cannot encode; it raises the bare class."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise UserError(f"the tokenizer cannot encode a text ({error}): train it or fetch it again.") from None
+
+
 def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
     """Whether the tokens of a text are those of its words put end to end.
 
@@ -156,8 +173,8 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
     if any(not token.get("special") for token in content.get("added_tokens", ())) or content["model"].get("dropout"):
         return False
     normalizers, pre_tokenizers = _flat(content.get("normalizer")), _flat(content.get("pre_tokenizer"))
-    local = all(part["type"] in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
-    local = local and all(part["type"] in PRE_TOKENIZERS for part in pre_tokenizers)
+    local = all(part.get("type") in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
+    local = local and all(part.get("type") in PRE_TOKENIZERS for part in pre_tokenizers)
     return local and bool(pre_tokenizers) and all(_is_space(library, space) for space in " \t\n\r")
 
 
@@ -204,7 +221,7 @@ def _flat(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def _replaces_within_words(part: Mapping[str, Any]) -> bool:
-    if part["type"] != "Replace":
+    if part.get("type") != "Replace":
         return False
     found, put = part["pattern"].get("String"), part["content"]
     within = found is not None and found and not any(character.isspace() for character in found + put)

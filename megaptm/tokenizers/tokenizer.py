@@ -18,7 +18,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_whole
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, splits_at_spaces
+from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, library_errors_told, splits_at_spaces
 from megaptm.tokenizers.special import special_tokens
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class Tokenizer:
         faster = self._gigatoken or self._words
         encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
         left = [number for number, ids in enumerate(encoded) if ids is None]
-        encodings = self.library.encode_batch_fast([texts[number] for number in left], add_special_tokens=False)
+        with library_errors_told():
+            encodings = self.library.encode_batch_fast([texts[number] for number in left], add_special_tokens=False)
         for number, encoding in zip(left, encodings, strict=True):
             encoded[number] = np.array(encoding.ids, dtype=np.int32)
         return encoded
@@ -112,7 +113,8 @@ class Tokenizer:
         faster = self._gigatoken if self._gigatoken and self._gigatoken.has_ends else self._words_with_ends
         encoded: list[Any] = faster.encode_batch_with_ends(texts) if faster else [None] * len(texts)
         left = [number for number, ids in enumerate(encoded) if ids is None]
-        encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)
+        with library_errors_told():
+            encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)
         for number, encoding in zip(left, encodings, strict=True):
             encoded[number] = ids_and_ends([encoding], self.library.token_to_id(MARK))[:2]
         return encoded

@@ -95,6 +95,6 @@ def _seconds(total: Accounts) -> Table:
     for one in fields(total):
         seconds = getattr(total, one.name)
         if round(seconds, 1):
-            table.add_row(one.name, f"{seconds:,.1f}", f"{seconds / total.wall:.1%}", MEANINGS[one.name])
+            table.add_row(one.name, f"{seconds:,.1f}", f"{seconds / (total.wall or 1.0):.1%}", MEANINGS[one.name])
     table.add_row("wall time", f"{total.wall:,.1f}", "100.0%", "from the first command to the end of the last")
     return table

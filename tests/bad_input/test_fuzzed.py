@@ -6,6 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from data_pipeline.inspection import _source
@@ -14,7 +15,10 @@ from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved, read_events
 from megaptm.tokenizers import load
+from megaptm.tokenizers.memory import library_errors_told, splits_at_spaces
 from megaptm.track import read_metrics
+from megaptm.train.accounts import Accounts
+from megaptm.train.report import _seconds
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.seals import seal_corpus
 
@@ -144,3 +148,18 @@ def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
             tar.addfile(member, io.BytesIO(content))
     named = [_source(path, document) for document in range(4)]
     assert named == [f"train-000000.tar, document {n}" if n != 1 else "7" for n in range(4)]
+
+
+def test_a_tokenizer_that_cannot_encode_a_text_is_told():
+    with pytest.raises(UserError, match="cannot encode a text"), library_errors_told():
+        tokenizers.Tokenizer(tokenizers.models.Unigram([("a", -1.0)])).encode("b")
+
+
+def test_parts_of_a_tokenizer_without_a_type_are_none_that_we_know():
+    library = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    for content in ({"normalizer": {}}, {"pre_tokenizer": {}}, {"normalizer": {}, "pre_tokenizer": {}}):
+        assert not splits_at_spaces({"model": {}, **content}, library)
+
+
+def test_a_run_that_took_no_time_is_reported():
+    assert _seconds(Accounts(productive=5.0, other=-5.0)).row_count == 3

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def spoil_index(folder: Path, draw: Random) -> bool:
     if sealed := draw.random() < 0.8:
         try:
             total = int(np.load(path)[:, 1].sum()) if draw.random() < 0.5 else None
-        except (ValueError, IndexError, EOFError, OSError, SyntaxError, TypeError):
+        except (ValueError, IndexError, EOFError, OSError, SyntaxError, TypeError, TokenError):
             total = None
         seal_corpus(folder, tokens={"train": total} if total is not None else None)
     return not sealed
