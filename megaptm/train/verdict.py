@@ -54,10 +54,10 @@ class End:
 
     @property
     def last_error(self) -> str:
-        """From the last traceback on; without one, from where C++ gave up, or the last lines."""
+        """From the last traceback on; without one, from where C++ gave up or its own sentence, or the last lines."""
         lines = self.said.rstrip().splitlines()
         starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
-        starts = starts or [number for number, line in enumerate(lines) if line.startswith(TERMINATE)]
+        starts = starts or [number for number, line in enumerate(lines) if line.startswith((TERMINATE, USER_ERROR))]
         shown = lines[starts[-1] :] if starts else lines[-5:]
         if len(shown) > SHOWN_LINES:
             shown = [*shown[:3], "  ...", *shown[4 - SHOWN_LINES :]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import traceback
 
@@ -10,6 +11,8 @@ import click
 
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.processes import end_now
+
+LOST_LOADER = re.compile(r"DataLoader worker \(pid")
 
 
 @click.command()
@@ -27,7 +30,14 @@ def main(run: str) -> None:
         # While the program is still loading, or a second time under torchrun: an end by a signal, no failure.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    except Exception:
+    except Exception as error:
+        if LOST_LOADER.match(str(error)):  # torch raises it wherever the rank is
+            click.echo(
+                f"error: a process that reads this rank's data was lost ({error}): if nobody killed it, the machine "
+                "was out of memory; give data.workers a smaller number, or the machine more memory.",
+                err=True,
+            )
+            end_now(EXIT_FAILURE, handlers=False)
         # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
         # traceback at the beginning of a line, to hold back one that only echoes another's.
         traceback.print_exc()

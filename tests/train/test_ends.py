@@ -73,6 +73,17 @@ def test_no_loader_outlives_a_launcher_that_is_killed(runs):
     assert left_of([*ranks, *loaders]) == []
 
 
+def test_a_loader_that_is_killed_is_told_in_a_sentence(runs):
+    job, ranks, loaders = runs.begin()
+    next(loader for loader in loaders if loader.parent().pid == ranks[1].pid).kill()
+    _, errors = job.communicate(timeout=240)
+    assert job.returncode == 1, errors
+    assert "error: a process that reads this rank's data was lost (DataLoader worker (pid" in errors
+    assert "Traceback" not in errors
+    assert runs.last("worker-lost")["problem"].startswith("error: a process that reads this rank's data was lost")
+    assert left_of([*ranks, *loaders]) == []
+
+
 def test_a_signal_to_another_rank_than_the_first_is_told(runs):
     job, ranks, loaders = runs.begin()
     ranks[1].send_signal(signal.SIGTERM)
