@@ -43,7 +43,7 @@ def test_the_demo_does_all_and_does_nothing_twice(small, tmp_path):
     told = printed.getvalue()
     assert f"corpus build {tmp_path}/demo/corpus.yaml out={tmp_path}/demo/corpus" in told
     assert "Exit code 75" in told
-    for line in ("bits per byte", "unigram", "uniform", "● training", "MLflow run", "export hf"):
+    for line in ("bits per byte", "unigram", "uniform", "● training", "mlflow ui", "export hf"):
         assert line in told
 
     run = tmp_path / "demo" / "run"
