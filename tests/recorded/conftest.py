@@ -1,0 +1,3 @@
+from tests.layouts.conftest import pool
+
+__all__ = ["pool"]

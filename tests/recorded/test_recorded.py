@@ -1,0 +1,133 @@
+"""What was trained and built stays what it was: losses, samples and shards beside a recorded table.
+
+A rebuilding of the code changes none of these numbers. Where one is meant to change,
+`python -m tests.recorded.test_recorded` writes the table anew, and the diff says what changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaptm.config import Layout
+from megaptm.data import open_mix
+from megaptm.data.manifest import MANIFEST, content_id
+from megaptm.tokenizers import load
+from tests.layouts.cases import ADAM, LOSSES, batch, micro_batches, tiny
+from tests.layouts.pool import Pool
+
+TABLE = Path(__file__).parent / "recorded.json"
+LAYOUTS = {
+    "one process": Layout(microbatch=2),
+    "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
+    "PP2 interleaved": Layout(microbatch=2, pipeline=2, virtual=2),
+    "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
+}
+OBJECTIVES = {
+    "byte-bpe": ("causal-lm",),
+    "wordpiece": ("masked-lm", "masked-lm-whole-word", "masked-lm-next-sentence"),
+    "unigram": ("span-corruption",),
+}
+WORDS = ["the", "of", "a", "river", "stone", "walks", "under", "every", "bright", "morning", "and", "seven", "small", "birds", "talk", "about", "rain"]
+
+
+def text(number: int) -> str:
+    """A document of some sentences, the same everywhere."""
+    draw = np.random.Generator(np.random.PCG64(number))
+    sentences = [draw.choice(WORDS, size=int(draw.integers(4, 18))) for _ in range(int(draw.integers(3, 12)))]
+    return " ".join(" ".join(words).capitalize() + "." for words in sentences)
+
+
+def build(folder: Path, kind: str) -> Path:
+    """A corpus of 300 documents."""
+    from rich.console import Console
+
+    from data_pipeline import commands
+
+    source = folder / "texts.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    source.write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in range(300)))
+    out = folder / kind
+    options = [f"out={out}", "workers=0", "validation=0.1", f"tokenizer.kind={kind}", "tokenizer.vocabulary=300"]
+    commands.build(
+        [str(source), *options, "annotate.sentences=true", "annotate.words=true"], console=Console(quiet=True)
+    )
+    # Orders follow from the id of a corpus, and that from the folder and the releases that it was made with.
+    manifest = json.loads((out / MANIFEST).read_text()) | {"made_from": {}}
+    manifest["id"] = content_id(manifest)
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    return out
+
+
+def losses(family: str, layout: Layout, dropout: float) -> list[float]:
+    """Of three steps, in a worker of the pool."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7)
+    found = []
+    for step in range(3):
+        batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+        found.append(engine.step(batches, step=step, lr=ADAM.lr).loss)
+    return found
+
+
+def samples(corpus: Path, objective: str) -> str:
+    """A hash of a few samples, of two epochs, with every field and its name."""
+    special = load(corpus / "tokenizer").special
+    mix = open_mix({str(corpus): 1.0}, objective=objective, sequence=48, seed=3, special=special)
+    digest = hashlib.sha256()
+    for number in (0, 1, 2, 3, mix.fresh_samples + 1):
+        for name, array in sorted(mix.sample(number).items()):
+            digest.update(name.encode() + np.ascontiguousarray(array).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def record_losses(pool: Pool) -> dict[str, Any]:
+    return {
+        f"{family}, {name}, dropout {dropout}": pool.run(layout.processes, losses, family, layout, dropout)[0]
+        for family in LOSSES
+        for name, layout in LAYOUTS.items()
+        for dropout in (0.0, 0.1)
+    }
+
+
+def record_corpora(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind, names in OBJECTIVES.items():
+        corpus = build(folder, kind)
+        splits = json.loads((corpus / MANIFEST).read_text())["splits"]
+        found[f"shards, {kind}"] = {name: split["table_sha256"] for name, split in splits.items()}
+        found |= {f"samples, {name}": samples(corpus, name) for name in names}
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    return json.loads(TABLE.read_text())
+
+
+def test_losses_are_the_recorded_ones(recorded, pool):
+    found = record_losses(pool)
+    assert found.keys() == recorded["losses"].keys()
+    for name, numbers in found.items():
+        # Another processor, or another release of torch, rounds otherwise.
+        assert numbers == pytest.approx(recorded["losses"][name], rel=2e-5), name
+
+
+def test_shards_and_samples_are_the_recorded_ones(recorded, tmp_path):
+    assert record_corpora(tmp_path) == recorded["corpora"]
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    workers = Pool(2)
+    with tempfile.TemporaryDirectory() as made:
+        table = {"losses": record_losses(workers), "corpora": record_corpora(Path(made))}
+    workers.close()
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
