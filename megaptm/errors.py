@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
-# "Saved; start me again": the answer to SIGTERM and SIGUSR1. 75 is EX_TEMPFAIL of sysexits.h.
+# "Saved; start me again": the answer to SIGTERM, SIGUSR1 and SIGHUP. 75 is EX_TEMPFAIL of sysexits.h.
 EXIT_CONTINUE = 75
 
 # Of a shell's programs that Ctrl-C ended.

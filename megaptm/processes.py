@@ -1,19 +1,52 @@
-"""Processes that end at once, or with the one that started them, whatever ended that (on Linux)."""
+"""Processes that end at once, or with the one that started them, whatever ended that (on Linux), or outlive who reads
+what they print."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megaptm.errors import EXIT_FAILURE
 
 PR_SET_PDEATHSIG = 1
+
+
+class Output(io.FileIO):
+    """A stream whose words are lost, and nothing else, once its terminal, or the program that reads it, has gone."""
+
+    def write(self, text: Any, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            return memoryview(text).nbytes
+
+
+def outlive_terminal() -> None:
+    """What this process prints must not end it, when nobody is there any more to read it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
+            continue  # somebody has put their own in its place
+        stream.flush()
+        raw = Output(stream.fileno(), "w", closefd=False)
+        lasting = io.TextIOWrapper(
+            raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # type: ignore[arg-type]
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, lasting)
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:

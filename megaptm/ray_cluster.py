@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +64,7 @@ def _ray() -> Any:
 def _start_here(ray: Any, cpus: int | None) -> None:
     for attempts_left in reversed(range(STARTS)):
         try:
-            with _on_loopback():
+            with _on_loopback(), _without_hangup():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -101,6 +102,16 @@ def _on_loopback() -> Iterator[None]:
         os.environ.pop(variable)
         if given is not None:
             os.environ[variable] = given
+
+
+@contextmanager
+def _without_hangup() -> Iterator[None]:
+    """What Ray starts meanwhile does not hear that the terminal is lost: it serves whoever saves because of that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _quiet() -> dict[str, Any]:

@@ -73,6 +73,7 @@ def ray(
     \b
     Exit codes: 0 done, 1 a failure, 2 a mistake, 75 saved or cut short: start it again, it goes on where it was.
     """
+    from megaptm.processes import outlive_terminal
     from megaptm.ray.cluster import join
     from megaptm.train.prepare import read_config
 
@@ -93,6 +94,7 @@ def ray(
         _build(corpus, recipe, wanted)
         wanted = read_config(config, settings)  # its model.vocabulary may be that of the corpus
         _check(wanted, described)
+    outlive_terminal()
     sys.exit(_launch(wanted, wait=wait, retries=retries, machine=described))
 
 

@@ -40,12 +40,14 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 
     \b
     Exit codes: 0 done, 1 a failure, 2 a mistake, a full disk or data that can no longer be read (the run is saved
-    then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C) and saved, or ended because a
-    process hung: start it again; 130 left at once, unsaved, by Ctrl-C a second time.
+    then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C, SIGHUP of a lost terminal) and
+    saved, or ended because a process hung: start it again; 130 left at once, unsaved, by Ctrl-C a second time.
     """
+    from megaptm.processes import outlive_terminal
     from megaptm.train.environment import check_processes, worker_environment
     from megaptm.train.prepare import read_config
 
+    outlive_terminal()
     place = worker_environment()
     try:
         wanted = read_config(config, overrides)

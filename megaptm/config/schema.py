@@ -188,7 +188,7 @@ class Train(Section):
     """CPU threads of each process; absent: the machine's cores shared equally."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """A run that stands still for so long, and for ten of its steps, is ended, to be started again; 20 times as long in
-    start-up, validation and saving. null: never."""
+    start-up (five minutes at least), validation and saving. null: never."""
 
 
 class Checkpoint(Section):

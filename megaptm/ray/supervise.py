@@ -18,7 +18,7 @@ from megaptm.ray.start import Outcome, Start
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, hung_again, last_saved
 from megaptm.resilience.heartbeat import HEARTBEATS
-from megaptm.resilience.watchdog import Watchdog
+from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.train.crew import forwarding
 from megaptm.train.prepare import discard_unused, environment_of, note_launch, prepare
 from megaptm.train.verdict import judge, judge_hang, judge_interrupt
@@ -105,8 +105,7 @@ class Supervisor:
         watchdog = Watchdog(
             self._logs / HEARTBEATS,
             range(found.layout.processes),
-            hang_seconds=config.train.hang_seconds,
-            patience=config.data.patience,
+            limits=Limits(hang_seconds=config.train.hang_seconds, patience=config.data.patience),
         )
         logs = self._logs
         with (

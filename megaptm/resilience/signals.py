@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 # SIGTERM: a scheduler or a person ends the job. SIGUSR1: Slurm's word, some time before the limit. SIGINT: Ctrl-C.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# SIGHUP: the terminal is lost.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # What is nearly there is waited for, so that a stop does not cost a validation; a server that is silent is not.
 GRACE_SECONDS = 3.0
+
+
+def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those that ask this process for a stop: under nohup it is not to end with its terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in signals if not (ignored and number == signal.SIGHUP)]
 
 
 class StopError(Exception):
@@ -33,7 +40,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.name: str | None = None
-        """The first signal that came: `SIGTERM`, `SIGUSR1` or `SIGINT`."""
+        """Of the first signal that came."""
         self._before: dict[signal.Signals, Any] = {}
         self._interrupted = False
         self._giving_up = False
@@ -43,7 +50,7 @@ class StopRequest:
         return self.name is not None
 
     def __enter__(self) -> StopRequest:
-        for number in SIGNALS:
+        for number in heeded(SIGNALS):
             self._before[number] = signal.signal(number, self._received)
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._waited_enough)
         StopRequest._entered = self
@@ -86,8 +93,8 @@ class StopRequest:
 def _forget_in_child() -> None:
     if StopRequest._entered is not None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

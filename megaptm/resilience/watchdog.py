@@ -24,6 +24,9 @@ from megaptm.resilience.heartbeat import (
 
 LONG = 20.0
 """Times what else counts as a hang: for start-up, saving, validation and the end, which may take that long."""
+START_SECONDS = 300.0
+"""For which start-up may take at least: to read a program and a checkpoint takes what disk and machine take, however
+short the steps are that `train.hang_seconds` was chosen for."""
 STEPS = 10.0
 """Times the longest of the last steps: a step that takes longer than that hangs, if it is more than the seconds set."""
 STOP_SECONDS = 60.0
@@ -32,6 +35,8 @@ HALTED_STOP_SECONDS = 10.0
 """The same of a process that is halted (SIGSTOP): it cannot save."""
 ANSWER_SECONDS = 5.0
 STACK_LINES = 40
+SPANS = 8
+"""Of ranks that are named."""
 
 PHASES = {
     "starting": "starting up",
@@ -90,6 +95,70 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """For how long a rank may be silent or stand still."""
+
+    hang_seconds: float | None = None
+    """As it is set; None: a run that was asked to stop is given up all the same."""
+    patience: float = 0.0
+    """For how long a rank may wait for data."""
+    times: float = 1.0
+    """What all others are multiplied by: for who looks only after another one has."""
+
+    @property
+    def every(self) -> float:
+        """Seconds between two beats."""
+        return beat_seconds(self.hang_seconds)
+
+    def is_quiet(self, seen: Seen) -> bool:
+        """Whether beats that were due are missing."""
+        return seen.silent > 3 * self.every
+
+    def suspects(self, alive: Mapping[int, Seen], *, stopping: bool) -> list[int]:
+        """Those that give no sign of life, or else those that the others wait for, if it takes too long."""
+        quiet = {rank: seen for rank, seen in alive.items() if self.is_quiet(seen)}
+        # All at once: it may be the disk that cannot be seen.
+        all_quiet = len(quiet) == len(alive)
+        silent = [
+            rank
+            for rank, seen in quiet.items()
+            if seen.silent > self.times * self._silence(seen, all_quiet=all_quiet, stopping=stopping)
+        ]
+        if silent:
+            return silent
+        last = min((seen.position for seen in alive.values()), default=0)
+        behind = {rank: seen for rank, seen in alive.items() if seen.position == last}
+        too_long = (seen.still > self.times * self._standing(seen, stopping=stopping) for seen in behind.values())
+        return [*behind] if all(too_long) else []
+
+    def _silence(self, seen: Seen, *, all_quiet: bool, stopping: bool) -> float:
+        hang = self.hang_seconds or HANG_SECONDS
+        if seen.halted:
+            return min(hang, HALTED_STOP_SECONDS) if stopping else hang
+        if stopping:
+            return min(hang, STOP_SECONDS)
+        if seen.phase in BEGINNING:
+            return self._start_up
+        return hang * LONG if all_quiet else hang
+
+    def _standing(self, seen: Seen, *, stopping: bool) -> float:
+        hang = self.hang_seconds or HANG_SECONDS
+        if seen.phase in BEGINNING:
+            return min(hang, STOP_SECONDS) if stopping else self._start_up  # asked to stop it has nothing to save
+        if seen.beat is None or seen.phase not in ("data", "step", "between"):
+            return hang * LONG
+        if seen.beat.step_seconds == 0.0:  # the first one: kernels are built, connections made
+            return hang if stopping else self._start_up
+        hang = min(hang, STOP_SECONDS) if stopping else hang
+        patient = self.patience if seen.phase == "data" and not stopping else 0.0
+        return max(hang, STEPS * seen.beat.step_seconds) + patient
+
+    @property
+    def _start_up(self) -> float:
+        return max((self.hang_seconds or HANG_SECONDS) * LONG, START_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hang:
     """A run that stands still, and the rank that it waits for."""
 
@@ -134,17 +203,16 @@ class Watchdog:
         folder: Path,
         ranks: Iterable[int],
         *,
-        hang_seconds: float | None,
-        patience: float = 0.0,
+        limits: Limits,
         within: bool = False,
     ) -> None:
-        """`patience`: for how long a rank may wait for data. Without `hang_seconds` only a run that was asked to stop
-        is given up. `within`: one of the ranks looks, and learns that another has ended from its last beat."""
+        """Without `hang_seconds` only a run that was asked to stop is given up. `within`: one of the ranks looks, and
+        learns that another has ended from its last beat."""
         self._within = within
         self.folder = folder
-        self._set, self._patience = hang_seconds, patience
+        self._limits = limits
         self._seen = {rank: Seen() for rank in ranks}
-        self._every = beat_seconds(hang_seconds)
+        self._every = limits.every
         self._looked = time.monotonic()
 
     def clear(self) -> Watchdog:
@@ -166,7 +234,7 @@ class Watchdog:
             return None
         elapsed, self._looked = min(now - self._looked, 2 * self._every), now
         self._read(elapsed)
-        if self._set is None and not stopping:
+        if self._limits.hang_seconds is None and not stopping:
             return None
         suspects = self._suspects(ended, stopping=stopping)
         return self._judge(suspects, ended, stopping=stopping) if suspects else None
@@ -181,46 +249,10 @@ class Watchdog:
             seen.beat = beat
 
     def _suspects(self, ended: Collection[int], *, stopping: bool) -> list[int]:
-        """Those that give no sign of life, or else those that the others wait for, if it takes too long."""
         alive = {rank: seen for rank, seen in self._seen.items() if rank not in ended}
         if self._within:
             alive = {rank: seen for rank, seen in alive.items() if seen.phase != "ended"}
-        if not alive:
-            return []
-        quiet = {rank: seen for rank, seen in alive.items() if self._is_quiet(seen)}
-        # All at once: it may be the disk that cannot be seen.
-        all_quiet = len(quiet) == len(alive)
-        silent = [
-            rank
-            for rank, seen in quiet.items()
-            if seen.silent > self._silence(seen, all_quiet=all_quiet, stopping=stopping)
-        ]
-        if silent:
-            return silent
-        last = min(seen.position for seen in alive.values())
-        behind = {rank: seen for rank, seen in alive.items() if seen.position == last}
-        return [*behind] if all(seen.still > self._allowed(seen, stopping=stopping) for seen in behind.values()) else []
-
-    def _silence(self, seen: Seen, *, all_quiet: bool, stopping: bool) -> float:
-        hang = self._set or HANG_SECONDS
-        if seen.halted:
-            return min(hang, HALTED_STOP_SECONDS) if stopping else hang
-        if stopping:
-            return min(hang, STOP_SECONDS)
-        return hang * LONG if all_quiet or seen.phase in BEGINNING else hang
-
-    def _allowed(self, seen: Seen, *, stopping: bool) -> float:
-        """Seconds that the phase may take."""
-        hang = self._set or HANG_SECONDS
-        if stopping and seen.phase in BEGINNING:
-            return min(hang, STOP_SECONDS)  # there is nothing to save
-        if seen.beat is None or seen.phase not in ("data", "step", "between"):
-            return hang * LONG
-        if seen.beat.step_seconds == 0.0:  # the first one: kernels are built, connections made
-            return hang if stopping else hang * LONG
-        hang = min(hang, STOP_SECONDS) if stopping else hang
-        patient = self._patience if seen.phase == "data" and not stopping else 0.0
-        return max(hang, STEPS * seen.beat.step_seconds) + patient
+        return self._limits.suspects(alive, stopping=stopping) if alive else []
 
     def _judge(self, suspects: list[int], ended: Collection[int], *, stopping: bool) -> Hang | None:
         """Ask for the stacks and name one, unless things move on meanwhile."""
@@ -230,11 +262,9 @@ class Watchdog:
             give_order(self.folder, "")
             return None
         stacks = {rank: self._stack(rank) for rank in suspects}
-        rank = next((rank for rank in suspects if not _waits(stacks[rank])), suspects[0])
+        rank, also = accuse(stacks)
         seen = self._seen[rank]
-        seconds = max(seen.silent, seen.still) if self._is_quiet(seen) else seen.still
-        others = [other for other in suspects if other != rank and not _waits(stacks[other])]
-        also = f"; so does rank {', '.join(map(str, others))}" if others else ""
+        seconds = max(seen.silent, seen.still) if self._limits.is_quiet(seen) else seen.still
         problem = f"rank {rank} hangs: for {seconds:,.0f} s it has been {seen.doing()}{self._how(seen)}{also}."
         step = seen.beat.step if seen.beat else 0
         stack = "" if seen.halted else stacks[rank]
@@ -248,19 +278,15 @@ class Watchdog:
             folder=self.folder,
         )
 
-    def _is_quiet(self, seen: Seen) -> bool:
-        """Whether beats that were due are missing."""
-        return seen.silent > 3 * self._every
-
     def _how(self, seen: Seen) -> str:
         if seen.halted:
             return ", and its process is halted (state T: a signal, SIGSTOP, or a debugger)"
-        if self._is_quiet(seen):
+        if self._limits.is_quiet(seen):
             return ", without a sign of life: it never lets its threads run, or its node does not answer"
         return ""
 
     def _ask_for_stacks(self, ranks: Collection[int]) -> None:
-        answering = [rank for rank in ranks if not self._is_quiet(self._seen[rank])]
+        answering = [rank for rank in ranks if not self._limits.is_quiet(self._seen[rank])]
         before = {rank: len(self._dumped(rank)) for rank in answering}
         give_order(self.folder, STACKS)
         deadline = time.monotonic() + 2 * self._every + ANSWER_SECONDS
@@ -287,6 +313,31 @@ class Watchdog:
         found = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
         frames = [line for line in found[-1].splitlines() if line.startswith("  ")] if found else []
         return "\n".join(frames[:STACK_LINES])
+
+
+def accuse(stacks: Mapping[int, str]) -> tuple[int, str]:
+    """Of ranks that stand still and their stacks: the lowest that does not wait for others, and what is said of the
+    rest."""
+    busy = [rank for rank, stack in stacks.items() if not _waits(stack)]
+    if len(stacks) > 1 and not busy:
+        return min(stacks), f"; all {len(stacks):,} that are there (rank {ranks_told(stacks)}) wait for each other"
+    rank, *others = sorted(busy or stacks)
+    return rank, f"; so does rank {ranks_told(others)}" if others else ""
+
+
+def ranks_told(ranks: Iterable[int]) -> str:
+    """`0, 1, 4-1023`: with a thousand of them each cannot be named."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [
+        f"{first}-{last}" if last > first + 1 else ", ".join(map(str, sorted({first, last}))) for first, last in spans
+    ]
+    left = sum(last - first + 1 for first, last in spans[SPANS:])
+    return ", ".join(words[:SPANS]) + (f" and {left:,} more" if left else "")
 
 
 def _waits(stack: str) -> bool:

@@ -16,11 +16,12 @@ from types import FrameType
 from typing import IO
 
 from megaptm.processes import end_with_parent
+from megaptm.resilience.signals import heeded
 from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.train.relay import Relay
 from megaptm.train.verdict import End, failures
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
 KILL_SECONDS = 30.0
 """After which a process that was killed is left to the kernel."""
@@ -177,11 +178,12 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
         if is_first:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             again = ". Ctrl-C again: leave at once, without saving" if number == signal.SIGINT else ""
-            # Not print: the signal may come in the middle of one.
-            os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
+            with contextlib.suppress(OSError):  # the terminal may be what is lost
+                # Not print: the signal may come in the middle of one.
+                os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
         send(number)
 
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    before = {number: signal.signal(number, forward) for number in heeded(FORWARDED)}
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
-from megaptm.resilience.watchdog import Watchdog
+from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.train.crew import Crew, Meeting, environments, forwarding, free_port
 from megaptm.train.verdict import failures, judge, judge_hang, judge_interrupt
 
@@ -37,7 +37,7 @@ def launch(
     out = None if sys.stdout.isatty() else sys.stdout.buffer
     crew = Crew(command, logs=logs, out=out, err=sys.stderr.buffer)
     beats = logs / HEARTBEATS / secrets.token_hex(4)
-    watchdog = Watchdog(beats, range(processes), hang_seconds=hang_seconds, patience=patience).clear()
+    watchdog = Watchdog(beats, range(processes), limits=Limits(hang_seconds=hang_seconds, patience=patience)).clear()
     given = {**(environment or {}), VARIABLE: str(watchdog.folder)}
     with forwarding(crew.forward):
         try:

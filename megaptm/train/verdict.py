@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent
-from megaptm.resilience.watchdog import Hang
+from megaptm.resilience.watchdog import Hang, ranks_told
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
@@ -136,8 +136,8 @@ def judge(ends: Sequence[End], *, run: Path, logs: Path, forwarded: Collection[i
     if guilty.user_error is not None:
         raise UserError(guilty.user_error)
     print(account(guilty), file=sys.stderr)
-    others = sorted(end.rank for end in failed if end is not guilty)
-    after = f" Then failed: rank {', '.join(map(str, others))}." if others else ""
+    others = [end.rank for end in failed if end is not guilty]
+    after = f" Then failed: rank {ranks_told(others)}." if others else ""
     print(f"What each rank wrote is in {logs}.{after}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
 

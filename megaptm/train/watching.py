@@ -13,7 +13,7 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_FAILURE
 from megaptm.parallel.world import from_rank_0, wait_for_all
 from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
-from megaptm.resilience.watchdog import LONG, Watchdog
+from megaptm.resilience.watchdog import LONG, Limits, Watchdog
 from megaptm.train.environment import Environment
 from megaptm.train.verdict import judge_hang
 
@@ -36,10 +36,9 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Env
     seconds = config.train.hang_seconds
     if seconds is None or place.rank > 1:
         return
-    patient_for = seconds * (1.0 if place.rank == 0 else LATER)
-    watchdog = Watchdog(
-        folder, range(place.world), hang_seconds=patient_for, patience=config.data.patience, within=True
-    )
+    times = 1.0 if place.rank == 0 else LATER
+    limits = Limits(hang_seconds=seconds, patience=config.data.patience, times=times)
+    watchdog = Watchdog(folder, range(place.world), limits=limits, within=True)
     threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 
 

@@ -10,7 +10,7 @@ import traceback
 import click
 
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
-from megaptm.processes import end_now
+from megaptm.processes import end_now, outlive_terminal
 
 LOST_LOADER = re.compile(r"DataLoader worker \(pid")
 
@@ -18,6 +18,7 @@ LOST_LOADER = re.compile(r"DataLoader worker \(pid")
 @click.command()
 @click.option("--run", required=True, help="The run folder; its config.yaml says everything else.")
 def main(run: str) -> None:
+    outlive_terminal()
     try:
         from megaptm.train.run import run_worker
 

@@ -17,13 +17,23 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
 def test_a_signal_only_sets_the_flag(name):
     with StopRequest() as stop:
         assert not stop.requested
         send(getattr(signal, name))
         assert stop.requested
         assert stop.name == name
+
+
+def test_the_loss_of_the_terminal_stays_ignored_where_it_is():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            send(signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_sigterm_as_often_as_it_comes_does_not_interrupt():
@@ -66,7 +76,7 @@ def test_a_loader_s_worker_serves_through_a_stop_but_dies_of_sigterm():
     with StopRequest() as stop:
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         worker.start()
-        for number in (signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             os.kill(worker.pid, number)
         worker.join(0.3)
         assert worker.is_alive()

@@ -208,11 +208,11 @@ def test_a_traceback_of_a_worker_that_lives_on_is_shown(program, tmp_path, capfd
     assert "only a warning" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, number):
     body = """
     got = []
-    for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(one, lambda number, frame: got.append(number))
     everybody_is_here()
     while not got:
@@ -229,7 +229,7 @@ def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, n
     assert [(tmp_path / f"got-{rank}").read_text() for rank in range(2)] == [f"[{int(number)}]"] * 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_before_the_workers_can_save_means_continue_me(program, tmp_path, number):
     launcher = start_launcher(program("everybody_is_here(); time.sleep(600)"), tmp_path / "run")
     everyone = pids(tmp_path, 2)
