@@ -55,6 +55,8 @@ class Recipe:
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float = 0.02
     """Share of the documents held out, by hash."""
+    validation_bytes: int = 64 << 10
+    """Text held out at least, where any is, but no more than about a fifth of all: a run validates on whole batches."""
     seed: int = 0
     """Another seed holds out other documents."""
     limit_bytes: int | None = None
@@ -69,7 +71,7 @@ class Recipe:
             raise UserError("sources must name at least one file, folder or glob.")
         if not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
-        for name in ("limit_bytes", "shard_bytes"):
+        for name in ("limit_bytes", "shard_bytes", "validation_bytes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be 1 or more, not {value}.")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
 
 SPLITS = ("train", "validation")
+BATCH_TOKENS = 2560
+"""Held-out tokens that are enough for a batch of `configs/tiny`, and for some that are left over."""
 
 
 def build_corpus(
@@ -87,7 +90,7 @@ def build_corpus(
             files=len(files),
             dropped=dropped,
             results=list(itertools.chain(*results.values())),
-            notes=_notes(recipe, tokenizer, manifest, work),
+            notes=_notes(recipe, selection, tokenizer, manifest, work),
             workers=crew.count,
             found=work.found,
             seconds=stages.seconds,
@@ -109,7 +112,12 @@ def choose(recipe: Recipe, parts: Sequence[Part], work: Work, dropped: Dropped) 
     duplicates = find_duplicates(parts, options, work.run, folder)
     dropped.merge(Dropped(Counter(duplicates.counts), duplicates.examples))
     selection = select(
-        parts, duplicates.stay, validation=recipe.validation, seed=recipe.seed, limit_bytes=recipe.limit_bytes
+        parts,
+        duplicates.stay,
+        validation=recipe.validation,
+        validation_bytes=recipe.validation_bytes,
+        seed=recipe.seed,
+        limit_bytes=recipe.limit_bytes,
     )
     left = sum(int(duplicates.stay(number).sum()) for number in range(len(parts)))
     chosen = sum(len(rows) for split in SPLITS for _, rows in selection.places(split))
@@ -164,11 +172,14 @@ def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:
     return UserError(f"{sources}: no document is left to build from ({reasons}): give other text.")
 
 
-def _notes(recipe: Recipe, tokenizer: Tokenizer, manifest: Manifest, work: Work) -> list[str]:
+def _notes(recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest: Manifest, work: Work) -> list[str]:
     """What a user should know although nothing failed."""
     notes = []
-    if recipe.validation > 0 and not manifest.splits["validation"].samples:
+    held = manifest.splits["validation"]
+    if recipe.validation > 0 and not held.samples:
         notes.append("there is a single document, so nothing could be held out for validation")
+    elif recipe.validation > 0 and held.tokens < BATCH_TOKENS:
+        notes.append(_little_held(selection, manifest))
     if recipe.tokenizer.folder is None and tokenizer.vocabulary < recipe.tokenizer.vocabulary:
         notes.append(
             f"the text gave {tokenizer.vocabulary:,} of the {recipe.tokenizer.vocabulary:,} ids asked of the tokenizer"
@@ -180,3 +191,15 @@ def _notes(recipe: Recipe, tokenizer: Tokenizer, manifest: Manifest, work: Work)
             "again: look at the disk they are on"
         )
     return notes
+
+
+def _little_held(selection: Selection, manifest: Manifest) -> str:
+    """That a run cannot be validated with what is held out, and with which setting it can."""
+    held, splits = manifest.splits["validation"], manifest.splits.values()
+    per_token = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
+    share = math.ceil(100 * selection.share_of(int(BATCH_TOKENS * per_token))) / 100
+    remedy = f"validation={share:.2f} overwrite=true holds out enough" if share <= 0.5 else "give more text"
+    return (
+        f"only {held.tokens:,} tokens are held out for validation, which may be less than one batch of a run "
+        f"(train.batch x data.sequence; 2,048 in configs/tiny): {remedy}, or lower train.batch"
+    )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 EVERY = 1 << 64
 """A bound that all 64-bit hashes lie below."""
+
+MOST_HELD = 0.2
+"""Share of the text that is held out of little text, so that a run can be validated at all."""
 
 
 class Documents(Protocol):
@@ -34,7 +37,7 @@ Place = tuple[int, np.ndarray]
 @dataclass(frozen=True)
 class Selection:
     """Rules on a document's hashes. A document's split depends on its text and the seed, so that adding sources later
-    moves no document across."""
+    moves no document across; or, where the least text to hold out was more than its share, some into training."""
 
     parts: Sequence[Documents]
     stays: Callable[[int], np.ndarray]
@@ -59,6 +62,10 @@ class Selection:
             if len(rows):
                 yield number, rows
 
+    def share_of(self, num_bytes: int) -> float:
+        """The share to hold out (`validation`) that is at least so much text."""
+        return least_bound(lambda: _salted(self.parts, self.stays, self.below, self.salt), num_bytes) / EVERY
+
     def sample(self, split: str, limit_bytes: int) -> list[Place]:
         """A sample of a split, at most `limit_bytes` of text (one document at least), which depends on texts alone."""
 
@@ -80,20 +87,32 @@ def select(
     stays: Callable[[int], np.ndarray],
     *,
     validation: float,
+    validation_bytes: int = 1,
     seed: int,
     limit_bytes: int | None = None,
 ) -> Selection:
-    """Keep at most `limit_bytes` of what stays, and hold out a share of it; but train always gets a document, and
-    validation too where there are two."""
+    """Keep at most `limit_bytes` of what stays, and hold out a share of it: of little text at least `validation_bytes`
+    or a `MOST_HELD` of all. But train always gets a document, and validation too where there are two."""
     below = EVERY if limit_bytes is None else hash_bound(lambda: _hashes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
-    lowest, highest = EVERY, 0
-    for number, part in enumerate(parts):
-        draws = part.digests[stays(number) & _less(part.digests[:, 0], below), 1] ^ salt
+    highest = total = 0
+    for draws, sizes in _salted(parts, stays, below, salt):
         if len(draws):
-            lowest, highest = min(lowest, int(draws.min())), max(highest, int(draws.max()))
-    held_below = max(int(validation * EVERY), lowest + 1) if validation > 0 else 0
+            highest, total = max(highest, int(draws.max())), total + int(sizes.sum())
+    held_below = 0
+    if validation > 0 and total:
+        wanted = max(min(validation_bytes, int(MOST_HELD * total)), 1)
+        held_below = max(int(validation * EVERY), least_bound(lambda: _salted(parts, stays, below, salt), wanted))
     return Selection(parts, stays, below, salt, min(held_below, highest))
+
+
+def _salted(
+    parts: Sequence[Documents], stays: Callable[[int], np.ndarray], below: int, salt: np.uint64
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What decides the split of the documents that are kept, and their sizes."""
+    for number, part in enumerate(parts):
+        kept = stays(number) & _less(part.digests[:, 0], below)
+        yield part.digests[kept, 1] ^ salt, part.sizes[kept]
 
 
 def _hashes(parts: Sequence[Documents], stays: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -108,22 +127,41 @@ def hash_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], li
     `hashes()` gives (uint64 hashes, int64 sizes) batch by batch, and is read twice: first to find the 65,536th part of
     all hashes in which the bound lies, then to look at that.
     """
+    if (near := _near(hashes, limit_bytes, "right")) is None:
+        return EVERY
+    values, totals, before = near
+    count = int(np.searchsorted(totals, limit_bytes, side="right"))
+    first, bound = int(values[0]), int(values[count])
+    return bound if before or bound > first else first + 1
+
+
+def least_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
+    """The smallest bound such that documents with a hash below it have `num_bytes` of text, or all that there is."""
+    if (near := _near(hashes, num_bytes, "left")) is None:
+        return EVERY
+    values, totals, _ = near
+    return int(values[np.searchsorted(totals, num_bytes, side="left")]) + 1
+
+
+def _near(
+    hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int, side: Literal["left", "right"]
+) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Hashes near that of the document at which so much text ends, rising, the text up to each of them, and before
+    all of them; None where there is less text."""
     sums = np.zeros(1 << 16, dtype=np.int64)
     for values, sizes in hashes():
         np.add.at(sums, _interval(values), sizes)
     totals = np.cumsum(sums)
-    interval = int(np.searchsorted(totals, limit_bytes, side="right"))
+    interval = int(np.searchsorted(totals, num_bytes, side=side))
     if interval == len(sums):
-        return EVERY
+        return None
     before = int(totals[interval] - sums[interval])
     inside = [
         (values[here], sizes[here]) for values, sizes in hashes() if (here := _interval(values) == interval).any()
     ]
     values, sizes = (np.concatenate(column) for column in zip(*inside, strict=True))
     order = np.argsort(values, kind="stable")
-    count = int(np.searchsorted(np.cumsum(sizes[order]), limit_bytes - before, side="right"))
-    first, bound = int(values[order[0]]), int(values[order[count]])
-    return bound if before or bound > first else first + 1
+    return values[order], before + np.cumsum(sizes[order]), before
 
 
 def _interval(hashes: np.ndarray) -> np.ndarray:

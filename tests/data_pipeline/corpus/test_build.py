@@ -1,6 +1,7 @@
 """The whole path in this process: raw text in, shards out that every reader understands."""
 
 import json
+import re
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -199,3 +200,39 @@ def test_documents_of_which_the_tokenizer_keeps_nothing_are_refused(recipe, tmp_
 def test_a_vocabulary_too_small_leaves_nothing_behind(recipe, tmp_path):
     small = TokenizerRecipe(vocabulary=100)
     assert "vocabulary (100)" in refused(replace(recipe, tokenizer=small), tmp_path / "corpus")
+
+
+def small_files(folder: Path, count: int, words: int) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        spoken = " ".join(f"w{word}" for word in rng.integers(0, 300, words))
+        (folder / f"{number}.{('txt', 'md', 'py')[number % 3]}").write_text(spoken + "\n", encoding="utf-8")
+    return folder
+
+
+def test_of_a_small_folder_a_batch_is_held_out_without_being_asked_for(tmp_path):
+    report = build_corpus(Recipe(sources=(Source(str(small_files(tmp_path / "mine", 50, 250))),)), tmp_path / "corpus")
+    assert report.splits["validation"]["tokens"] > 2048
+    assert report.splits["validation"]["bytes"] < 0.3 * report.total("bytes")
+    assert not any("validation" in note for note in report.notes)
+
+
+def test_too_little_held_out_is_told_with_the_setting_that_mends_it(tmp_path):
+    recipe = Recipe(sources=(Source(str(small_files(tmp_path / "mine", 30, 180))),))
+    (note,) = (note for note in build_corpus(recipe, tmp_path / "corpus").notes if "held out" in note)
+    share = re.fullmatch(
+        r"only [\d,]+ tokens are held out for validation, which may be less than one batch of a run \(train.batch x "
+        r"data.sequence; 2,048 in configs/tiny\): validation=(\S+) overwrite=true holds out enough, or lower "
+        r"train.batch",
+        note,
+    )[1]
+    again = build_corpus(replace(recipe, validation=float(share)), tmp_path / "corpus", overwrite=True)
+    assert again.splits["validation"]["tokens"] > 2048
+    assert not any("held out" in note for note in again.notes)
+
+
+def test_of_hardly_any_text_no_share_is_enough(tmp_path):
+    recipe = Recipe(sources=(Source(str(small_files(tmp_path / "mine", 5, 20))),))
+    report = build_corpus(recipe, tmp_path / "corpus")
+    assert any(note.endswith(": give more text, or lower train.batch") for note in report.notes)

@@ -66,6 +66,30 @@ def test_a_document_keeps_its_split_when_others_join_and_the_seed_moves_it():
     assert more != other
 
 
+@given(texts=TEXTS, least=st.integers(1, 300), cut=st.integers(0, 40))
+def test_little_text_gives_the_least_that_is_to_be_held_out_or_a_fifth_and_one_document_fewer_would_be_less(
+    texts, least, cut
+):
+    parts = parts_of(texts[:cut], texts[cut:])
+    stays = [np.ones(len(part.sizes), dtype=bool) for part in parts]
+    selection = select(parts, stays.__getitem__, validation=1e-9, validation_bytes=least, seed=0)
+    held = [(number, row) for number, rows in selection.places("validation") for row in rows]
+    sizes = [int(parts[number].sizes[row]) for number, row in held]
+    total = sum(int(part.sizes.sum()) for part in parts)
+    wanted = min(least, total // 5)
+    assert sum(sizes) >= wanted or len(held) == len(texts) - 1
+    draws = [int(parts[number].digests[row, 1] ^ selection.salt) for number, row in held]
+    if len(held) > 1:
+        assert sum(sizes) - sizes[int(np.argmax(draws))] < wanted
+
+
+def test_the_share_that_is_asked_for_some_text_holds_it_out():
+    texts = [f"document {number}" * (1 + number % 7) for number in range(50)]
+    share = chosen(texts).share_of(700)
+    assert sum(map(len, texts_of(chosen(texts, validation=share).places("validation"), texts))) >= 700
+    assert sum(map(len, texts_of(chosen(texts, validation=share - 1e-6).places("validation"), texts))) < 700
+
+
 def test_nothing_is_held_out_when_nothing_is_asked():
     assert list(chosen(["a", "b"]).places("validation")) == []
 
