@@ -215,18 +215,36 @@ class Store:
         Damaged ones are reported and, by who owns the run, set aside. It is an error when all are damaged: to start at
         step 0 again would look like success. One that cannot be read is an `UnreadableError`, and stays where it is.
         """
-        for step in self.steps():
+
+        def look(step: int) -> Checkpoint | str | None:
             try:
-                checkpoint = self.load(step)
-                if verify:
-                    checkpoint.verify()
-                return checkpoint
+                return self.look(step, verify=verify)
             except GoneError:
-                continue  # its owner has just removed it, being the oldest
-            except DamagedError as error:
-                if step in committed(self.run):
-                    self.set_aside(step, str(error))
-        self.refuse_to_begin_again()
+                return None  # its owner has just removed it, being the oldest
+
+        if (found := self.first_good(self.steps(), look)) is None:
+            self.refuse_to_begin_again()
+        return found
+
+    def look(self, step: int, *, verify: bool = True, part: int = 0, parts: int = 1) -> Checkpoint | str:
+        """The checkpoint of this step, or what is damaged of its manifest and, to `verify`, of a share of its files."""
+        try:
+            checkpoint = self.load(step)
+            if verify:
+                checkpoint.verify(part=part, parts=parts)
+        except DamagedError as damage:
+            return str(damage)
+        return checkpoint
+
+    def first_good(self, steps: Iterable[int], look: Callable[[int], Checkpoint | str | None]) -> Checkpoint | None:
+        """The first checkpoint that `look` finds undamaged; one of which it says what is damaged is set aside, and one
+        of which it says nothing is passed over."""
+        for step in steps:
+            found = look(step)
+            if isinstance(found, Checkpoint):
+                return found
+            if found is not None and step in committed(self.run):
+                self.set_aside(step, found)
         return None
 
     def refuse_to_begin_again(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.checkpoint.committed import FOLDER
-from megaptm.checkpoint.files import DamagedError
 from megaptm.checkpoint.host import HostCopies
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import Config
@@ -143,26 +142,19 @@ def newest(store: Store, place: Environment) -> Checkpoint | None:
     Terabytes take as long as they take: see `Background.finish`. Only what is damaged is set aside, by rank 0; what
     cannot be read on one rank is an error on all.
     """
-    for step in from_rank_0(store.steps() if place.rank == 0 else []):
-        found = together(partial(_verified, store, step, place))
+
+    def look(step: int) -> Checkpoint | str | None:
+        # Nobody else removes what this job owns: one that is gone here, on any rank, ends the run.
+        found = together(partial(store.look, step, part=place.rank, parts=place.world))
         damages = [damage for damage in from_all(found if isinstance(found, str) else None) if damage is not None]
         if isinstance(found, Checkpoint) and not damages:
             return found
-        if place.rank == 0:
-            store.set_aside(step, damages[0])
-    if place.rank == 0:
+        return damages[0] if place.rank == 0 else None
+
+    checkpoint = store.first_good(from_rank_0(store.steps() if place.rank == 0 else []), look)
+    if checkpoint is None and place.rank == 0:
         store.refuse_to_begin_again()
         refuse_to_forget(store.run)
-    return None
-
-
-def _verified(store: Store, step: int, place: Environment) -> Checkpoint | str:
-    """The checkpoint of this step, or what is damaged of this rank's share of it."""
-    try:
-        checkpoint = store.load(step)
-        checkpoint.verify(part=place.rank, parts=place.world)
-    except DamagedError as damage:
-        return str(damage)
     return checkpoint
 
 
