@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import logging
 import sqlite3
 import time
@@ -67,13 +68,15 @@ def _has_runs(path: Path) -> bool:
         raise
 
 
-def _is_whole(url: URL) -> bool:
+def _is_whole(url: URL, timeout: float = 20) -> bool:
     """Whether MLflow can use it, which would also finish one whose tables lack nothing but a later version's."""
     # Spelled in another way: MLflow keeps connections for each address, and those to a moved file must not serve.
-    asked = url.update_query_dict({"timeout": "20"})
+    asked = url.update_query_dict({"timeout": str(timeout)})
     try:
         SqlAlchemyStore(str(asked), "./mlruns").engine.dispose()
-    except (MlflowException, SQLAlchemyError):
+    except (MlflowException, SQLAlchemyError) as error:
+        if "database is locked" in str(error):  # somebody writes to it: `mlflow ui`, which may be making it
+            raise BlockingIOError(f"{url.database} is being made by somebody else") from None
         return False
     return True
 
@@ -88,5 +91,5 @@ def _move_aside(path: Path) -> None:
 
 def _remove_halves(path: Path) -> None:
     """What killed processes were making, and SQLite's journals of it: whoever lives would have the lock."""
-    for half in path.parent.glob(f".{path.name}.*{SUFFIX}*"):
+    for half in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}*"):
         half.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from megaptm.errors import UserError
 from megaptm.shell import command_line
 from megaptm.track.state import STATE
 
@@ -16,7 +17,13 @@ SERVED_AT = "http://127.0.0.1:5000"
 
 def default_uri(run: Path) -> str:
     """The database beside a run folder, which all runs beside it share, so that they can be compared."""
-    return f"sqlite:///{run.absolute().parent / DATABASE}"
+    folder = run.absolute().parent
+    if "?" in str(folder):
+        raise UserError(
+            f"{folder} has a question mark, at which the address of MLflow's database would end: choose another "
+            "run=FOLDER, give track.uri, or set track.enabled=false."
+        )
+    return f"sqlite:///{folder / DATABASE}"
 
 
 def how_to_look(run: Path) -> list[str]:

@@ -7,10 +7,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
+from sqlalchemy.engine import make_url
 
-from megaptm.track import Tracker
+from megaptm.errors import UserError
+from megaptm.storage.appearing import SUFFIX
+from megaptm.track import Tracker, default_uri
+from megaptm.track.database import _is_whole, _remove_halves, ensure_database
 
 pytestmark = pytest.mark.real
 
@@ -117,10 +122,43 @@ def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path):
     assert not [path for path in tmp_path.iterdir() if ".half-made-" in path.name]
 
 
+def test_one_that_is_locked_is_waited_for_and_not_called_half_made(tmp_path):
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("create table experiments (name text)")
+        other.execute("begin immediate")
+        with pytest.raises(BlockingIOError, match="being made by somebody else"):
+            _is_whole(make_url(f"sqlite:///{path}"), timeout=0.1)
+
+
+def test_what_was_left_of_a_database_is_removed_whatever_its_name_and_nothing_beside_it(tmp_path):
+    mine, others = (tmp_path / f".{name}.db.1{SUFFIX}" for name in ("[ab]", "a"))
+    mine.touch()
+    others.touch()
+    _remove_halves(tmp_path / "[ab].db")
+    assert others.exists()
+    assert not mine.exists()
+
+
+@pytest.mark.parametrize("sign", "#% ")
+def test_a_folder_may_have_signs_in_its_name_that_addresses_use(tmp_path, sign):
+    folder = tmp_path / f"a{sign}b"
+    ensure_database(default_uri(folder / "run"))
+    assert tables(folder / "mlflow.db")
+
+
+def test_a_question_mark_which_no_address_of_a_database_can_have_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"a\?b has a question mark.*choose another run=FOLDER, give track.uri"):
+        default_uri(tmp_path / "a?b" / "run")
+
+
 TRACK = """
 import sys, time
 import megaptm.track.store
-from megaptm.track import Tracker
+from megaptm.errors import UserError
+from megaptm.storage.appearing import SUFFIX
+from megaptm.track import Tracker, default_uri
+from megaptm.track.database import _is_whole, _remove_halves, ensure_database
 print("ready", flush=True)
 sys.stdin.readline()
 tracker = Tracker(sys.argv[1], retry_seconds=0.1)
