@@ -1,6 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.read import Draft, draft, dump, is_given, load, offered
+from megaptm.config.read import Draft, Written, draft, dump, load, offered
 from megaptm.config.schema import (
     Checkpoint,
     Communication,
@@ -25,9 +25,9 @@ __all__ = [
     "Optimizer",
     "Track",
     "Train",
+    "Written",
     "draft",
     "dump",
-    "is_given",
     "load",
     "offered",
     "resolve_model",

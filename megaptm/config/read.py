@@ -37,12 +37,79 @@ class Draft:
     """Every broken rule, a sentence each."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """What files and overrides say, before it is checked."""
+
+    path: Path
+    levels: tuple[tuple[Layer, ...], ...]
+    """The layers of the files, furthest ancestor first, each alone; then, together, what was typed."""
+
+    @classmethod
+    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Written:
+        """The file at `path`, or of that name, and those that it extends; one that is no YAML is a `UserError`."""
+        found = find_config(Path(path))
+        typed = tuple(read_override(text) for text in overrides)
+        return cls(found, (*((layer,) for layer in _extended(found, ())), typed))
+
+    def plus(self, override: str) -> Written:
+        """The same, with one override more."""
+        *files, typed = self.levels
+        return Written(self.path, (*files, (*typed, read_override(override))))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All layers, one over the other."""
+        values: dict[str, Any] = {}
+        for layer in chain.from_iterable(self.levels):
+            values = _merged(values, layer.values)
+        return values
+
+    def gives(self, key: str) -> bool:
+        """Whether any of them sets `key` (dotted)."""
+        value: Any = self.values
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value is not None
+
+    def draft(self) -> Draft:
+        """The config with all mistakes kept apart."""
+        values, origins = self.values, dict[str, str]()
+        for layer in chain.from_iterable(self.levels):
+            origins.update(layer.origins)
+        mistakes: list[str] = []
+        try:
+            chosen, devices = choose(values, self.levels)
+            config = Config.model_validate(chosen)
+        except ValidationError as error:
+            mistakes += sentences(error, origins=origins, source=str(self.path))
+            try:
+                chosen, devices = choose(_without_unknown(values, error), self.levels)
+                config = Config.model_validate(chosen)
+            except ValidationError:
+                return Draft(None, tuple(mistakes))
+        unfit = list(misfit(config, devices)) if devices is not None else []
+        if devices is not None and not unfit:
+            config = spread(config, devices)
+        mistakes += [*broken(config), *unfit]
+        return Draft(config if mistakes else resolved(config), tuple(mistakes))
+
+    def load(self) -> Config:
+        """The config, checked, its model's numbers told; mistakes are a `UserError`."""
+        found = self.draft()
+        if found.config is None or found.mistakes:
+            raise _complaint(found.mistakes)
+        return found.config
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told."""
-    found = draft(path, overrides)
-    if found.config is None or found.mistakes:
-        raise _complaint(found.mistakes)
-    return found.config
+    return Written.read(path, overrides).load()
+
+
+def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
+    """The same, with all mistakes kept apart; a file that is no YAML at all is a `UserError`."""
+    return Written.read(path, overrides).draft()
 
 
 def _complaint(mistakes: Sequence[str]) -> UserError:
@@ -53,49 +120,9 @@ def _complaint(mistakes: Sequence[str]) -> UserError:
     return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MOST_TOLD], *more)
 
 
-def is_given(path: str | Path, overrides: Sequence[str], key: str) -> bool:
-    """Whether the file at `path`, one that it extends or an override sets `key` (dotted)."""
-    value: Any = {}
-    for layer in chain(_extended(find_config(Path(path)), ()), (read_override(text) for text in overrides)):
-        value = _merged(value, layer.values)
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value is not None
-
-
-def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
-    """The same, with all mistakes kept apart; a file that is no YAML at all is a `UserError`."""
-    path = find_config(Path(path))
-    levels = [*([layer] for layer in _extended(path, ())), [read_override(text) for text in overrides]]
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for layer in chain.from_iterable(levels):
-        values = _merged(values, layer.values)
-        origins.update(layer.origins)
-    mistakes: list[str] = []
-    try:
-        chosen, devices = choose(values, levels)
-        config = Config.model_validate(chosen)
-    except ValidationError as error:
-        mistakes += sentences(error, origins=origins, source=str(path))
-        try:
-            chosen, devices = choose(_without_unknown(values, error), levels)
-            config = Config.model_validate(chosen)
-        except ValidationError:
-            return Draft(None, tuple(mistakes))
-    unfit = list(misfit(config, devices)) if devices is not None else []
-    if devices is not None and not unfit:
-        config = spread(config, devices)
-    mistakes += [*broken(config), *unfit]
-    return Draft(config if mistakes else resolved(config), tuple(mistakes))
-
-
 def offered(path: str | Path) -> list[int]:
     """Numbers of devices that the file at `path` has a layout for."""
-    values: dict[str, Any] = {}
-    for layer in _extended(find_config(Path(path)), ()):
-        values = _merged(values, layer.values)
-    return sorted(values.get("layouts", {}))
+    return sorted(Written.read(path).values.get("layouts", {}))
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def corpus_tokenizer(config: Config) -> Tokenizer:
 
 def corpus_vocabulary(config: Config) -> int | None:
     """Ids of the tokenizer of the mix's first corpus; None where that is not there, yet."""
-    place = next(iter(config.data.mix))
-    if not exists(join(place, MANIFEST)):
+    place, cache = next(iter(config.data.mix)), cache_of(config)
+    if not exists(join(place, MANIFEST), cache.patience):
         return None
-    return Corpus.open(place, cache_of(config)).manifest.tokenizer["vocabulary"]
+    return Corpus.open(place, cache).manifest.tokenizer["vocabulary"]
 
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:

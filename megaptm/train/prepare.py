@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
-from megaptm.config import Config, Draft, draft, dump, is_given, load
+from megaptm.config import Config, Draft, Written, dump, load
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.storage import write_whole
+from megaptm.track.page import default_uri
 from megaptm.train.corpora import corpus_vocabulary
 from megaptm.train.submitted import refuse_queued
 
@@ -55,31 +56,32 @@ WRITTEN = "MEGAPTM_CONFIG"
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config that a command names: a YAML file, or the folder of a run that was begun."""
-    return settle(load(*_with_vocabulary(*_named(path, overrides))))
+    return settle(_with_vocabulary(_written(path, overrides)).load())
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     """The same, with all its mistakes and as far as it can be read."""
-    path, overrides = _named(path, overrides)
+    written = _written(path, overrides)
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
-        path, overrides = _with_vocabulary(path, overrides)
-    found = draft(path, overrides)
+        written = _with_vocabulary(written)
+    found = written.draft()
     return found if found.config is None else replace(found, config=settle(found.config))
 
 
-def _named(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
-    if not path.is_dir():
-        return path, overrides
-    # A folder may have been moved since; it is the run wherever it lies.
-    return path / CONFIG, [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
+def _written(path: Path, overrides: Sequence[str]) -> Written:
+    if path.is_dir():
+        # A folder may have been moved since; it is the run wherever it lies.
+        overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
+        path = path / CONFIG
+    return Written.read(path, overrides)
 
 
-def _with_vocabulary(path: Path, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
+def _with_vocabulary(written: Written) -> Written:
     """A `model.vocabulary` that nobody gives is that of the corpora, once there are some."""
-    if is_given(path, overrides, "model.vocabulary") or (config := draft(path, overrides).config) is None:
-        return path, overrides
+    if written.gives("model.vocabulary") or (config := written.draft().config) is None:
+        return written
     vocabulary = corpus_vocabulary(config)
-    return path, overrides if vocabulary is None else [*overrides, f"model.vocabulary={vocabulary}"]
+    return written if vocabulary is None else written.plus(f"model.vocabulary={vocabulary}")
 
 
 def settle(config: Config) -> Config:
@@ -94,6 +96,8 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
     check_phase(config)
+    if config.track.enabled and config.track.uri is None:
+        default_uri(run)  # raises where there can be none
     refuse_queued(run)
     try:
         with RunLock(run, attempt=attempt):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import dump, is_given, load
+from megaptm.config import Written, dump, load
 from megaptm.errors import UserError
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
@@ -261,16 +261,16 @@ def test_a_colon_without_a_space_is_pointed_at(minimal, override, told):
 def test_what_is_given_is_known_wherever_it_was_written(minimal, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: minimal.yaml\nmodel: {vocabulary: 300}\n")
-    assert is_given(path, [], "model.vocabulary")
-    assert not is_given(path, ["model.vocabulary=null"], "model.vocabulary")
-    assert not is_given(minimal, [], "model.vocabulary")
-    assert is_given(minimal, ["model={vocabulary: 5}"], "model.vocabulary")
-    assert is_given("demo/gpt2", [], "model.vocabulary")
+    assert Written.read(path, []).gives("model.vocabulary")
+    assert not Written.read(path, ["model.vocabulary=null"]).gives("model.vocabulary")
+    assert not Written.read(minimal, []).gives("model.vocabulary")
+    assert Written.read(minimal, ["model={vocabulary: 5}"]).gives("model.vocabulary")
+    assert Written.read("demo/gpt2", []).gives("model.vocabulary")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_a_tiny_model_takes_the_vocabulary_of_whatever_corpus_it_is_given(family):
-    assert not is_given(TINY.with_name(f"{family}.yaml"), [], "model.vocabulary")
+    assert not Written.read(TINY.with_name(f"{family}.yaml"), []).gives("model.vocabulary")
 
 
 def test_bytes_that_are_not_utf8_and_folders_are_refused(tmp_path):
@@ -311,3 +311,11 @@ def test_numbers_are_those_of_yaml_1_2(minimal):
     config = load(minimal, written)
     assert (config.train.steps, config.train.batch, config.train.seed) == (1000, 16, 15)
     assert (config.optimizer.lr, config.run) == (1e-4, "2026-01-01")
+
+
+def test_what_was_read_takes_one_override_more_without_its_file(minimal):
+    expected = load(minimal, ["train.steps=7", "model.vocabulary=300"])
+    written = Written.read(minimal, ["train.steps=7"])
+    minimal.unlink()
+    assert written.plus("model.vocabulary=300").load() == expected
+    assert not written.gives("model.vocabulary")

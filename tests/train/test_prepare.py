@@ -64,6 +64,12 @@ def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_o
     assert read_config(path, absent).model.vocabulary == load(path, absent).model.vocabulary == 50257
 
 
+def test_a_corpus_that_does_not_answer_is_waited_for_as_long_as_the_config_says(tmp_path, faults):
+    faults.down()
+    with pytest.raises(UserError, match=r"^s3://corpora/tiny/manifest.json could not be reached for \d s "):
+        read_config(TINY, [f"run={tmp_path / 'run'}", "data.mix={s3://corpora/tiny: 1}", "data.patience=1"])
+
+
 @pytest.mark.parametrize("name", ["emoji 😀", "it's #1", 'say "x"', "100%", "back\\slash", "a=b: {c}", "010"])
 def test_a_run_is_continued_whatever_its_folder_is_called(config, tmp_path, name):
     begun = config().model_copy(update={"run": str(tmp_path / name)})
