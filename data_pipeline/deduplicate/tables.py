@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from megaptm.errors import UserError
 from megaptm.storage import Appearing
 
 COLUMNS = np.dtype([("digest", "<u8", 2), ("size", "<i8"), ("offset", "<i8")])
@@ -18,9 +19,14 @@ def save(path: str, array: np.ndarray) -> None:
 def load(path: str) -> np.ndarray:
     """An array that stays in its file: what is read of it is all that takes memory. An empty one has no file to map."""
     try:
-        return np.load(path, mmap_mode="r")
-    except ValueError:
-        return np.load(path)
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError:
+            return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError):
+        raise UserError(
+            f"{path} is damaged: start the build again, which makes it anew, and look at the disk it is on."
+        ) from None
 
 
 class Rows:

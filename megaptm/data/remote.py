@@ -35,6 +35,7 @@ class Mirror:
                 f"{address} does not exist, so {url} is not a finished corpus: check the address, or build it with "
                 "`megaptm corpus build`."
             )
+        storage.refuse_large(address, storage.size_of(address, cache.patience))
         content = storage.read(address, cache.patience)
         manifest = parse_manifest(content, address)
         mirror = cls(url, cache.folder / f"{url.rpartition('/')[2]}-{manifest['id'][:16]}", cache)
@@ -55,6 +56,7 @@ class Mirror:
                 storage.file_name(name)
             except ValueError as error:
                 raise UserError(f"{source}: {error}: build the corpus again.") from None
+            storage.refuse_large(storage.join(source, name), size)
             if again or not (folder / name).exists():
                 storage.download(storage.join(source, name), folder / name, size=size, patience=self.cache.patience)
 

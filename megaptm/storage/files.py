@@ -14,6 +14,8 @@ from megaptm.storage.patience import Patience
 from megaptm.storage.remote import CHUNK, Remote
 
 PATIENCE = Patience()
+LARGEST = 256 << 20
+"""Bytes of a manifest or a file of a tokenizer. The largest vocabularies take 40 MB."""
 
 
 def is_remote(place: str | os.PathLike[str]) -> bool:
@@ -42,6 +44,14 @@ def size_of(place: str, patience: Patience = PATIENCE) -> int:
 def read(place: str, patience: Patience = PATIENCE) -> bytes:
     """The whole of a small file."""
     return Remote(place, patience).read() if is_remote(place) else _present(place).read_bytes()
+
+
+def refuse_large(place: str, size: int) -> None:
+    """Raise where what should describe something is so large that it cannot be that."""
+    if size > LARGEST:
+        raise UserError(
+            f"{place} has {size:,} bytes, more than the {LARGEST:,} that such a file may have: check the address."
+        )
 
 
 def listed(place: str, patience: Patience = PATIENCE) -> dict[str, int]:

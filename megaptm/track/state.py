@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
+from typing import Annotated
 
-from megaptm.storage import write_whole
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from megaptm.errors import UserError
+from megaptm.storage import parse_json, validated, write_whole
 
 logger = logging.getLogger(__name__)
 
 STATE = "track.json"
+REMEDY = "remove it"
 
 
-@dataclass
+@dataclass(config=ConfigDict(extra="forbid"))
 class State:
     """What a restart needs to know, `run/track.json`."""
 
@@ -25,7 +31,7 @@ class State:
     """Tag by which the MLflow run is found again if we died between its creation and this file."""
     run_id: str | None = None
     experiment_id: str | None = None
-    shipped: int = 0
+    shipped: Annotated[int, Field(ge=0)] = 0
     """Bytes of the journal that MLflow has."""
 
     @classmethod
@@ -34,8 +40,8 @@ class State:
         path = run / STATE
         if path.exists():
             try:
-                state = cls(**json.loads(path.read_bytes()))
-            except (ValueError, TypeError):
+                state = validated(cls, parse_json(path.read_bytes(), path, remedy=REMEDY), path, remedy=REMEDY)
+            except UserError:
                 logger.warning("%s is damaged; the run is reported to MLflow anew", path)
             else:
                 if (state.uri, state.experiment) == (uri, experiment):

@@ -173,6 +173,22 @@ def test_a_corpus_built_again_at_its_url_is_not_taken_for_the_old_one(tmp_path, 
         assert_same(samples(opened(place, cache)), samples(opened(tmp_path / str(seed))))
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer/tokenizer.json"])
+def test_what_is_too_large_to_describe_a_corpus_is_not_fetched(tmp_path, faults, monkeypatch, name):
+    place = "s3://corpora/large"
+    tiny_corpus(tmp_path / "corpus", seed=9)
+    (tmp_path / "corpus/tokenizer").mkdir(exist_ok=True)
+    with (tmp_path / "corpus" / name).open("a") as file:
+        file.write(" " * 100_001)
+    publish(tmp_path / "corpus", place, PATIENCE)
+    monkeypatch.setattr("megaptm.storage.files.LARGEST", 100_000)
+    with pytest.raises(
+        UserError, match=rf"^{place}/{name} has [\d,]+ bytes, more than the 100,000 .*check the address"
+    ):
+        Corpus.open(place, Cache(tmp_path / "cache", patience=PATIENCE))
+    assert not list((tmp_path / "cache").rglob(name))
+
+
 def _read_all(cache, results):
     results.put([sample["tokens"].tolist() for sample in samples(opened(URL, cache))])
 

@@ -1,0 +1,28 @@
+"""Tables of unfinished work: read as they were written, or called damaged."""
+
+import numpy as np
+import pytest
+
+from data_pipeline.deduplicate.tables import load, save
+from megaptm.errors import UserError
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_table_is_read_as_it_was_written(tmp_path, rows):
+    save(str(tmp_path / "it.npy"), np.arange(rows))
+    assert load(str(tmp_path / "it.npy")).tolist() == list(range(rows))
+
+
+@pytest.mark.parametrize("spoil", [lambda content: b"", lambda content: content[:-1], lambda content: b"?" * 200])
+def test_a_damaged_table_is_told_in_a_sentence(tmp_path, spoil):
+    path = tmp_path / "it.npy"
+    save(str(path), np.arange(9))
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(UserError, match=r"it.npy is damaged: start the build again"):
+        load(str(path))
+
+
+def test_a_table_of_python_objects_is_not_unpickled(tmp_path):
+    np.save(tmp_path / "it.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match=r"it.npy is damaged"):
+        load(str(tmp_path / "it.npy"))

@@ -1,0 +1,31 @@
+"""What a restart knows of what MLflow has: taken if it can be true, else begun anew."""
+
+import json
+
+import pytest
+
+from megaptm.track.state import STATE, State
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path):
+    state = State.read(tmp_path, uri=None, experiment="mine")
+    state.run_id, state.shipped = "abc", 12
+    state.write(tmp_path)
+    assert State.read(tmp_path, uri=None, experiment="mine") == state
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shipped": "twelve"}, {"shipped": -1}, {"shipped": 1.5}, {"run_id": 7}, {"job": None}, {"experiment_id": ["1"]}],
+)
+def test_a_state_of_wrong_types_is_begun_anew(tmp_path, change):
+    state = State.read(tmp_path, uri=None, experiment="mine")
+    content = json.loads((tmp_path / STATE).read_bytes())
+    (tmp_path / STATE).write_text(json.dumps(content | change))
+    assert State.read(tmp_path, uri=None, experiment="mine").job != state.job
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "{", '{"uri": null}'])
+def test_a_state_of_another_shape_is_begun_anew(tmp_path, content):
+    (tmp_path / STATE).write_text(content)
+    assert State.read(tmp_path, uri=None, experiment="mine").shipped == 0
