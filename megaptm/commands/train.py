@@ -66,37 +66,41 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 def _launch(config: Config) -> int:
     from megaptm.train.corpora import check_corpora
     from megaptm.train.launch import launch
-    from megaptm.train.prepare import discard_unused, environment_of, note_launch, prepare
+    from megaptm.train.prepare import discard_unused, environment_of, note_launch, only_start, prepare
     from megaptm.train.terminal import title
 
     is_new = not Path(config.run).exists()
     check_corpora(config)
-    run = prepare(config)
-    note_launch(run)
-    click.echo(title(config))
-    command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
-    try:
-        return launch(
-            command,
-            processes=config.layout.processes,
-            run=run,
-            environment=environment_of(config),
-            threads=config.train.threads,
-            hang_seconds=config.train.hang_seconds,
-            patience=config.data.patience,
-        )
-    except UserError:
-        if is_new:
-            discard_unused(run)
-        raise
+    with only_start(config):
+        run = prepare(config)
+        note_launch(run)
+        click.echo(title(config))
+        command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
+        try:
+            return launch(
+                command,
+                processes=config.layout.processes,
+                run=run,
+                environment=environment_of(config),
+                threads=config.train.threads,
+                hang_seconds=config.train.hang_seconds,
+                patience=config.data.patience,
+            )
+        except UserError:
+            if is_new:
+                discard_unused(run)
+            raise
 
 
 def _be_a_worker(config: Config, *, rank: int) -> int:
     from megaptm.train.corpora import check_corpora
-    from megaptm.train.prepare import note_launch, prepare, wait_until_prepared
+    from megaptm.train.prepare import note_launch, only_start, prepare, wait_until_prepared
     from megaptm.train.run import run_worker
 
-    if rank == 0:
-        check_corpora(config)
-        note_launch(prepare(config))
-    return run_worker(str(wait_until_prepared(config)))
+    if rank > 0:
+        return run_worker(str(wait_until_prepared(config)))
+    check_corpora(config)
+    with only_start(config):
+        run = prepare(config)
+        note_launch(run)
+        return run_worker(str(run))

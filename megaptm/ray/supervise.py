@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from megaptm.config import Config
@@ -20,7 +21,7 @@ from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, hung_
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.train.crew import forwarding
-from megaptm.train.prepare import discard_unused, environment_of, note_launch, prepare
+from megaptm.train.prepare import discard_unused, environment_of, note_launch, only_start, prepare
 from megaptm.train.verdict import judge, judge_hang, judge_interrupt
 
 BUSY_SECONDS = 10.0
@@ -48,19 +49,22 @@ class Supervisor:
         self._attempt = Attempt.here() or Attempt(secrets.token_hex(4), 0, 0)
         self._asked: list[int] = []
         """Signals that asked for a stop."""
+        self._held, self._begun = ExitStack(), False
+        """What keeps other commands from the run, once this one has room for it."""
 
     def supervise(self) -> int:
         """Until the run is done, cannot go on, or was asked to stop; returns the exit code."""
         is_new = not self._run.exists()
-        try:
-            with forwarding(self._asked.append):
-                return self._supervise()
-        except KeyboardInterrupt:
-            return judge_interrupt(run=self._run)
-        except UserError:
-            if is_new and self._run.exists():
-                discard_unused(self._run)
-            raise
+        with self._held:
+            try:
+                with forwarding(self._asked.append):
+                    return self._supervise()
+            except KeyboardInterrupt:
+                return judge_interrupt(run=self._run)
+            except UserError:
+                if is_new and self._begun:
+                    discard_unused(self._run)
+                raise
 
     def _supervise(self) -> int:
         found = self._first_room()
@@ -112,6 +116,9 @@ class Supervisor:
             found,
             Start(found.berths, found.group, kind=found.kind, run=self._run, logs=logs, watchdog=watchdog) as start,
         ):
+            if not self._begun:
+                self._held.enter_context(only_start(config, attempt=self._attempt))
+                self._begun = True
             prepare(config, attempt=self._attempt)
             self._note(found)
             start.begin(self._attempt.environment() | environment_of(config), threads=config.train.threads)

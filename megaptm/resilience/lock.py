@@ -18,6 +18,8 @@ from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
 
 FILE = "lock"
+STARTING = "launch.lock"
+"""Of the command that starts a run's processes, from before it writes anything there until all have ended."""
 BEAT_SECONDS = 5.0
 # A holder on another host counts as dead after this many beats without one.
 PATIENCE_BEATS = 4
@@ -39,9 +41,11 @@ class RunLock:
     who opens a file reads what was written and synced before (close-to-open, as NFS calls it).
     """
 
-    def __init__(self, run: Path, *, attempt: Attempt | None = None, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self, run: Path, *, attempt: Attempt | None = None, beat_seconds: float = BEAT_SECONDS, file: str = FILE
+    ) -> None:
         self.run = Path(run)
-        self.path = self.run / FILE
+        self.path = self.run / file
         self.token = secrets.token_hex(8)
         self._beat_seconds = beat_seconds
         self.attempt = attempt or Attempt.here()
@@ -75,7 +79,9 @@ class RunLock:
 
     def still_mine(self) -> bool:
         """Whether no other job has taken over the run since. Ask before anything that cannot be taken back."""
-        return self._file is not None and (holds(self.run, self.token) or self._follows(_holder(self.path)))
+        return self._file is not None and (
+            holds(self.run, self.token, self.path.name) or self._follows(_holder(self.path))
+        )
 
     def must_be_mine(self) -> None:
         """Raise a `UserError` when it no longer is."""
@@ -142,7 +148,7 @@ class RunLock:
             if not self.still_mine():
                 return
             with contextlib.suppress(OSError):
-                if not holds(self.run, self.token):
+                if not holds(self.run, self.token, self.path.name):
                     self._sign()  # an earlier attempt was about to sign when it was lost, and has done so now
                 os.utime(self.path)
                 if (file := self._file) is not None:
@@ -166,9 +172,9 @@ class RunLock:
         self._file = None
 
 
-def holds(run: Path, token: str) -> bool:
-    """Whether the run's lock names this token: lets a worker ask on behalf of the process that took the lock."""
-    return _holder(Path(run) / FILE).get("token") == token
+def holds(run: Path, token: str, file: str = FILE) -> bool:
+    """Whether the run's lock names this token."""
+    return _holder(Path(run) / file).get("token") == token
 
 
 def in_use(run: Path, *, now: float) -> str | None:

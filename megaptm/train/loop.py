@@ -51,8 +51,8 @@ def train(run: Training, *, start: int) -> int:
     batches, unreadable = _try_to_read(run) if start < config.steps else (None, None)
     if agree(isinstance(unreadable, StopError)):
         return EXIT_CONTINUE
-    if unreadable is not None:
-        raise unreadable
+    if mistake := _first_mistake(unreadable):
+        raise mistake
     for step in range(start, config.steps):
         rate = rate_of(run.config, step)
         result = _step(run, batches, step, rate)
@@ -69,12 +69,18 @@ def train(run: Training, *, start: int) -> int:
             _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.saver.advance()
-        if isinstance(unreadable, UserError):
-            raise UserError(f"{str(unreadable).removesuffix('.')}; the run is saved at step {done}.")
+        if (last or stopping) and (mistake := _first_mistake(unreadable)):
+            raise UserError(f"{str(mistake).removesuffix('.')}; the run is saved at step {done}.")
         if stopping and not last:
             _tell_who_was_asked(run, done)
             return EXIT_CONTINUE
     return 0
+
+
+def _first_mistake(mine: UserError | StopError | None) -> UserError | None:
+    """All ranks ask: all end by one rank's mistake, and the journal with the code that the command ends with."""
+    mistakes = from_all(str(mine) if isinstance(mine, UserError) else None)
+    return next((UserError(sentence) for sentence in mistakes if sentence is not None), None)
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from megaptm.config import Config, Draft, Written, dump, load
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
-from megaptm.resilience.lock import RunLock
+from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.storage import write_whole
 from megaptm.track.page import default_uri
 from megaptm.train.corpora import corpus_vocabulary
@@ -92,6 +93,27 @@ def settle(config: Config) -> Config:
     return config.model_copy(update={"run": _absolute(config.run), "data": data})
 
 
+@contextlib.contextmanager
+def only_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
+    """While it is entered no other command starts the run: it is refused before it has written anything there."""
+    check_phase(config)
+    run = Path(config.run)
+    with ExitStack() as held:
+        with _folder_errors_told(run):
+            held.enter_context(RunLock(run, attempt=attempt, file=STARTING))
+        yield
+
+
+@contextlib.contextmanager
+def _folder_errors_told(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
+        raise UserError(no_folder(run, error)) from None
+
+
 def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
@@ -99,16 +121,11 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     if config.track.enabled and config.track.uri is None:
         default_uri(run)  # raises where there can be none
     refuse_queued(run)
-    try:
-        with RunLock(run, attempt=attempt):
-            if (run / CONFIG).exists() and trained(run):
-                for change in changes(load(run / CONFIG), config):
-                    raise UserError(change)
-            write_whole(run / CONFIG, dump(config).encode())
-    except OSError as error:
-        if error.errno not in NO_PLACE:
-            raise
-        raise UserError(no_folder(run, error)) from None
+    with _folder_errors_told(run), RunLock(run, attempt=attempt):
+        if (run / CONFIG).exists() and trained(run):
+            for change in changes(load(run / CONFIG), config):
+                raise UserError(change)
+        write_whole(run / CONFIG, dump(config).encode())
     return run
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.objectives import OBJECTIVES
 from megaptm.processes import end_with_parent
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
@@ -116,7 +116,11 @@ def _work(
     )
     code = EXIT_FAILURE
     try:
-        code = train(training, start=start)
+        with storage_errors_told(run):
+            code = train(training, start=start)
+    except UserError:
+        code = EXIT_USER_ERROR
+        raise
     finally:
         heartbeat.enter("ending")
         feed.close()

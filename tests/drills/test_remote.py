@@ -109,6 +109,7 @@ def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path
     assert sentence.endswith(f"see that its server answers, and start again; the run is saved at step {step}.")
     assert "Traceback" not in err
     assert checkpoints(run) == [step]
+    assert [event["code"] for event in read_events(run) if event["kind"] == "exit"] == [2]
     faults.up()
     done = finish(*remote)
     assert done.returncode == 0, done.stderr

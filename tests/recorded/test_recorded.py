@@ -33,7 +33,25 @@ OBJECTIVES = {
     "wordpiece": ("masked-lm", "masked-lm-whole-word", "masked-lm-next-sentence"),
     "unigram": ("span-corruption",),
 }
-WORDS = ["the", "of", "a", "river", "stone", "walks", "under", "every", "bright", "morning", "and", "seven", "small", "birds", "talk", "about", "rain"]
+WORDS = [
+    "the",
+    "of",
+    "a",
+    "river",
+    "stone",
+    "walks",
+    "under",
+    "every",
+    "bright",
+    "morning",
+    "and",
+    "seven",
+    "small",
+    "birds",
+    "talk",
+    "about",
+    "rain",
+]
 
 
 def text(number: int) -> str:
