@@ -53,10 +53,9 @@ class Recipe:
     annotate: Annotations | None = None
     """What is kept beside the tokens; absent: sentences, where the tokenizer can separate two."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
-    validation: float = 0.02
-    """Share of the documents held out, by hash."""
-    validation_bytes: int = 64 << 10
-    """Text held out at least, where any is, but no more than about a fifth of all: a run validates on whole batches."""
+    validation: float | None = None
+    """Share of the documents held out, by hash; absent: 0.02, and of little text as much more as a run needs to be
+    validated (`selection.LEAST_HELD`)."""
     seed: int = 0
     """Another seed holds out other documents."""
     limit_bytes: int | None = None
@@ -69,9 +68,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("sources must name at least one file, folder or glob.")
-        if not 0 <= self.validation < 1:
+        if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
-        for name in ("limit_bytes", "shard_bytes", "validation_bytes"):
+        for name in ("limit_bytes", "shard_bytes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be 1 or more, not {value}.")
 

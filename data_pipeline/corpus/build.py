@@ -115,7 +115,6 @@ def choose(recipe: Recipe, parts: Sequence[Part], work: Work, dropped: Dropped) 
         parts,
         duplicates.stay,
         validation=recipe.validation,
-        validation_bytes=recipe.validation_bytes,
         seed=recipe.seed,
         limit_bytes=recipe.limit_bytes,
     )
@@ -176,9 +175,9 @@ def _notes(recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest:
     """What a user should know although nothing failed."""
     notes = []
     held = manifest.splits["validation"]
-    if recipe.validation > 0 and not held.samples:
+    if recipe.validation != 0 and not held.samples:
         notes.append("there is a single document, so nothing could be held out for validation")
-    elif recipe.validation > 0 and held.tokens < BATCH_TOKENS:
+    elif recipe.validation != 0 and held.tokens < BATCH_TOKENS:
         notes.append(_little_held(selection, manifest))
     if recipe.tokenizer.folder is None and tokenizer.vocabulary < recipe.tokenizer.vocabulary:
         notes.append(

@@ -12,8 +12,11 @@ import numpy as np
 EVERY = 1 << 64
 """A bound that all 64-bit hashes lie below."""
 
-MOST_HELD = 0.2
-"""Share of the text that is held out of little text, so that a run can be validated at all."""
+HELD = 0.02
+"""Share of the documents that is held out unless another is given."""
+LEAST_HELD, MOST_HELD = 64 << 10, 0.2
+"""Then at least so many bytes are held out, but no more than about this share of all: a run is validated on whole
+batches, of which 0.02 of little text are none."""
 
 
 class Documents(Protocol):
@@ -37,7 +40,7 @@ Place = tuple[int, np.ndarray]
 @dataclass(frozen=True)
 class Selection:
     """Rules on a document's hashes. A document's split depends on its text and the seed, so that adding sources later
-    moves no document across; or, where the least text to hold out was more than its share, some into training."""
+    moves no document across; or some into training, where the least text to hold out was more than its share."""
 
     parts: Sequence[Documents]
     stays: Callable[[int], np.ndarray]
@@ -86,13 +89,13 @@ def select(
     parts: Sequence[Documents],
     stays: Callable[[int], np.ndarray],
     *,
-    validation: float,
-    validation_bytes: int = 1,
+    validation: float | None = None,
     seed: int,
     limit_bytes: int | None = None,
 ) -> Selection:
-    """Keep at most `limit_bytes` of what stays, and hold out a share of it: of little text at least `validation_bytes`
-    or a `MOST_HELD` of all. But train always gets a document, and validation too where there are two."""
+    """Keep at most `limit_bytes` of what stays, and hold out a share of it: where none is given `HELD`, and of little
+    text at least `LEAST_HELD` or `MOST_HELD` of all. But train always gets a document, and validation too where there
+    are two."""
     below = EVERY if limit_bytes is None else hash_bound(lambda: _hashes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
     highest = total = 0
@@ -100,9 +103,10 @@ def select(
         if len(draws):
             highest, total = max(highest, int(draws.max())), total + int(sizes.sum())
     held_below = 0
-    if validation > 0 and total:
-        wanted = max(min(validation_bytes, int(MOST_HELD * total)), 1)
-        held_below = max(int(validation * EVERY), least_bound(lambda: _salted(parts, stays, below, salt), wanted))
+    if validation != 0 and total:
+        wanted = 1 if validation is not None else max(min(LEAST_HELD, int(MOST_HELD * total)), 1)
+        least = least_bound(lambda: _salted(parts, stays, below, salt), wanted)
+        held_below = max(int((HELD if validation is None else validation) * EVERY), least)
     return Selection(parts, stays, below, salt, min(held_below, highest))
 
 
