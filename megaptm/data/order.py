@@ -93,7 +93,11 @@ class OpenShards:
     def _open(self, number: int) -> Shard:
         verify = "none" if self._checked[number] else self.verify
         shard = self.corpus.open_shard(self.info(number), verify)
-        shard.vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
+        vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
+        if self.verify != "hash":
+            shard.vocabulary = vocabulary  # its bytes may change between two reads, and nobody would know
+        elif not self._checked[number]:
+            shard.check_ids(vocabulary)
         self._checked[number] = 1
         return shard
 

@@ -26,12 +26,12 @@ def folder(tmp_path):
     return tmp_path / "corpus"
 
 
-def mix_of(folder, objective="causal-lm"):
-    return open_mix({str(folder): 1.0}, objective=objective, sequence=32, seed=0, special=tiny_special())
+def mix_of(folder, objective="causal-lm", **options):
+    return open_mix({str(folder): 1.0}, objective=objective, sequence=32, seed=0, special=tiny_special(), **options)
 
 
-def read_all(folder, objective="causal-lm"):
-    mix = mix_of(folder, objective)
+def read_all(folder, objective="causal-lm", **options):
+    mix = mix_of(folder, objective, **options)
     for number in range(mix.orders[0].per_epoch):
         mix.sample(number)
 
@@ -89,7 +89,8 @@ def test_a_document_that_takes_all_of_its_shard_is_not_counted_as_less(folder):
         read_all(folder)
 
 
-def test_an_id_beyond_the_tokenizer_is_refused(folder):
+@pytest.mark.parametrize("verify", ["none", "size", "hash"])
+def test_an_id_beyond_the_tokenizer_is_refused(folder, verify):
     path = folder / "train-000000.tar"
     at, count = np.load(folder / "train-000000.index.npy")[0, :2].tolist()
     content = bytearray(path.read_bytes())
@@ -97,7 +98,7 @@ def test_an_id_beyond_the_tokenizer_is_refused(folder):
     path.write_bytes(content)
     seal_corpus(folder)
     with pytest.raises(UserError, match="holds id 65,535, beyond the 1,000 of its tokenizer"):
-        read_all(folder)
+        read_all(folder, verify=verify)
 
 
 @pytest.mark.parametrize("objective", ["masked-lm-next-sentence", "masked-lm-whole-word"])
