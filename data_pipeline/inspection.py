@@ -43,13 +43,18 @@ def inspect_corpus(
         console.print(panel)
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 shard`, `2,000 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def _summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     table = Table(title=f"corpus {corpus.name}", title_justify="left", box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
     table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
-        counts = f"{split.samples:,} documents, {split.tokens:,} tokens, {split.bytes:,} bytes of text"
-        table.add_row(name, f"{counts}, {len(split.shards):,} shards")
+        counts = f"{plural(split.samples, 'document')}, {plural(split.tokens, 'token')}, {split.bytes:,} bytes of text"
+        table.add_row(name, f"{counts}, {plural(len(split.shards), 'shard')}")
     table.add_row("made from", json.dumps(corpus.manifest.made_from, ensure_ascii=False))
     return table
 

@@ -97,7 +97,8 @@ def texts(data: Iterable[bytes], codec: str) -> Iterator[str]:
 def _not_in(codec: str, error: UnicodeDecodeError, offset: int) -> tuple[str, str, str]:
     name = codec.upper() if codec.startswith("utf") else codec
     what = f"is not {name}: byte 0x{error.object[error.start]:02x} at offset {offset:,}"
-    return f"not {name}", what, f"convert it to {name}"
+    remedy = "convert it to UTF-8, or give its source `encoding: auto`" if codec == "utf-8" else f"convert it to {name}"
+    return f"not {name}", what, remedy
 
 
 def _not_utf8(data: Iterator[bytes]) -> bytes:

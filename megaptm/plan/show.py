@@ -192,4 +192,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _days(days: float) -> str:
-    return f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.2g} hours"
+    for unit, length in (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0)):
+        if days * length >= 1:
+            return f"{days * length:,.1f} {unit}"
+    return f"{days * 86400:,.2g} seconds"

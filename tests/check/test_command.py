@@ -32,5 +32,8 @@ def test_a_topic_that_is_none_is_told_with_those_there_are(bench):
 def test_a_config_that_is_no_file_is_one_fault():
     code, lines = printed("nowhere.yaml")
     assert code == 2
-    assert lines[0] == "✗ config     nowhere.yaml: no such config file; give the path of a YAML file."
+    assert (
+        lines[0]
+        == "✗ config     nowhere.yaml: no such config file; give the path of a YAML file, or a name such as tiny/gpt2."
+    )
     assert lines[-1] == "Faults: 1 fault."

@@ -56,7 +56,7 @@ def test_the_report_counts_what_arrived_and_what_did_not(built):
         "no known format": 1,
     }
     assert report["examples"]["no known format"] == [["library/picture.png", ""]]
-    said = "is not UTF-8: byte 0xe9 at offset 3: convert it to UTF-8"
+    said = "is not UTF-8: byte 0xe9 at offset 3: convert it to UTF-8, or give its source `encoding: auto`"
     assert report["examples"]["not UTF-8"] == [["library/latin.txt", said]]
     assert report["said"]["not UTF-8"] == said
     assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
