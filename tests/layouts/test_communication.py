@@ -4,6 +4,7 @@ import pytest
 
 from megaptm.config import Communication, Layout
 from tests.layouts.cases import train_steps
+from tests.ranks import run_ranks
 
 # Rows of each step: a data rank has 2, 4, 2 and 4 micro-batches of one row.
 RAMP = (4, 8, 4, 8)
@@ -35,19 +36,19 @@ CASES = [
 ]
 
 
-def train(pool, layout, communication):
+def train(layout, communication):
     arguments = ("gpt2", layout, len(RAMP), "fp32", communication, RAMP, 8)
-    return pool.run(layout.processes, train_steps, *arguments)
+    return run_ranks(layout.processes, train_steps, *arguments)
 
 
 @pytest.fixture(scope="module")
-def alone(pool):
-    return train(pool, Layout(microbatch=1), Communication())[0]
+def alone():
+    return train(Layout(microbatch=1), Communication())[0]
 
 
 @pytest.mark.parametrize(("setting", "value", "name"), CASES)
-def test_what_is_set_changes_no_number(pool, alone, setting, value, name):
-    for result in train(pool, {**DATA, **STAGES}[name], Communication(**{setting: value})):
+def test_what_is_set_changes_no_number(alone, setting, value, name):
+    for result in train({**DATA, **STAGES}[name], Communication(**{setting: value})):
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert result["norms"] == pytest.approx(alone["norms"], rel=1e-5)
         assert result["evaluation"] == pytest.approx(alone["evaluation"], rel=1e-5)

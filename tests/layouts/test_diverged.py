@@ -7,6 +7,7 @@ import pytest
 
 from megaptm.config import Layout
 from tests.layouts.cases import ADAM, LOSSES, batch, micro_batches, tiny
+from tests.ranks import run_ranks
 
 LAYOUTS = {
     "one": Layout(microbatch=2),
@@ -64,10 +65,10 @@ def poisoned(gradient, poison):
     ("name", "precision"),
     [*((name, "fp32") for name in LAYOUTS), ("DP2 distributed optimizer", "bf16"), ("TP2", "bf16")],
 )
-def test_one_bad_number_in_one_gradient_changes_nothing_anywhere(pool, name, precision):
+def test_one_bad_number_in_one_gradient_changes_nothing_anywhere(name, precision):
     layout = LAYOUTS[name]
-    clean = [results for results, _ in pool.run(layout.processes, train, layout, precision, [])]
-    told = pool.run(layout.processes, train, layout, precision, POISONS)
+    clean = [results for results, _ in run_ranks(layout.processes, train, layout, precision, [])]
+    told = run_ranks(layout.processes, train, layout, precision, POISONS)
     assert [results for results, _ in told] == clean
     for _, sentences in told:
         assert len(sentences) == len(POISONS)

@@ -5,6 +5,7 @@ import torch
 
 from megaptm.config import Layout
 from tests.layouts.cases import LOSSES, train_steps
+from tests.ranks import run_ranks
 
 LAYOUTS = {
     "one micro-batch": Layout(microbatch=8),
@@ -25,16 +26,16 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def alone(pool):
+def alone():
     """Family -> the one-process run."""
-    return {family: pool.run(1, train_steps, family, Layout(microbatch=2))[0] for family in LOSSES}
+    return {family: run_ranks(1, train_steps, family, Layout(microbatch=2))[0] for family in LOSSES}
 
 
 @pytest.mark.parametrize("family", LOSSES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layout_changes_nothing(pool, alone, family, name):
+def test_layout_changes_nothing(alone, family, name):
     layout = LAYOUTS[name]
-    for result in pool.run(layout.processes, train_steps, family, layout):
+    for result in run_ranks(layout.processes, train_steps, family, layout):
         assert result["losses"] == pytest.approx(alone[family]["losses"], rel=1e-5)
         assert result["norms"] == pytest.approx(alone[family]["norms"], rel=1e-5)
         assert result["evaluation"] == pytest.approx(alone[family]["evaluation"], rel=1e-5)
@@ -42,15 +43,15 @@ def test_layout_changes_nothing(pool, alone, family, name):
 
 @pytest.mark.parametrize("family", LOSSES)
 @pytest.mark.parametrize("name", ["TP2+SP", "PP2", "DP2 distributed optimizer"])
-def test_bf16_stays_close_in_every_layout(pool, family, name):
+def test_bf16_stays_close_in_every_layout(family, name):
     layout = LAYOUTS[name]
-    one = pool.run(1, train_steps, family, Layout(microbatch=2), 5, "bf16")[0]
-    for result in pool.run(layout.processes, train_steps, family, layout, 5, "bf16"):
+    one = run_ranks(1, train_steps, family, Layout(microbatch=2), 5, "bf16")[0]
+    for result in run_ranks(layout.processes, train_steps, family, layout, 5, "bf16"):
         assert result["losses"] == pytest.approx(one["losses"], rel=5e-3)
 
 
-def test_the_stand_in_for_cuda_leaves_default_devices_alone(pool):
-    assert pool.run(1, devices_under_meta) == [{"meta"}]
+def test_the_stand_in_for_cuda_leaves_default_devices_alone():
+    assert run_ranks(1, devices_under_meta) == [{"meta"}]
 
 
 def devices_under_meta():

@@ -8,6 +8,7 @@ from megaptm.config import Layout
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
 from tests.layouts.cases import LOSSES, read_back, tiny, train_and_save
+from tests.ranks import run_ranks
 
 ONE = Layout(microbatch=2)
 TP2 = Layout(microbatch=2, tensor=2)
@@ -23,9 +24,9 @@ PP2_DP2_DISTRIBUTED = Layout(microbatch=2, pipeline=2, data=2, distributed_optim
 BEFORE, AFTER = 2, 3
 
 
-def run(pool, family, layout, folder, *, start, steps, precision="fp32", dropout=0.0, meanwhile=0):
+def run(family, layout, folder, *, start, steps, precision="fp32", dropout=0.0, meanwhile=0):
     arguments = (family, layout, str(folder), start, steps, precision, dropout, meanwhile)
-    return pool.run(layout.processes, train_and_save, *arguments)[0]
+    return run_ranks(layout.processes, train_and_save, *arguments)[0]
 
 
 @pytest.mark.parametrize("family", LOSSES)
@@ -35,11 +36,11 @@ def run(pool, family, layout, folder, *, start, steps, precision="fp32", dropout
     [ONE, TP2_SP, PP2_INTERLEAVED, DP2_DISTRIBUTED],
     ids=["one", "TP2+SP", "PP2 interleaved", "DP2 distributed optimizer"],
 )
-def test_same_layout_continues_to_the_last_bit_with_dropout(pool, tmp_path, family, layout, precision):
+def test_same_layout_continues_to_the_last_bit_with_dropout(tmp_path, family, layout, precision):
     more = {"precision": precision, "dropout": 0.1}
-    whole = run(pool, family, layout, tmp_path / "whole", start=0, steps=BEFORE + AFTER, **more)
-    run(pool, family, layout, tmp_path / "cut", start=0, steps=BEFORE, **more)
-    rest = run(pool, family, layout, tmp_path / "cut", start=BEFORE, steps=AFTER, **more)
+    whole = run(family, layout, tmp_path / "whole", start=0, steps=BEFORE + AFTER, **more)
+    run(family, layout, tmp_path / "cut", start=0, steps=BEFORE, **more)
+    rest = run(family, layout, tmp_path / "cut", start=BEFORE, steps=AFTER, **more)
     assert rest["losses"] == whole["losses"][BEFORE:]
     assert rest["norms"] == whole["norms"][BEFORE:]
 
@@ -48,16 +49,16 @@ def test_same_layout_continues_to_the_last_bit_with_dropout(pool, tmp_path, fami
 @pytest.mark.parametrize(
     "layout", [ONE, PP2_INTERLEAVED, DP2_DISTRIBUTED], ids=["one", "PP2 interleaved", "DP2 distributed optimizer"]
 )
-def test_a_checkpoint_written_while_training_goes_on_is_that_of_its_step(pool, tmp_path, layout, precision):
-    whole = run(pool, "gpt2", layout, tmp_path, start=0, steps=BEFORE, precision=precision, meanwhile=AFTER)
-    rest = run(pool, "gpt2", layout, tmp_path, start=BEFORE, steps=AFTER, precision=precision)
+def test_a_checkpoint_written_while_training_goes_on_is_that_of_its_step(tmp_path, layout, precision):
+    whole = run("gpt2", layout, tmp_path, start=0, steps=BEFORE, precision=precision, meanwhile=AFTER)
+    rest = run("gpt2", layout, tmp_path, start=BEFORE, steps=AFTER, precision=precision)
     assert rest["losses"] == whole["losses"][BEFORE:]
     assert rest["norms"] == whole["norms"][BEFORE:]
 
 
-def test_what_is_divided_over_data_ranks_each_reads_its_part_of(pool, tmp_path):
-    run(pool, "gpt2", DP2_DISTRIBUTED, tmp_path, start=0, steps=1)
-    one, other = pool.run(2, read_back, DP2_DISTRIBUTED, str(tmp_path), 1)
+def test_what_is_divided_over_data_ranks_each_reads_its_part_of(tmp_path):
+    run("gpt2", DP2_DISTRIBUTED, tmp_path, start=0, steps=1)
+    one, other = run_ranks(2, read_back, DP2_DISTRIBUTED, str(tmp_path), 1)
     assert one["weight"] == other["weight"] == one["exp_avg"] + other["exp_avg"]
     assert min(one["exp_avg"], other["exp_avg"]) > 0.3 * one["weight"]
 
@@ -77,18 +78,18 @@ def test_what_is_divided_over_data_ranks_each_reads_its_part_of(pool, tmp_path):
     ],
     ids=lambda layout: f"TP{layout.tensor}PP{layout.pipeline}DP{layout.data}{'d' * layout.distributed_optimizer}",
 )
-def test_another_layout_continues_the_same_run(pool, tmp_path, family, before, after):
-    whole = run(pool, family, ONE, tmp_path / "whole", start=0, steps=BEFORE + AFTER)
-    run(pool, family, before, tmp_path / "cut", start=0, steps=BEFORE)
-    rest = run(pool, family, after, tmp_path / "cut", start=BEFORE, steps=AFTER)
+def test_another_layout_continues_the_same_run(tmp_path, family, before, after):
+    whole = run(family, ONE, tmp_path / "whole", start=0, steps=BEFORE + AFTER)
+    run(family, before, tmp_path / "cut", start=0, steps=BEFORE)
+    rest = run(family, after, tmp_path / "cut", start=BEFORE, steps=AFTER)
     assert rest["losses"] == pytest.approx(whole["losses"][BEFORE:], rel=1e-5)
     assert rest["norms"] == pytest.approx(whole["norms"][BEFORE:], rel=1e-5)
 
 
 @pytest.mark.parametrize("family", LOSSES)
 @pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2_INTERLEAVED, TP2_DP2_DISTRIBUTED], ids=["1", "TP2", "PP2", "dist"])
-def test_initial_weights_are_a_function_of_seed_and_name(pool, tmp_path, family, layout):
-    run(pool, family, layout, tmp_path, start=0, steps=0)
+def test_initial_weights_are_a_function_of_seed_and_name(tmp_path, family, layout):
+    run(family, layout, tmp_path, start=0, steps=0)
     reader = Store(tmp_path).load(0).reader
     spec = tiny(family)
     with torch.device("meta"):

@@ -8,6 +8,7 @@ import torch
 
 from megaptm.config import Layout, load
 from megaptm.parallel.groups import stream_seed
+from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = Layout(tensor=2, pipeline=2)
@@ -46,8 +47,8 @@ def draws():
     return ranks.pipeline, *drawn[0]
 
 
-def test_ranks_draw_what_their_places_say(pool):
-    found = pool.run(LAYOUT.processes, draws)
+def test_ranks_draw_what_their_places_say():
+    found = run_ranks(LAYOUT.processes, draws)
     assert len({tuple(own) for _, own, _ in found}) == 4
     assert len({(stage, tuple(shared)) for stage, _, shared in found}) == 2
     assert not {tuple(own) for _, own, _ in found} & {tuple(shared) for _, _, shared in found}

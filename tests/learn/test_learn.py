@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.layouts.pool import Pool
 from tests.learn.lessons import Lesson, learn
+from tests.ranks import run_ranks
 
 KINDS = {"gpt2": "byte-bpe", "bert": "wordpiece", "t5": "unigram"}
 CLEARLY = 0.1
@@ -21,23 +21,12 @@ class Lessons:
     shuffled: Lesson
 
 
-@pytest.fixture(scope="module")
-def learners():
-    """Two worlds of one process each: a model learns from the text while its twin learns from the disorder."""
-    pools = Pool(1), Pool(1)
-    yield pools
-    for pool in pools:
-        pool.close()
-
-
 @pytest.fixture(scope="module", params=KINDS)
-def lessons(request, learners, real_corpus):
+def lessons(request, real_corpus):
+    """A model learns from the text while its twin learns from the disorder, each in a world of one process."""
     family, corpus = request.param, str(real_corpus(KINDS[request.param]))
     with ThreadPoolExecutor(2) as both:
-        twins = [
-            both.submit(pool.run, 1, learn, family, corpus, shuffled)
-            for pool, shuffled in zip(learners, (False, True), strict=True)
-        ]
+        twins = [both.submit(run_ranks, 1, learn, family, corpus, shuffled) for shuffled in (False, True)]
         (real,), (shuffled,) = (twin.result() for twin in twins)
     return Lessons(family, real, shuffled)
 

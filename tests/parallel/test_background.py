@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from megaptm.checkpoint.store import GoneError, StorageError
-from tests.layouts.pool import Pool
+from tests.ranks import run_ranks
 
 SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def pool():
-    workers = Pool(2)
-    yield workers
-    workers.close()
 
 
 def wait_for(path):
@@ -61,8 +54,8 @@ def phases_of_unequal_ranks(folder):
     return (folder / "committed").read_text()
 
 
-def test_a_phase_begins_when_all_ranks_have_done_the_one_before(pool, tmp_path):
-    assert pool.run(2, phases_of_unequal_ranks, str(tmp_path)) == ["written-0 written-1"] * 2
+def test_a_phase_begins_when_all_ranks_have_done_the_one_before(tmp_path):
+    assert run_ranks(2, phases_of_unequal_ranks, str(tmp_path)) == ["written-0 written-1"] * 2
 
 
 def failing(errors, way):
@@ -93,15 +86,15 @@ def failing(errors, way):
 
 @pytest.mark.parametrize("way", ["advance", "finish"])
 @pytest.mark.parametrize("guilty", [0, 1])
-def test_what_fails_on_one_rank_is_raised_on_all(pool, way, guilty):
+def test_what_fails_on_one_rank_is_raised_on_all(way, guilty):
     errors = [None, None]
     errors[guilty] = StorageError("no space left")
-    told = pool.run(2, failing, errors, way)
+    told = run_ranks(2, failing, errors, way)
     assert [sentence for _, sentence, _ in told] == ["no space left"] * 2
 
 
-def test_the_cause_is_told_and_not_its_consequence(pool):
-    told = pool.run(2, failing, [GoneError("a folder is gone"), StorageError("no space left")], "finish")
+def test_the_cause_is_told_and_not_its_consequence():
+    told = run_ranks(2, failing, [GoneError("a folder is gone"), StorageError("no space left")], "finish")
     assert [sentence for _, sentence, _ in told] == ["no space left"] * 2
     assert "a folder is gone" in told[0][2]
 
@@ -125,13 +118,9 @@ def fail_by_mistake(folder):
 
 
 def test_a_mistake_of_the_program_is_first_heard_from_the_rank_that_made_it(tmp_path):
-    pool = Pool(2)
-    try:
-        with pytest.raises(EOFError):  # rank 1 is no more
-            pool.run(2, fail_by_mistake, str(tmp_path))
-        assert (tmp_path / "raised").exists()
-    finally:
-        pool.close()
+    with pytest.raises(EOFError):  # rank 1 is no more
+        run_ranks(2, fail_by_mistake, str(tmp_path))
+    assert (tmp_path / "raised").exists()
 
 
 def waiting_for_a_slow_rank(folder):
@@ -155,5 +144,5 @@ def waiting_for_a_slow_rank(folder):
         background.agree_on = agree_on
 
 
-def test_who_waits_for_another_rank_s_work_never_sits_in_one_collective_for_long(pool, tmp_path):
-    assert pool.run(2, waiting_for_a_slow_rank, str(tmp_path)) == [None, None]
+def test_who_waits_for_another_rank_s_work_never_sits_in_one_collective_for_long(tmp_path):
+    assert run_ranks(2, waiting_for_a_slow_rank, str(tmp_path)) == [None, None]

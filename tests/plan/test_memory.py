@@ -16,8 +16,8 @@ from megaptm.plan.software import Software
 from megaptm.plan.work import Work
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.layouts.cases import ADAM, LENGTH, LOSSES, ROWS, batch, micro_batches, tiny
-from tests.layouts.pool import Pool
 from tests.models.tiny import VOCABULARY, mean_losses, tiny_batch
+from tests.ranks import run_ranks
 
 CASES = {
     "gpt2 in bf16": ("gpt2", "bf16", Layout(microbatch=2)),
@@ -30,17 +30,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair():
-    workers = Pool(2)
-    yield workers
-    workers.close()
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_a_rank_holds_the_bytes_that_the_plan_says(pair, case):
+def test_a_rank_holds_the_bytes_that_the_plan_says(case):
     family, precision, layout = CASES[case]
-    found = pair.run(layout.processes, held_by_a_rank, family, precision, layout)
+    found = run_ranks(layout.processes, held_by_a_rank, family, precision, layout)
     lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
     planned = memory(Work(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision))
     for rank in found:

@@ -19,7 +19,7 @@ from megaptm.data import open_mix
 from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.tokenizers import load
 from tests.layouts.cases import ADAM, LOSSES, batch, micro_batches, tiny
-from tests.layouts.pool import Pool
+from tests.ranks import run_ranks
 
 TABLE = Path(__file__).parent / "recorded.json"
 LAYOUTS = {
@@ -33,25 +33,7 @@ OBJECTIVES = {
     "wordpiece": ("masked-lm", "masked-lm-whole-word", "masked-lm-next-sentence"),
     "unigram": ("span-corruption",),
 }
-WORDS = [
-    "the",
-    "of",
-    "a",
-    "river",
-    "stone",
-    "walks",
-    "under",
-    "every",
-    "bright",
-    "morning",
-    "and",
-    "seven",
-    "small",
-    "birds",
-    "talk",
-    "about",
-    "rain",
-]
+WORDS = ("the", "of", "river", "stone", "walks", "under", "every", "bright", "morning", "and", "seven", "birds")
 
 
 def text(number: int) -> str:
@@ -83,7 +65,7 @@ def build(folder: Path, kind: str) -> Path:
 
 
 def losses(family: str, layout: Layout, dropout: float) -> list[float]:
-    """Of three steps, in a worker of the pool."""
+    """Of three steps, on a rank."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7)
@@ -105,9 +87,9 @@ def samples(corpus: Path, objective: str) -> str:
     return digest.hexdigest()
 
 
-def record_losses(pool: Pool) -> dict[str, Any]:
+def record_losses() -> dict[str, Any]:
     return {
-        f"{family}, {name}, dropout {dropout}": pool.run(layout.processes, losses, family, layout, dropout)[0]
+        f"{family}, {name}, dropout {dropout}": run_ranks(layout.processes, losses, family, layout, dropout)[0]
         for family in LOSSES
         for name, layout in LAYOUTS.items()
         for dropout in (0.0, 0.1)
@@ -129,8 +111,8 @@ def recorded() -> dict[str, Any]:
     return json.loads(TABLE.read_text())
 
 
-def test_losses_are_the_recorded_ones(recorded, pool):
-    found = record_losses(pool)
+def test_losses_are_the_recorded_ones(recorded):
+    found = record_losses()
     assert found.keys() == recorded["losses"].keys()
     for name, numbers in found.items():
         # Another processor, or another release of torch, rounds otherwise.
@@ -144,8 +126,6 @@ def test_shards_and_samples_are_the_recorded_ones(recorded, tmp_path):
 if __name__ == "__main__":
     import tempfile
 
-    workers = Pool(2)
     with tempfile.TemporaryDirectory() as made:
-        table = {"losses": record_losses(workers), "corpora": record_corpora(Path(made))}
-    workers.close()
+        table = {"losses": record_losses(), "corpora": record_corpora(Path(made))}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")

@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.test_store import always, change_byte, names, save
-from tests.layouts.pool import Pool
+from tests.ranks import run_ranks
 
 RANKS = 2
 FILES = 4
-
-
-@pytest.fixture(scope="module")
-def pool():
-    workers = Pool(RANKS)
-    yield workers
-    workers.close()
 
 
 @pytest.fixture
@@ -65,9 +58,9 @@ def look(run, unreadable):
         files.PATIENCE, os.preadv, Checkpoint.verify_file = before
 
 
-def test_each_rank_reads_its_share_and_damage_found_by_one_counts_for_all(pool, store, tmp_path):
+def test_each_rank_reads_its_share_and_damage_found_by_one_counts_for_all(store, tmp_path):
     change_byte(store.folder / "step-00000020" / "rank-00003.safetensors", -1)
-    found = pool.run(RANKS, look, str(tmp_path), "")
+    found = run_ranks(RANKS, look, str(tmp_path), "")
     assert found == [
         (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (0, 2)]),
         (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (1, 3)]),
@@ -75,20 +68,20 @@ def test_each_rank_reads_its_share_and_damage_found_by_one_counts_for_all(pool, 
     assert names(store) == ["step-00000010", "step-00000020.damaged"]
 
 
-def test_what_one_rank_cannot_read_ends_all_and_nothing_is_set_aside(pool, store, tmp_path):
-    (one, _), (other, _) = pool.run(RANKS, look, str(tmp_path), "step-00000020/rank-00003")
+def test_what_one_rank_cannot_read_ends_all_and_nothing_is_set_aside(store, tmp_path):
+    (one, _), (other, _) = run_ranks(RANKS, look, str(tmp_path), "step-00000020/rank-00003")
     assert one == other
     assert "rank-00003.safetensors could not be reached" in one
     assert "nothing is lost" in one
     assert names(store) == ["step-00000010", "step-00000020"]
 
 
-def test_where_the_journal_tells_of_checkpoints_that_are_gone_no_run_begins_at_step_0(pool, store, tmp_path):
+def test_where_the_journal_tells_of_checkpoints_that_are_gone_no_run_begins_at_step_0(store, tmp_path):
     from megaptm.resilience.events import CheckpointEvent, Events
 
     with Events(tmp_path) as events:
         events.write(CheckpointEvent(step=20, bytes=1, seconds=1.0))
     store.folder.rename(tmp_path / "unmounted")
-    told, _ = pool.run(1, look, str(tmp_path), "")[0]
+    told, _ = run_ranks(1, look, str(tmp_path), "")[0]
     assert "tells of a checkpoint of step 20, and" in told
     assert "see that its disk is mounted" in told

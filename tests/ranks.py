@@ -1,0 +1,63 @@
+"""Functions run by the ranks of a real gloo world, each a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+PROCESSES = multiprocessing.get_context("forkserver")
+# Ranks are forked from a process that has imported what takes seconds, but never computed: quick, and safe to fork.
+# They end with their call, and so do the threads that gloo keeps for each group, which wake all the time.
+PROCESSES.set_forkserver_preload(["megaptm.parallel.engine", "megaptm.checkpoint.store", "torch._dynamo"])
+
+
+def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0) -> list[Any]:
+    """What a module-level function returns on each rank of a world; the first failing rank's traceback if any fails."""
+    pipes: list[Connection] = []
+    ranks = []
+    with tempfile.TemporaryDirectory(prefix="megaptm-world-") as folder:
+        try:
+            for rank in range(world):
+                ours, theirs = PROCESSES.Pipe()
+                process = PROCESSES.Process(target=_serve, args=(theirs, function, args, rank, world, f"{folder}/file"))
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                ranks.append(process)
+            answers = []
+            for pipe in pipes:
+                if not pipe.poll(seconds):
+                    raise TimeoutError(f"{function.__name__} did not answer in {seconds} s")
+                answers.append(pipe.recv())
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+    for rank, (result, error) in enumerate(answers):
+        if error is not None:
+            raise AssertionError(f"rank {rank} of {world}:\n{error}\n{result or ''}")
+    return [result for result, _ in answers]
+
+
+def _serve(
+    pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, file: str
+) -> None:
+    import torch
+
+    from megaptm.parallel.groups import join
+
+    torch.set_num_threads(1)
+    try:
+        join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)
+        answer = (function(*args), None)
+    except BaseException:
+        answer = (None, traceback.format_exc())
+    pipe.send(answer)
+    # Until all have answered: a rank that waits for another should learn of its error, not of its end.
+    pipe.poll(None)
+    os._exit(0)

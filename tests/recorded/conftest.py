@@ -1,3 +1,0 @@
-from tests.layouts.conftest import pool
-
-__all__ = ["pool"]
