@@ -26,6 +26,8 @@ def ask(*command: str, script: str | None = None, environment: Mapping[str, str]
             text=True,
             timeout=ANSWER_SECONDS,
             check=False,
+            # Ctrl-C is for this program, which decides what it means for a job that is about to be submitted.
+            start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired):
         raise UserError(_no_answer(command[0], f"nothing in {ANSWER_SECONDS:.0f} s")) from None

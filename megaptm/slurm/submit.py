@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import megaptm
 from megaptm.check.slurm import ask
@@ -51,13 +54,42 @@ def submit(script: Path, *, jobs: int, chain: str) -> list[str]:
     for _ in range(jobs):
         after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
         try:
-            said = ask("sbatch", "--parsable", *after, str(script), environment=environment)
-        except (UserError, KeyboardInterrupt) as error:
+            with _answer_awaited(script) as asked:
+                said = ask("sbatch", "--parsable", *after, str(script), environment=environment)
+        except UserError as error:
             if not numbers:
                 raise
-            raise _withdraw(numbers, str(error) or "interrupted") from None
+            raise _withdraw(numbers, str(error)) from None
         numbers.append(said[-1].partition(";")[0])
+        if asked:
+            raise _withdraw_all(numbers)
     return numbers
+
+
+@contextmanager
+def _answer_awaited(script: Path) -> Iterator[list[int]]:
+    """Ctrl-C, which is added to what is yielded, waits for sbatch: without its answer nobody knows the job's number.
+
+    A second one does not, and is a `UserError` that says how to find the job.
+    """
+    asked: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        os.write(2, b"\nCtrl-C: once sbatch has answered, the job is canceled. Ctrl-C again: leave at once.\n")
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield asked
+    except KeyboardInterrupt:
+        raise UserError(
+            f"left before sbatch had answered: the job of {script} may be in the queue all the same; see "
+            f"squeue --me --format='%A %T %o', and scancel its number."
+        ) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _withdraw(numbers: Sequence[str], why: str) -> UserError:
@@ -68,6 +100,15 @@ def _withdraw(numbers: Sequence[str], why: str) -> UserError:
     except UserError:
         return UserError(f"{told}, whose others wait in the queue: scancel {' '.join(numbers)}.")
     return UserError(f"{told}, whose others ({', '.join(numbers)}) are canceled.")
+
+
+def _withdraw_all(numbers: Sequence[str]) -> UserError:
+    """Cancel what was submitted before somebody changed their mind."""
+    try:
+        ask("scancel", *numbers)
+    except UserError:
+        return UserError(f"interrupted; job {', '.join(numbers)} waits in the queue: scancel {' '.join(numbers)}.")
+    return UserError(f"interrupted; job {', '.join(numbers)} is canceled.")
 
 
 def follow(job: str, log: Path, show: Callable[[str], object]) -> None:

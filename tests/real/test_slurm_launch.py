@@ -1,6 +1,9 @@
 """`megaptm launch slurm`: a chain of jobs to the end of the run, followed; arrays of runs."""
 
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +147,52 @@ def test_a_chain_that_slurm_breaks_off_leaves_no_job(begin, slurm, real_corpus, 
         slurm.cancel_all()
         slurm.wait_for(lambda: not slurm.say("squeue", "--noheader", "--partition=closing"))
         slurm.say("scontrol", "delete", "PartitionName=closing")
+
+
+SLOW_SBATCH = """#!/bin/sh
+said=$({sbatch} "$@") || exit
+case "$*" in
+*--parsable*)
+    touch {folder}/is-submitted
+    while [ ! -e {folder}/may-answer ]; do sleep 0.1; done
+esac
+echo "$said"
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_waits_for_the_number_of_a_job_and_a_second_one_says_how_to_find_it(slurm, real_corpus, tmp_path, times):
+    programs, run = tmp_path / "bin", tmp_path / "run"
+    programs.mkdir()
+    (programs / "sbatch").write_text(SLOW_SBATCH.format(sbatch=shutil.which("sbatch"), folder=tmp_path))
+    (programs / "sbatch").chmod(0o755)
+    words = [*small("gpt2", run, real_corpus("byte-bpe")), *FEW, "--sbatch=--hold"]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "megaptm", "launch", "slurm", *words],
+        env={**slurm.environment, "PATH": f"{programs}:{slurm.environment['PATH']}"},
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    slurm.wait_for(lambda: (tmp_path / "is-submitted").exists() or program.poll() is not None)
+    [job] = slurm.say("squeue", "--noheader", "--format=%A").split()
+    said = ""
+    for _ in range(times):
+        os.killpg(program.pid, signal.SIGINT)
+        while "leave at once" not in said:
+            line = program.stderr.readline()
+            assert line, said
+            said += line
+    if times == 1:
+        (tmp_path / "may-answer").touch()
+    _, told = program.communicate(timeout=120)
+    assert program.returncode == 2, told
+    if times == 1:
+        assert told == f"error: interrupted; job {job} is canceled.\n"
+        slurm.wait_for(lambda: slurm.job(job)["JobState"] == "CANCELLED")
+    else:
+        assert told.startswith(f"error: left before sbatch had answered: the job of {run}/job.sh may be in the queue")
+        assert job in slurm.say("squeue", "--me", "--format=%A %T %o").split()
 
 
 def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_corpus, tmp_path):
