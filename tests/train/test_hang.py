@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import textwrap
 
 import psutil
 import pytest
@@ -15,16 +14,13 @@ from megaptm.train.launch import launch
 from megaptm.train.verdict import judge_hang
 from tests.drills.program import wait_for
 from tests.processes import survivors
-from tests.train.test_launch import pids, start_launcher
+from tests.train.ranks import pids, start_launcher, write_program
 
 HANG_SECONDS = 4.0
-PRELUDE = f"""
-import ctypes, os, signal, sys, time
-from pathlib import Path
+STEPS = f"""
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
-rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
 heartbeat = Heartbeat(rank, hang_seconds={HANG_SECONDS}).open(Path(os.environ[VARIABLE]))
-(folder / f"pid-{{rank}}").write_text(str(os.getpid()))
+i_am_here()
 for _ in range(3):
     with heartbeat.during("data"):
         time.sleep(0.01)
@@ -37,12 +33,7 @@ for _ in range(3):
 def program(tmp_path):
     """Writes a worker's program and returns the command that runs it."""
 
-    def write(body):
-        path = tmp_path / "worker.py"
-        path.write_text(PRELUDE + textwrap.dedent(body))
-        return [sys.executable, str(path), str(tmp_path)]
-
-    return write
+    return lambda body: write_program(tmp_path, STEPS, body)
 
 
 def hang_of(run):
@@ -165,7 +156,7 @@ def test_a_second_start_that_is_refused_is_no_hang_of_the_first(program, tmp_pat
         f"sys.exit(launch({command!r}, processes=2, run=Path({str(run)!r}), hang_seconds={HANG_SECONDS}))"
     )
     first = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE)
-    pids(tmp_path, 2)
+    pids(tmp_path, 2, first)
     assert launch([sys.executable, "-c", REFUSED], processes=2, run=run) == 1
     assert (first.wait(timeout=120), first.stderr.read().decode()) == (0, "")
 
@@ -197,7 +188,7 @@ def test_a_stop_ends_a_launcher_whose_rank_is_halted_though_nobody_looks_for_han
     """Started without `hang_seconds`: only the stop makes it give up a rank that cannot save."""
     deaf = 'for one in (15, 2): signal.signal(one, signal.SIG_IGN)\n(folder / f"deaf-{rank}").touch()\n'
     launcher = start_launcher(program(deaf + HALTED), tmp_path / "run")
-    everyone = pids(tmp_path, 2)
+    everyone = pids(tmp_path, 2, launcher)
     wait_for(lambda: psutil.Process(everyone[1]).status() == psutil.STATUS_STOPPED, launcher)
     wait_for(lambda: (tmp_path / "deaf-0").exists(), launcher)
     launcher.send_signal(number)
@@ -216,7 +207,7 @@ def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_p
             time.sleep(600)
     """
     launcher = start_launcher(program(body), tmp_path / "run")
-    everyone = pids(tmp_path, 2)
+    everyone = pids(tmp_path, 2, launcher)
     wait_for(lambda: len(list(tmp_path.glob("deaf-*"))) == 2, launcher)
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr.readline() == "\n"

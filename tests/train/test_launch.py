@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -15,49 +14,14 @@ from megaptm.errors import UserError
 from megaptm.train.launch import launch
 from megaptm.train.relay import Relay
 from tests.processes import survivors
-
-PRELUDE = """
-import os, signal, sys, time
-from pathlib import Path
-rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
-def everybody_is_here():
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    while len(list(folder.glob("pid-*"))) < world:
-        time.sleep(0.01)
-"""
+from tests.train.ranks import pids, start_launcher, write_program
 
 
 @pytest.fixture
 def program(tmp_path):
     """Writes a worker's program and returns the command that runs it."""
 
-    def write(body: str) -> list[str]:
-        path = tmp_path / "worker.py"
-        path.write_text(PRELUDE + textwrap.dedent(body))
-        return [sys.executable, str(path), str(tmp_path)]
-
-    return write
-
-
-def start_launcher(command: list[str], run: Path, *, processes: int = 2) -> subprocess.Popen:
-    """The launcher as a process of its own, to send it signals and read what it says."""
-    source = (
-        "import sys; from pathlib import Path; from megaptm.train.launch import launch\n"
-        f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0))"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-
-
-def pids(folder: Path, count: int) -> list[int]:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        texts = [path.read_text() for path in sorted(folder.glob("pid-*"))]
-        if len(texts) == count and all(texts):
-            return [int(text) for text in texts]
-        time.sleep(0.02)
-    raise AssertionError("the workers did not start")
+    return lambda body: write_program(tmp_path, body)
 
 
 def gone(numbers: list[int]) -> bool:
@@ -108,7 +72,7 @@ def test_a_killed_worker_is_named_and_nobody_survives(program, tmp_path):
     time.sleep(600)
     """
     launcher = start_launcher(program(body), tmp_path / "run")
-    everyone = pids(tmp_path, 4)
+    everyone = pids(tmp_path, 4, launcher)
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
     _, said = launcher.communicate(timeout=30)
     assert launcher.returncode == 1
@@ -222,7 +186,7 @@ def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, n
     sys.exit(75)
     """
     launcher = start_launcher(program(body), tmp_path / "run")
-    pids(tmp_path, 2)
+    pids(tmp_path, 2, launcher)
     launcher.send_signal(number)
     launcher.communicate(timeout=30)
     assert launcher.returncode == 75
@@ -232,7 +196,7 @@ def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, n
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_before_the_workers_can_save_means_continue_me(program, tmp_path, number):
     launcher = start_launcher(program("everybody_is_here(); time.sleep(600)"), tmp_path / "run")
-    everyone = pids(tmp_path, 2)
+    everyone = pids(tmp_path, 2, launcher)
     launcher.send_signal(number)
     _, said = launcher.communicate(timeout=30)
     assert launcher.returncode == 75
@@ -243,7 +207,7 @@ def test_a_stop_before_the_workers_can_save_means_continue_me(program, tmp_path,
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died")
 def test_no_worker_outlives_a_launcher_that_is_killed(program, tmp_path):
     launcher = start_launcher(program("everybody_is_here(); time.sleep(600)"), tmp_path / "run")
-    everyone = pids(tmp_path, 2)
+    everyone = pids(tmp_path, 2, launcher)
     launcher.kill()
     launcher.communicate(timeout=30)
     assert gone(everyone)

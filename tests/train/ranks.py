@@ -1,0 +1,52 @@
+"""Small real programs in the place of the trainer, and the launcher that starts them as ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.drills.program import wait_for
+
+PRELUDE = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
+def i_am_here():
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+def everybody_is_here():
+    i_am_here()
+    while len(list(folder.glob("pid-*"))) < world:
+        time.sleep(0.01)
+"""
+
+
+def write_program(folder: Path, *parts: str) -> list[str]:
+    """Write a rank's program and return the command that runs it; it may use what the prelude has."""
+    path = folder / "worker.py"
+    path.write_text(PRELUDE + "".join(map(textwrap.dedent, parts)))
+    return [sys.executable, str(path), str(folder)]
+
+
+def start_launcher(command: list[str], run: Path, *, processes: int = 2) -> subprocess.Popen[str]:
+    """The launcher as a process of its own, to send it signals and read what it says."""
+    source = (
+        "import sys; from pathlib import Path; from megaptm.train.launch import launch\n"
+        f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+
+
+def pids(folder: Path, count: int, launcher: subprocess.Popen[str] | None = None) -> list[int]:
+    """Of the ranks, and helpers, that said so; all of them, if need be waiting while the launcher runs."""
+
+    def told() -> list[int]:
+        texts = [path.read_text() for path in sorted(folder.glob("pid-*"))]
+        return [int(text) for text in texts] if len(texts) == count and all(texts) else []
+
+    found = told() if launcher is None else wait_for(told, launcher)
+    assert found, "not all ranks were there"
+    return found
