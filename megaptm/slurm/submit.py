@@ -85,8 +85,8 @@ def _answer_awaited(script: Path) -> Iterator[list[int]]:
         yield asked
     except KeyboardInterrupt:
         raise UserError(
-            f"left before sbatch had answered: the job of {script} may be in the queue all the same; see "
-            f"squeue --me --format='%A %T %o', and scancel its number."
+            f"left before sbatch had answered: the job of {script} may be in the queue all the same; look for it with "
+            "squeue, under its job's name, and scancel its number."
         ) from None
     finally:
         signal.signal(signal.SIGINT, before)
