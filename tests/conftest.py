@@ -1,5 +1,6 @@
 """Fixtures that tests of several parts share, and which tests may run beside which."""
 
+import signal
 from typing import Any
 
 import pytest
@@ -13,6 +14,11 @@ __all__ = ["faults", "real_corpus", "s3"]
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile("megaptm", deadline=None)
 settings.load_profile("megaptm")
+
+
+def pytest_configure() -> None:
+    """A terminal's end is not ignored, though who started the tests may ignore it (nohup): commands would as well."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
