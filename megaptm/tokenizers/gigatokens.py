@@ -61,11 +61,13 @@ class Gigatoken:
             return None
         if (ids := self._encode(text)) is None:
             return None
-        # The tokens' bytes put end to end are the text's.
-        ends = np.cumsum(self._lengths[ids], dtype=np.int32)
+        # The tokens' bytes put end to end are the text's, unless the vocabulary lacks a byte.
+        ends, content = np.cumsum(self._lengths[ids], dtype=np.int32), text.encode()
+        if len(content) != (ends[-1] if len(ends) else 0):
+            return None
         if not text.isascii():
             # A character belongs to every token that has a byte of it.
-            begins = (np.frombuffer(text.encode(), dtype=np.uint8) & 0xC0) != 0x80
+            begins = (np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80
             ends = np.cumsum(begins, dtype=np.int32)[ends - 1] if len(ends) else ends
         return ids, ends
 

@@ -63,3 +63,14 @@ def test_ids_are_those_of_hugging_face_whatever_the_options(name, trained, texts
 def test_words_left_out_at_random_are_not_for_the_fast_library(trained):
     content = trained["byte-bpe"].content
     assert Tokenizer({**content, "model": {**content["model"], "dropout": 0.1}}, {})._gigatoken is None
+
+
+def test_where_tokens_do_not_spell_the_text_the_library_says_where_they_end(trained):
+    """A vocabulary with two names for one id: which of them the library tells is chance."""
+    tokenizer = Tokenizer(trained["byte-bpe"].content, {})
+    text = "the \u6f22\u5b57 \xe9"
+    ((ids, ends),) = tokenizer.encode_batch_with_ends([text])
+    assert ends[-1] == len(text)
+    tokenizer._gigatoken._lengths[ids[-1]] += 2
+    assert tokenizer._gigatoken.encode_batch_with_ends([text, "the"])[0] is None
+    assert tokenizer.encode_batch_with_ends([text])[0][1].tolist() == ends.tolist()
