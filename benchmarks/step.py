@@ -114,7 +114,7 @@ def main() -> None:
 
     shape = SHORT if options.short else Shape()
     join_alone()
-    flops = step_flops(shape.spec, rows=ROWS, sequence=shape.length)
+    flops = step_flops(shape.spec, rows=ROWS, lengths=dict.fromkeys(shape.spec.family.stacks, shape.length))
     metrics = []
     print(f"{'':<28}{'s/step':>9}{'tokens/s':>11}{'GFLOP/s':>10}{'of matmul':>11}")
     for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():

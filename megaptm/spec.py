@@ -16,39 +16,81 @@ VOCABULARY_MULTIPLE = 128
 # arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads.
 BIAS_BUCKETS = 32
 
+# Slots in which layers may take words in turn.
+TURNS = ("attention", "ffn")
+
+# Words for positions as a learned bias on the scores.
+SCORE_BIASES = ("t5-bias", "t5-bias-causal")
+
 # Feed-forward words whose first map is two, one gating the other.
 GATED = ("geglu", "swiglu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One stack of layers: which brick goes into each slot of the transformer layer."""
+    """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
 
-    attention: str = "full"
-    """Who sees whom: `full` or `causal`; always within one document."""
-    norm: str = "pre"
-    """Where the norm stands: `pre` (before each sub-layer, and once at the end) or `post` (after each residual sum)."""
-    normalizer: str = "layer"
+    A word of `attention` or `ffn` may be a tuple of words, which the layers take in turn.
+    """
+
+    visibility: str = "full"
+    """Who sees whom, always within one document: `full`, `causal`, or `ordered` (as the batch's field `order` says)."""
+    attention: str | tuple[str, ...] = "dot"
+    """How scores come about: `dot` (scaled dot product)."""
+    position: str = "none"
+    """How places are known: `learned` (a table at the input), `t5-bias` or `t5-bias-causal` (a learned bias on the
+    scores by distance, shared by the stack; to both sides, or back only), `none`."""
+    norm: str = "layer"
     """`layer` (LayerNorm) or `rms` (root mean square, no shift)."""
+    norm_place: str = "pre"
+    """`pre` (before each sub-layer, and once at the end) or `post` (after each residual sum)."""
     norm_eps: float = 1e-5
-    ffn: str = "gelu"
+    ffn: str | tuple[str, ...] = "gelu"
     """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`."""
-    bias: bool = True
-    """Whether the linear maps carry a bias."""
-    bias_table: str = "none"
-    """A learned bias on the scores, shared by the stack: `none` or `t5-bidirectional`, `t5-causal`."""
+    attention_bias: bool = True
+    """Whether attention's linear maps carry a bias."""
+    ffn_bias: bool = True
+    """Whether the feed-forward's linear maps carry a bias."""
     scale: str = "sqrt"
     """Scores are divided by the square root of the head width (`sqrt`) or not at all (`none`, T5)."""
-    cross: bool = False
-    """Whether each layer also attends to the encoder's output."""
+    cross: str | None = None
+    """The stack before it to whose output each layer also attends."""
     ffn_dropout: bool = False
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
     """Dropout after the final norm (T5)."""
+    share: tuple[str, ...] = ()
+    """Sub-layers, `attention`, `cross` or `ffn`, whose weights, their norm's among them, layers have in common."""
+    groups: int = 1
+    """Consecutive groups of layers, each of which shares within itself."""
+    cycle: int = 1
+    """Layers of a group that differ, in turn."""
+
+    def at(self, layer: int) -> Block:
+        """The block of one layer: where a slot has several words, it has one of them."""
+        turns = {name: words[layer % len(words)] for name in TURNS if isinstance(words := getattr(self, name), tuple)}
+        return replace(self, **turns) if turns else self
+
+    def owner(self, layer: int, layers: int) -> int:
+        """The first layer of a stack of `layers` that has the weights which this one shares."""
+        group = layer * self.groups // layers
+        first = -(-group * layers // self.groups)
+        return first + (layer - first) % self.cycle
+
+    @property
+    def kind(self) -> str:
+        """Of the feed-forward of a block `at` a layer."""
+        assert isinstance(self.ffn, str)
+        return self.ffn
 
     @property
     def gated(self) -> bool:
         return self.ffn in GATED
+
+    @property
+    def score_bias(self) -> bool:
+        """Whether the stack has a table of biases on the scores."""
+        return self.position in SCORE_BIASES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +104,13 @@ class Size:
     ffn: int
     head_width: int | None = None
     """Absent: width / heads. T5-3B and 11B, and GPT-3 13B as printed, differ."""
-    recipe: dict[str, Any] = field(default_factory=dict)
-    """What the paper trained this size with (batch, learning rate ...), read by configs and documents."""
+    embedding: int | None = None
+    """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
+
+    @property
+    def table_width(self) -> int:
+        """Width of the token table."""
+        return self.width if self.embedding is None else self.embedding
 
     @property
     def key_width(self) -> int:
@@ -84,13 +131,16 @@ class Family:
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input: `token`, `position` (learned), `segment`."""
+    """What is summed at the input, besides learned positions: `token`, `segment`."""
+    first_position: int = 0
+    """Row of the table of positions that a text begins with (RoBERTa and BART: 2)."""
     segments: int = 0
     """Number of segment ids (BERT: 2)."""
     embedding_norm: bool = False
-    """A norm right after the sum of the inputs (BERT)."""
-    encoder: Block | None = None
-    decoder: Block | None = None
+    """A norm right after the sum of the inputs, one for each stack (BERT, BART)."""
+    stacks: dict[str, Block] = field(default_factory=dict)
+    """Name -> block, in the order data flows: `encoder`, `decoder` or both. The first reads the batch's plain fields,
+    each other those that begin with its name: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
     """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
     tied: bool = True
@@ -105,9 +155,18 @@ class Family:
     sizes: dict[str, Size] = field(default_factory=dict)
 
     @property
-    def stacks(self) -> tuple[str, ...]:
-        """`("encoder",)`, `("decoder",)` or both, in the order data flows."""
-        return tuple(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
+    def prefixes(self) -> dict[str, str]:
+        """Stack -> what the names of the batch's fields that it reads begin with."""
+        return {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
+
+    @property
+    def first_block(self) -> Block:
+        return next(iter(self.stacks.values()))
+
+    @property
+    def last_block(self) -> Block:
+        """Of the stack that the heads read."""
+        return next(reversed(self.stacks.values()))
 
 
 Table = TypeVar("Table", Family, Block, Size)
@@ -136,6 +195,16 @@ class ModelSpec:
     @property
     def name(self) -> str:
         return self.family.name
+
+    @property
+    def positions(self) -> int:
+        """Rows of a table of learned positions."""
+        return self.context + self.family.first_position
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest row, where places are rows of a table; None where any length has places."""
+        return self.context if any(block.position == "learned" for block in self.family.stacks.values()) else None
 
 
 def published(family: Family, size: str) -> ModelSpec:

@@ -44,7 +44,7 @@ def generate(
 
     sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
     trained = open_run(run, step=step)
-    match trained.spec.family.stacks:
+    match (*trained.spec.family.stacks,):
         case ("decoder",):
             pieces = say.continue_text(trained, prompt, tokens=tokens, sampling=sampling)
             first = next(pieces, "")

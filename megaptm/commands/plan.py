@@ -129,9 +129,8 @@ def _dry(config: Config, work: Work, ranks: str | None) -> Dry:
     chosen = chosen_ranks(work, ranks)
     from megaptm.parallel.dry import dry_run
 
-    shapes = OBJECTIVES[config.objective].shapes(config.data.sequence)
-    shapes = {name: shape for name, shape in shapes.items() if work.masked or name != "documents"}
-    return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, shapes=shapes, ranks=chosen)))
+    batch = OBJECTIVES[config.objective].batch(config.data.sequence, config.data.document_mask)
+    return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, batch=batch, ranks=chosen)))
 
 
 def _searched(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool) -> Config:

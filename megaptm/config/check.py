@@ -52,9 +52,9 @@ def _model(config: Config) -> Iterator[str]:
             f"model.heads ({size.heads}) must divide the width {size.width} of {_title(config)}; "
             "change it or give model.head_width."
         )
-    if "position" in spec.family.inputs and config.data.sequence > spec.context:
+    if spec.longest is not None and config.data.sequence > spec.longest:
         yield (
-            f"data.sequence ({config.data.sequence}) must not exceed the {spec.context} learned positions of "
+            f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
             f"{_title(config)} (model.context)."
         )
 
@@ -103,10 +103,13 @@ def _communication(config: Config) -> Iterator[str]:
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
-    shapes = OBJECTIVES[config.objective].shapes(config.data.sequence)
-    yield f"the {spec.family.stacks[0]}'s row (data.sequence)", config.data.sequence
-    if "decoder_tokens" in shapes:
-        yield "the decoder's row", shapes["decoder_tokens"][0]
+    lengths = (
+        OBJECTIVES[config.objective]
+        .batch(config.data.sequence, config.data.document_mask)
+        .lengths(spec.family.prefixes)
+    )
+    for place, (name, length) in enumerate(lengths.items()):
+        yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
 
 
 def _rows(config: Config) -> Iterator[str]:

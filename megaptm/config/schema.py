@@ -268,7 +268,7 @@ def resolve_model(config: Config) -> ModelSpec:
         shape = {name: getattr(table, name) if value is None else value for name, value in shape.items()}
     return ModelSpec(
         family=family,
-        size=Size(**shape, recipe=table.recipe if table is not None else {}),
+        size=Size(**shape, embedding=table.embedding if table is not None else None),
         vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
         context=family.context if model.context is None else model.context,
         dropout=family.dropout if model.dropout is None else model.dropout,

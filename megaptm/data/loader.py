@@ -25,7 +25,7 @@ from megaptm.processes import end_with_parent
 JOIN_SECONDS = 5.0
 
 MicroBatch = dict[str, torch.Tensor]
-"""Field -> int64 [B, ...]."""
+"""Field -> [B, ...], as `BatchSpec` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,9 @@ def validation_batches(
 
 
 def stacked(mix: Mix, numbers: Iterable[int]) -> Sample:
-    """The samples of a micro-batch: field -> int64 [B, ...]."""
+    """The samples of a micro-batch: field -> [B, ...]."""
     samples = [mix.sample(number) for number in numbers]
+    mix.batch.check(samples[0], maker=mix.objective.name)
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from megaptm.batch import BatchSpec
 from megaptm.data.order import WINDOW, Order, PairOrder, StreamOrder
 from megaptm.data.recent import Recent
 from megaptm.data.seeds import generator
@@ -67,9 +68,9 @@ class Mix:
         return {name: order.corpus.manifest.id for name, order in zip(self.names, self.orders, strict=True)}
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Field -> shape of every sample."""
-        return self.objective.shapes(self.sequence)
+    def batch(self) -> BatchSpec:
+        """What every sample holds."""
+        return self.objective.batch(self.sequence, self.document_mask)
 
     @property
     def fresh_samples(self) -> int:
@@ -98,7 +99,7 @@ class Mix:
         return self.fresh_samples // batch
 
     def sample(self, number: int) -> Sample:
-        """Sample `number`, 0 or more: field -> int64 array."""
+        """Sample `number`, 0 or more."""
         place = self.locate(number)
         piece = self.orders[place.source].piece(place.epoch, place.position)
         draws = self.objective.draws

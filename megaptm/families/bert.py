@@ -8,10 +8,10 @@ BERT = Family(
     vocabulary=30522,
     tokenizer="wordpiece",
     context=512,
-    inputs=("token", "position", "segment"),
+    inputs=("token", "segment"),
     segments=2,
     embedding_norm=True,
-    encoder=Block(attention="full", norm="post", ffn="gelu", norm_eps=1e-12),
+    stacks={"encoder": Block(position="learned", norm_place="post", norm_eps=1e-12)},
     heads=("mlm", "next-sentence"),
     objectives=("masked-lm-next-sentence", "masked-lm", "masked-lm-whole-word"),
     sizes={

@@ -3,10 +3,11 @@
 from megaptm.spec import Block, Family, Size, change
 
 LAYER = Block(
-    normalizer="rms",
+    norm="rms",
     norm_eps=1e-6,
     ffn="relu",
-    bias=False,
+    attention_bias=False,
+    ffn_bias=False,
     scale="none",
     ffn_dropout=True,
     final_dropout=True,
@@ -18,9 +19,10 @@ T5 = Family(
     vocabulary=32128,
     tokenizer="unigram",
     context=512,
-    inputs=("token",),
-    encoder=change(LAYER, bias_table="t5-bidirectional"),
-    decoder=change(LAYER, attention="causal", bias_table="t5-causal", cross=True),
+    stacks={
+        "encoder": change(LAYER, position="t5-bias"),
+        "decoder": change(LAYER, visibility="causal", position="t5-bias-causal", cross="encoder"),
+    },
     heads=("lm",),
     logit_scale="rsqrt-width",
     init="t5",

@@ -9,7 +9,7 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.tables import BERT_ROWS, GPT2_ROWS, T5_ROWS, Row
-from megaptm.spec import Block, Family, ModelSpec, Size, change
+from megaptm.spec import Family, ModelSpec, Size, change
 
 # Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
 MOST = 1 << 20
@@ -159,7 +159,7 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
         "ffn": spec.size.ffn,
         "vocabulary": spec.vocabulary,
         "context": spec.context,
-        "norm_eps": _block(spec.family).norm_eps,
+        "norm_eps": spec.family.first_block.norm_eps,
         "dropout": spec.dropout,
     }
     return {**{theirs: ours[name] for theirs, name in counterpart.numbers.items()}, **counterpart.fixed}
@@ -208,9 +208,9 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         )
     family = CATALOGUE[counterpart.family]
     eps = ours["norm_eps"]
-    stacks = {stack: change(getattr(family, stack), norm_eps=eps) for stack in family.stacks}
+    stacks = {name: change(block, norm_eps=eps) for name, block in family.stacks.items()}
     return ModelSpec(
-        family=replace(family, **stacks),
+        family=replace(family, stacks=stacks),
         size=Size(
             layers=ours["layers"],
             width=ours["width"],
@@ -227,10 +227,4 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
 def _shape(family: Family) -> dict[str, Any]:
     """Everything that decides what the model computes; the norms' epsilon is a number of the config."""
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
-    return {name: change(value, norm_eps=0.0) if isinstance(value, Block) else value for name, value in table.items()}
-
-
-def _block(family: Family) -> Block:
-    block = family.encoder or family.decoder
-    assert block is not None
-    return block
+    return {**table, "stacks": {name: change(block, norm_eps=0.0) for name, block in family.stacks.items()}}

@@ -198,7 +198,7 @@ def _some(names: list[str]) -> str:
 
 def _room(spec: ModelSpec) -> dict[str, int]:
     """Where a decoder's learned places end: `pipeline` would write 256 tokens on, and fall off a shorter one."""
-    return {"max_length": spec.context} if spec.family.stacks == ("decoder",) else {}
+    return {"max_length": spec.context} if [*spec.family.stacks] == ["decoder"] else {}
 
 
 def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, int | None]:

@@ -69,7 +69,7 @@ def _longest(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
     own = tokenizer.config.get(OWN_LENGTH)
     # transformers writes 1e30 where nobody said how long.
     longest = max(own, sequence) if type(own) is int and own < 1 << 24 else sequence
-    return min(longest, spec.context) if "position" in spec.family.inputs else longest
+    return longest if spec.longest is None else min(longest, spec.longest)
 
 
 def _laid_out(tokenizer: Tokenizer, objective: Objective, *, segments: bool) -> dict[str, Any]:

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.bricks import Brick
 from megaptm.layers.split import Dropout, Linear
 
 
@@ -34,20 +37,24 @@ class Attend(nn.Module):
         return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
 
 
+def score_scale(brick: Brick) -> float:
+    """What scores are multiplied by."""
+    return 1 / math.sqrt(brick.size.key_width) if brick.block.scale == "sqrt" else 1.0
+
+
 class SelfAttention(nn.Module):
     """Queries, keys and values from one stream.
 
     Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice of them is whole heads.
     """
 
-    def __init__(
-        self, width: int, heads: int, key_width: int, *, bias: bool, causal: bool, scale: float, dropout: float
-    ) -> None:
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
-        self.key_width = key_width
-        self.qkv = Linear(width, heads * 3 * key_width, bias=bias, split="columns")
-        self.attend = Attend(causal=causal, scale=scale, dropout=dropout)
-        self.output = Linear(heads * key_width, width, bias=bias, split="rows")
+        self.key_width = brick.size.key_width
+        self.qkv = Linear.of(brick.maps["qkv"])
+        causal = brick.block.visibility == "causal"
+        self.attend = Attend(causal=causal, scale=score_scale(brick), dropout=dropout)
+        self.output = Linear.of(brick.maps["output"])
 
     def forward(self, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
         qkv = self.qkv(x_SBD)
@@ -58,13 +65,12 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Queries from the decoder, keys and values from the encoder's output. Rows of `kv`: (head, [k, v], K)."""
 
-    def __init__(self, width: int, heads: int, key_width: int, *, bias: bool, scale: float, dropout: float) -> None:
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
-        self.key_width = key_width
-        self.query = Linear(width, heads * key_width, bias=bias, split="columns")
-        self.kv = Linear(width, heads * 2 * key_width, bias=bias, split="columns")
-        self.attend = Attend(causal=False, scale=scale, dropout=dropout)
-        self.output = Linear(heads * key_width, width, bias=bias, split="rows")
+        self.key_width = brick.size.key_width
+        self.query, self.kv = Linear.of(brick.maps["query"]), Linear.of(brick.maps["kv"])
+        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=dropout)
+        self.output = Linear.of(brick.maps["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:
         q, kv = self.query(x_SBD), self.kv(memory_MBD)

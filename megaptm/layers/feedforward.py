@@ -10,6 +10,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.bricks import Brick
 from megaptm.layers.split import Dropout, Linear
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
@@ -24,14 +25,16 @@ class FeedForward(nn.Module):
     A gated kind has the rows of `up` ordered (feature, [gate, value]), so that a slice of them has matching pairs.
     """
 
-    def __init__(self, width: int, features: int, *, kind: str, bias: bool, dropout: float) -> None:
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
+        kind = brick.block.ffn
+        assert isinstance(kind, str)
         self.gated = kind in GATES
         self.activation = GATES[kind] if self.gated else PLAIN[kind]
-        self.up = Linear(width, features * (2 if self.gated else 1), bias=bias, split="columns")
+        self.up = Linear.of(brick.maps["up"])
         # Ranks hold different features here, as they hold different heads in attention: they draw differently.
-        self.dropout = Dropout(dropout, region="heads")
-        self.down = Linear(features, width, bias=bias, split="rows")
+        self.dropout = Dropout(dropout if brick.block.ffn_dropout else 0.0, region="heads")
+        self.down = Linear.of(brick.maps["down"])
 
     def forward(self, x_SBD: Tensor) -> Tensor:
         x_SBF = self.up(x_SBD)

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
 
+from megaptm.bricks import BRICKS, sublayers
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
@@ -17,15 +17,23 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import score_bias
 from megaptm.layers.split import Dropout, HeadTable
-from megaptm.spec import BIAS_BUCKETS, Block, Size
+from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
 
-# The words that each slot understands. A family with another word is refused when its model is built.
+# The modules of bricks, by slot and word; `bricks.BRICKS` has as many.
+MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
+    "attention": {"dot": SelfAttention},
+    "cross": {"dot": CrossAttention},
+    "ffn": dict.fromkeys((*PLAIN, *GATES), FeedForward),
+}
+
+# The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str, ...]] = {
-    "attention": ("full", "causal"),
-    "norm": ("pre", "post"),
-    "normalizer": ("layer", "rms"),
-    "ffn": (*PLAIN, *GATES),
-    "bias_table": ("none", "t5-bidirectional", "t5-causal"),
+    "visibility": ("full", "causal", "ordered"),
+    "attention": (*BRICKS["attention"],),
+    "position": ("none", "learned", *SCORE_BIASES),
+    "norm": ("layer", "rms"),
+    "norm_place": ("pre", "post"),
+    "ffn": (*BRICKS["ffn"],),
     "scale": ("sqrt", "none"),
 }
 
@@ -33,40 +41,38 @@ WORDS: dict[str, tuple[str, ...]] = {
 def check_words(block: Block) -> None:
     """An error that names the slot and the words it knows, if the block uses another."""
     for slot, known in WORDS.items():
-        if (word := getattr(block, slot)) not in known:
-            raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
+        words = getattr(block, slot)
+        for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
+            if word not in known:
+                raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
+    if unknown := set(block.share) - {"attention", "cross", "ffn"}:
+        raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention where the block has it, feed-forward; each with its norm and residual sum."""
+    """Self-attention, cross-attention where the block has it, feed-forward; each with its norm and residual sum.
 
-    def __init__(self, block: Block, size: Size, *, dropout: float) -> None:
+    What it has in common with other layers is given as `shared`: name of a child -> the child.
+    """
+
+    attention_norm: Norm
+    attention: SelfAttention
+    cross_norm: Norm
+    cross: CrossAttention
+    ffn_norm: Norm
+    ffn: FeedForward
+
+    def __init__(
+        self, block: Block, size: Size, *, dropout: float, shared: Mapping[str, nn.Module] | None = None
+    ) -> None:
         super().__init__()
-        width, heads, key_width = size.width, size.heads, size.key_width
-        scale = 1 / math.sqrt(key_width) if block.scale == "sqrt" else 1.0
-
-        def norm() -> Norm:
-            return Norm(width, kind=block.normalizer, eps=block.norm_eps)
-
-        self.post = block.norm == "post"
-        self.attention_norm = norm()
-        self.attention = SelfAttention(
-            width,
-            heads,
-            key_width,
-            bias=block.bias,
-            causal=block.attention == "causal",
-            scale=scale,
-            dropout=dropout,
-        )
-        if block.cross:
-            self.cross_norm = norm()
-            self.cross = CrossAttention(width, heads, key_width, bias=block.bias, scale=scale, dropout=dropout)
-        self.ffn_norm = norm()
-        self.ffn = FeedForward(
-            width, size.ffn, kind=block.ffn, bias=block.bias, dropout=dropout if block.ffn_dropout else 0.0
-        )
+        self.post = block.norm_place == "post"
+        for sub in sublayers(block, size):
+            self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
+            self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=dropout))
         self.dropout = Dropout(dropout, region="residual")
+        for name, child in (shared or {}).items():
+            setattr(self, name, child)
 
     def forward(
         self,
@@ -95,26 +101,44 @@ def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
 class Stack(nn.ModuleDict):
     """Some consecutive layers of an encoder or a decoder, under their global numbers.
 
-    Children: `bias_table` (if the block has one; the whole stack shares it), `0` ... `L-1`, and after the last layer
-    of a pre-norm stack `final`. A part of a pipeline holds fewer of them, under the same names.
+    Children: `bias_table` (of a score bias, which the whole stack shares), `shared` (sub-layers that layers share, by
+    the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A part of a
+    pipeline holds fewer of them, under the same names.
     """
 
     def __init__(self, block: Block, size: Size, layers: range, *, dropout: float) -> None:
         super().__init__()
         check_words(block)
-        self.block, self.numbers = block, layers
+        self.block, self.size, self.numbers = block, size, layers
         self.around: Callable[..., Tensor] = run
-        if block.bias_table != "none" and layers:
+        if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
+        # Before the layers, so that a parameter is called by the place where it is shared, whatever a part holds.
+        shared = self._shared(layers, dropout) if block.share and layers else {}
         for number in layers:
-            self[str(number)] = Layer(block, size, dropout=dropout)
-        if block.norm == "pre" and size.layers - 1 in layers:
+            theirs = shared.get(block.owner(number, size.layers))
+            self[str(number)] = Layer(block.at(number), size, dropout=dropout, shared=theirs)
+        if block.norm_place == "pre" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width,
-                kind=block.normalizer,
+                kind=block.norm,
                 eps=block.norm_eps,
                 dropout=dropout if block.final_dropout else 0.0,
             )
+
+    def _shared(self, layers: range, dropout: float) -> dict[int, Mapping[str, nn.Module]]:
+        """Number of a first layer -> what it shares with others, registered under that number."""
+        block, size = self.block, self.size
+        found: dict[int, Mapping[str, nn.Module]] = {}
+        self["shared"] = register = nn.ModuleDict()
+        for number in sorted({block.owner(layer, size.layers) for layer in layers}):
+            layer = Layer(block.at(number), size, dropout=dropout)
+            children = {
+                f"{name}{suffix}": getattr(layer, f"{name}{suffix}") for name in block.share for suffix in ("", "_norm")
+            }
+            register[str(number)] = nn.ModuleDict(children)
+            found[number] = children
+        return found
 
     def forward(self, x: Tensor, mask: Mask, memory: Tensor | None = None, memory_mask: Mask | None = None) -> Tensor:
         """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it."""
@@ -129,4 +153,4 @@ class Stack(nn.ModuleDict):
         if "bias_table" not in self:
             return None
         table = cast(HeadTable, self["bias_table"])
-        return score_bias(table, *mask.length, bidirectional=self.block.bias_table == "t5-bidirectional")
+        return score_bias(table, *mask.length, bidirectional=self.block.position == "t5-bias")

@@ -1,4 +1,4 @@
-"""Who may look at whom: document numbers and the direction of time, turned into what attention takes."""
+"""Who may look at whom: document numbers and the block's visibility, turned into what attention takes."""
 
 # B batch, Q query positions, K key positions, H heads
 
@@ -15,29 +15,32 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True)
 class Mask:
-    """Visibility between the queries and the keys of one attention, built once per forward.
+    """Visibility between the queries and the keys of one attention, built once per forward."""
 
-    `queries` [B, Q] and `keys` [B, K] are document numbers, 0 for padding: a position sees its own document and nothing
-    else. Without them every row is one document without padding.
-    """
-
-    causal: bool
     length: tuple[int, int]
     """(Q, K)"""
     device: torch.device
-    queries: Tensor | None = None
-    keys: Tensor | None = None
+    documents: tuple[Tensor, Tensor] | None = None
+    """Numbers [B, Q] and [B, K], 0 for padding: a position sees its own document and nothing else. None: every row is
+    one document without padding."""
+    causal: bool = False
+    """Whether a position sees none after it."""
+    order: Tensor | None = None
+    """[B, Q]: a position sees those whose number is not above its own. A prefix is zeros before 1, 2 ...; a permutation
+    is the permutation."""
 
     @functools.cached_property
     def dense(self) -> Tensor:
         """Booleans, True where the key is seen: [B, 1, Q, K], or [1, 1, Q, K] where all rows are alike."""
-        if self.queries is None or self.keys is None:
+        if self.documents is None:
             seen = torch.ones(1, 1, *self.length, dtype=torch.bool, device=self.device)
         else:
-            query, key = self.queries[:, None, :, None], self.keys[:, None, None, :]
+            query, key = self.documents[0][:, None, :, None], self.documents[1][:, None, None, :]
             # A query that is padding sees everything: no row of scores is empty, so no softmax gives NaN. Nobody
             # reads what it gathers, because padding is no one's document, so no gradient comes back through it.
             seen = (query == key) | (query == 0)
+        if self.order is not None:
+            seen = seen & (self.order[:, None, None, :] <= self.order[:, None, :, None])
         return seen.tril() if self.causal else seen
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
@@ -46,20 +49,36 @@ class Mask:
         `bias` is [1, H, Q, K]. None means that the layer's own direction, causal or not, says it all, which lets
         attention take its fast path.
         """
-        documents = self.queries is not None
+        by_row = self.documents is not None or self.order is not None
         if bias is None:
-            return self.dense if documents else None
-        if not documents and not self.causal:
+            return self.dense if by_row else None
+        if not by_row and not self.causal:
             return bias
         return bias.masked_fill(~self.dense, float("-inf"))
 
 
-def build_mask(batch: dict[str, Tensor], queries: str, keys: str, *, causal: bool) -> Mask:
-    """The mask between two streams of a batch; each is named by the prefix of its `tokens` and `documents` [B, S]."""
+def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
+    """The mask within one stream of a batch, named by the prefix of its `tokens`, `documents` and `order` [B, S]."""
+    tokens, documents, order = (batch.get(prefix + name) for name in ("tokens", "documents", "order"))
+    assert tokens is not None
+    if visibility == "ordered" and order is None:
+        raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
+    return Mask(
+        (tokens.shape[1], tokens.shape[1]),
+        tokens.device,
+        (documents, documents) if documents is not None else None,
+        causal=visibility == "causal",
+        order=order if visibility == "ordered" else None,
+    )
+
+
+def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
+    """The mask between two streams of a batch: a position sees all of the same document's."""
     query, key = batch[queries + "tokens"], batch[keys + "tokens"]
-    numbers = [batch.get(prefix + "documents") for prefix in (queries, keys)]
+    numbers = batch.get(queries + "documents"), batch.get(keys + "documents")
     if (numbers[0] is None) != (numbers[1] is None):
         raise UserError(
             f"The batch has document numbers for one of {queries}tokens and {keys}tokens; give both or neither."
         )
-    return Mask(causal, (query.shape[1], key.shape[1]), query.device, *numbers)
+    both = (numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
+    return Mask((query.shape[1], key.shape[1]), query.device, both)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.bricks import Map
 from megaptm.layers.accumulate import Lookup
 
 
@@ -29,6 +30,11 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.split = split
+
+    @classmethod
+    def of(cls, map_: Map) -> Linear:
+        """The map of a brick."""
+        return cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
 
     def reset_parameters(self) -> None:
         """Nothing: values come from `models.initial`, a function of the seed and the parameter's name."""

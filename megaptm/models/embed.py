@@ -5,65 +5,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
-from megaptm.layers.split import Dropout, Embedding
+from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.spec import ModelSpec
 
-INPUTS = ("token", "position", "segment")
+INPUTS = ("token", "segment")
 
 
 class Embed(nn.Module):
-    """Tokens, learned positions and segments, as the family's `inputs` say; then norm (BERT) and dropout.
+    """Tokens and segments, as the family's `inputs` say, and learned positions; then norm (BERT) and dropout; and a map
+    to the width of the stream, where tables are not as wide (ALBERT).
 
     With `token_only` it is just the table that a tied output projection reads, under the same name.
     """
 
-    position: Embedding | None
     segment: Embedding | None
-    norm: Norm | None
+    widen: Linear | None
 
     def __init__(self, spec: ModelSpec, *, token_only: bool = False) -> None:
         super().__init__()
-        family, width = spec.family, spec.size.width
+        family, width = spec.family, spec.size.table_width
         if unknown := set(family.inputs) - set(INPUTS):
             raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
-        self.position = self.segment = self.norm = None
+        self.segment = self.widen = None
         if token_only:
             return
-        if "position" in family.inputs:
-            self.position = Embedding(spec.context, width)
+        self.first_position = family.first_position
+        for name, prefix in family.prefixes.items():
+            if family.stacks[name].position == "learned":
+                self.add_module(f"{prefix}position", Embedding(spec.positions, width))
+            if family.embedding_norm:
+                block = family.stacks[name]
+                self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
-        if family.embedding_norm:
-            block = family.encoder or family.decoder
-            assert block is not None
-            self.norm = Norm(width, kind=block.normalizer, eps=block.norm_eps)
         self.dropout = Dropout(spec.dropout, region="residual")
+        if width != spec.size.width:
+            self.widen = Linear(width, spec.size.width, bias=True)
 
     def forward(self, batch: dict[str, Tensor], prefix: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D] from `<prefix>tokens`, `<prefix>positions` (absent: 0, 1, 2 ...) and `<prefix>segments` [B, S]."""
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
-        if self.position is not None:
-            positions = batch.get(prefix + "positions")
-            x = x + self.position(self._count(ids_SB) if positions is None else positions.t())
+        if (table := self._modules.get(f"{prefix}position")) is not None:
+            x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if self.segment is not None:
             x = x + self.segment(batch[prefix + "segments"].t())
-        if self.norm is not None:
-            x = self.norm(x)
-        return self.dropout(enter(x))
+        if (norm := self._modules.get(f"{prefix}norm")) is not None:
+            x = norm(x)
+        x = self.dropout(enter(x))
+        return x if self.widen is None else self.widen(x)
 
-    def _count(self, ids_SB: Tensor) -> Tensor:
-        """0 ... S-1, [S, 1]."""
-        assert self.position is not None
-        if len(ids_SB) > self.position.rows:
-            raise UserError(
-                f"A sequence of {len(ids_SB)} has no learned positions; the model has {self.position.rows}."
-            )
-        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None]
+    def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
+        """Rows of the table, [S, B] or, where none are given, [S, 1]."""
+        if given_BS is not None:
+            return given_BS.t() + self.first_position
+        rows = cast(Embedding, table).rows - self.first_position
+        if len(ids_SB) > rows:
+            raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
+        return torch.arange(self.first_position, self.first_position + len(ids_SB), device=ids_SB.device)[:, None]

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.bricks import HeadBrick, heads
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import PLAIN
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import IGNORED, TokenLoss
-from megaptm.spec import Block, ModelSpec
+from megaptm.spec import ModelSpec
 
 Loss = tuple[Tensor, Tensor]
 """(summed loss, number of labels counted), both float32 scalars."""
@@ -22,30 +23,34 @@ Loss = tuple[Tensor, Tensor]
 class LanguageHead(nn.Module):
     """Next token: the stream times the token table, or times a table of its own where the family is not tied."""
 
-    answers = "labels"
-    """The batch's field with what is asked; without it there is no loss, only logits."""
     table: Embedding | None
+    narrow: Linear | None
 
-    def __init__(self, spec: ModelSpec, block: Block) -> None:
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
         scales = {"none": 1.0, "rsqrt-width": spec.size.width**-0.5}
         if spec.family.logit_scale not in scales:
             known = ", ".join(scales)
             raise UserError(f"{spec.name}: logit_scale is {spec.family.logit_scale!r}, which is unknown; use {known}.")
         self.scale = scales[spec.family.logit_scale]
-        self.table = None
+        self.table = self.narrow = None
+        if "narrow" in brick.maps:
+            self.narrow = Linear.of(brick.maps["narrow"])
         if not spec.family.tied:
-            self.table = Embedding(spec.padded_vocabulary, spec.size.width, split="vocabulary")
+            self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.project = TokenLoss(spec.vocabulary)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
-        loss = self.project((x_SBD * self.scale).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
+        loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
         return loss, _count(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V]"""
-        return self.project.logits((x_SBD * self.scale).transpose(0, 1), self._weight(tied), None)
+        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), None)
+
+    def _read(self, x_SBD: Tensor) -> Tensor:
+        return (x_SBD if self.narrow is None else self.narrow(x_SBD)) * self.scale
 
     def _weight(self, tied: Tensor | None) -> Tensor:
         weight = tied if self.table is None else self.table.weight
@@ -56,18 +61,17 @@ class LanguageHead(nn.Module):
 class MaskedHead(nn.Module):
     """Masked tokens, as in BERT: a transform of its own, then the token table and a bias; read where asked only."""
 
-    answers = "labels"
-
-    def __init__(self, spec: ModelSpec, block: Block) -> None:
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        width = spec.size.width
+        block = spec.family.last_block
+        act = block.at(spec.size.layers - 1).ffn
         if not spec.family.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
-        if block.ffn not in PLAIN:
-            raise UserError(f"{spec.name}: the `mlm` head has no gated form; use a plain ffn, not {block.ffn!r}.")
-        self.activation = PLAIN[block.ffn]
-        self.transform = Linear(width, width, bias=True)
-        self.norm = Norm(width, kind=block.normalizer, eps=block.norm_eps)
+        if act not in PLAIN:
+            raise UserError(f"{spec.name}: the `mlm` head has no gated form; use a plain ffn, not {act!r}.")
+        self.activation = PLAIN[act]
+        self.transform = Linear.of(brick.maps["transform"])
+        self.norm = Norm(spec.size.table_width, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = TokenLoss(spec.vocabulary)
 
@@ -91,12 +95,9 @@ class MaskedHead(nn.Module):
 class NextSentenceHead(nn.Module):
     """Is the second segment the one that followed? Reads the first position through BERT's pooler."""
 
-    answers = "next_sentence"
-
-    def __init__(self, spec: ModelSpec, block: Block) -> None:
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.pooler = Linear(spec.size.width, spec.size.width, bias=True)
-        self.classify = Linear(spec.size.width, 2, bias=True)
+        self.pooler, self.classify = Linear.of(brick.maps["pooler"]), Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_B = batch["next_sentence"]
@@ -110,7 +111,7 @@ class NextSentenceHead(nn.Module):
 
 Head = LanguageHead | MaskedHead | NextSentenceHead
 
-HEADS: dict[str, type[LanguageHead] | type[MaskedHead] | type[NextSentenceHead]] = {
+MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[NextSentenceHead]] = {
     "lm": LanguageHead,
     "mlm": MaskedHead,
     "next-sentence": NextSentenceHead,
@@ -119,11 +120,7 @@ HEADS: dict[str, type[LanguageHead] | type[MaskedHead] | type[NextSentenceHead]]
 
 def build_heads(spec: ModelSpec) -> nn.ModuleDict:
     """The family's heads under their names, which are also the names of their losses."""
-    if unknown := set(spec.family.heads) - set(HEADS):
-        raise UserError(f"{spec.name}: heads {sorted(unknown)} are unknown; use some of {', '.join(HEADS)}.")
-    block = spec.family.decoder or spec.family.encoder
-    assert block is not None
-    return nn.ModuleDict({name: HEADS[name](spec, block) for name in spec.family.heads})
+    return nn.ModuleDict({name: MODULES[name](spec, brick) for name, brick in heads(spec).items()})
 
 
 def _count(labels: Tensor) -> Tensor:

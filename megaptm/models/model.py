@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack
-from megaptm.layers.mask import build_mask
+from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.models.embed import Embed
 from megaptm.models.heads import Head, Loss, build_heads
 from megaptm.spec import ModelSpec
@@ -33,7 +34,7 @@ class Part:
 
 def parts(spec: ModelSpec, num_parts: int) -> list[Part]:
     """The chain of layers cut into equal parts."""
-    stacks, layers = spec.family.stacks, spec.size.layers
+    stacks, layers = list(spec.family.stacks), spec.size.layers
     total = layers * len(stacks)
     if num_parts < 1 or total % num_parts:
         raise UserError(
@@ -52,6 +53,11 @@ def parts(spec: ModelSpec, num_parts: int) -> list[Part]:
     return [Part(cut(n * share), first=n == 0, last=n == num_parts - 1) for n in range(num_parts)]
 
 
+def stream_lengths(batch: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, int]:
+    """Stack -> places of a row of it."""
+    return {name: batch[f"{prefix}tokens"].shape[1] for name, prefix in prefixes.items()}
+
+
 def same(x: Tensor) -> Tensor:
     """x: what `Model.enter` and `Model.leave` are on one device."""
     return x
@@ -66,8 +72,6 @@ class Model(nn.Module):
 
     parts = staticmethod(parts)
     embed: Embed | None
-    encoder: Stack | None
-    decoder: Stack | None
     head: nn.ModuleDict | None
 
     def __init__(self, spec: ModelSpec, part: Part | None = None) -> None:
@@ -79,14 +83,14 @@ class Model(nn.Module):
         self.leave: Callable[[Tensor], Tensor] = same
         """Applied to the stream before the heads (gathers it)."""
 
-        self.embed = self.encoder = self.decoder = self.head = None
+        self.embed = self.head = None
         if self.part.first:
             self.embed = Embed(spec)
         elif self.part.last and family.tied:
             self.embed = Embed(spec, token_only=True)
-        for name in family.stacks:
+        for name, block in family.stacks.items():
             if layers := self.part.layers[name]:
-                setattr(self, name, Stack(getattr(family, name), spec.size, layers, dropout=spec.dropout))
+                self.add_module(name, Stack(block, spec.size, layers, dropout=spec.dropout))
         if self.part.last:
             self.head = build_heads(spec)
 
@@ -103,7 +107,7 @@ class Model(nn.Module):
         if self.head is None:
             return x
         x = self.leave(x)
-        asked = {name: head for name, head in self._heads().items() if head.answers in batch}
+        asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         return {name: head.loss(x, batch, self._table) for name, head in asked.items()} or self._logits(x)
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
@@ -123,19 +127,23 @@ class Model(nn.Module):
 
     def _run(self, batch: dict[str, Tensor], x: Tensor | None) -> Tensor:
         """From the embedding, or from the stream of the part before, through the layers held here."""
-        prefixes = dict(zip(self.spec.family.stacks, ("", "decoder_"), strict=False))
+        prefixes = self.spec.family.prefixes
         streams = self._embed(batch, prefixes) if x is None else self._divide(batch, prefixes, x)
-        memory = memory_mask = None
         for name, prefix in prefixes.items():
-            stack: Stack | None = getattr(self, name)
-            if stack is not None:
-                mask = build_mask(batch, prefix, prefix, causal=stack.block.attention == "causal")
-                streams[name] = stack(streams[name], mask, memory, memory_mask)
-            if name == "encoder" and self.decoder is not None:
-                memory, memory_mask = streams[name], build_mask(batch, "decoder_", "", causal=False)
+            if (stack := self.stack(name)) is None:
+                continue
+            mask = self_mask(batch, prefix, stack.block.visibility)
+            memory, memory_mask = None, None
+            if (source := stack.block.cross) is not None:
+                memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
+            streams[name] = stack(streams[name], mask, memory, memory_mask)
         if self.part.last:
-            return streams[self.spec.family.stacks[-1]]
+            return streams[name]
         return torch.cat(list(streams.values())) if len(streams) > 1 else streams.popitem()[1]
+
+    def stack(self, name: str) -> Stack | None:
+        """The layers of a stack that this part holds, if any."""
+        return cast(Stack | None, self._modules.get(name))
 
     def _embed(self, batch: dict[str, Tensor], prefixes: dict[str, str]) -> dict[str, Tensor]:
         assert self.embed is not None
@@ -144,5 +152,5 @@ class Model(nn.Module):
 
     def _divide(self, batch: dict[str, Tensor], prefixes: dict[str, str], x: Tensor) -> dict[str, Tensor]:
         """The concatenated stream, cut where one ends and the next begins; ranks may hold a slice of each."""
-        lengths = [batch[prefix + "tokens"].shape[1] for prefix in prefixes.values()]
+        lengths = [*stream_lengths(batch, prefixes).values()]
         return dict(zip(prefixes, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True))

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.objectives.objective import IGNORED, Cut, Objective, Piece, Sample, documents_of, shaped
+from megaptm.batch import BatchSpec, fields
+from megaptm.objectives.objective import IGNORED, Cut, Objective, Piece, Sample, documents_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -16,6 +17,7 @@ class CausalLM(Objective):
 
     name = "causal-lm"
     losses: ClassVar = {"lm": 1.0}
+    every_token = True
     draws = False
     needs = ("end",)
 
@@ -25,8 +27,10 @@ class CausalLM(Objective):
     def cut(self, sequence: int, document_mask: bool) -> Cut:
         return Cut(stride=sequence, lookahead=1, slots=1)
 
-    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
-        return shaped((sequence,), "tokens", "positions", "documents", "labels")
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        # A row is always full: without borders in it, it is one document, and attention takes its fast path.
+        names = ("tokens", "positions", *(("documents",) if document_mask else ()), "labels")
+        return BatchSpec({"": sequence}, fields((sequence,), *names))
 
     def make(
         self,
@@ -49,4 +53,5 @@ class CausalLM(Objective):
         # A document's end cannot tell how the next one, which it does not know, begins.
         if document_mask:
             labels[[stop - 1 for stop in stops[:-1]]] = IGNORED
-        return {"tokens": text[:-1], "positions": positions[:-1], "documents": documents[:-1], "labels": labels}
+        sample = {"tokens": text[:-1], "positions": positions[:-1], "labels": labels}
+        return sample | {"documents": documents[:-1]} if document_mask else sample

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.denoise import Denoise, hidden_in_place, iid, masked
 from megaptm.objectives.objective import (
     IGNORED,
@@ -18,7 +19,6 @@ from megaptm.objectives.objective import (
     Sample,
     documents_of,
     padded,
-    shaped,
 )
 from megaptm.objectives.pairs import Pair, next_sentence_pair
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -67,9 +67,9 @@ class MaskedLM(Objective):
         # Unmasked, the row is one document and a sep stands between neighbors (RoBERTa's FULL-SENTENCES).
         return Cut(stride=sequence - 2, slots=2 if document_mask else 1)
 
-    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
-        row = shaped((sequence,), "tokens", "segments", "positions", "documents")
-        return row | shaped((most_asked(sequence),), "asked", "labels")
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        row = fields((sequence,), "tokens", "segments", "positions", "documents")
+        return BatchSpec({"": sequence}, row | fields((most_asked(sequence),), "asked", "labels"))
 
     def make(
         self,
@@ -114,8 +114,9 @@ class MaskedLMNextSentence(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 3
 
-    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
-        return MaskedLM().shapes(sequence) | shaped((), "next_sentence")
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        masked = MaskedLM().batch(sequence, document_mask)
+        return BatchSpec(masked.streams, {**masked.fields, **fields((), "next_sentence")})
 
     def make(
         self,

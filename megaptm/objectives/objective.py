@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -66,6 +67,8 @@ class Objective(ABC):
     """Loss name -> weight, of `lm`, `mlm`, `next-sentence`."""
     unit: Literal["stream", "pair"] = "stream"
     """What a sample is made of: a list of `Part` cut from the stream, or one `Chunk`."""
+    every_token: ClassVar[bool] = False
+    """Whether it asks for each token of a text: its loss then says how well text is compressed."""
     draws: bool = True
     """Whether `make` draws at all; a generator that nobody asks takes a sixth of a causal row's time."""
     needs: tuple[str, ...] = ()
@@ -80,8 +83,8 @@ class Objective(ABC):
         """Raw tokens that fill a row of `sequence` tokens."""
 
     @abstractmethod
-    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
-        """Field -> shape of one sample; the same for every sample."""
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        """What every sample holds."""
 
     def cut(self, sequence: int, document_mask: bool) -> Cut:
         """How the stream is cut into rows (unit `stream`)."""
@@ -96,7 +99,7 @@ class Objective(ABC):
         sequence: int,
         document_mask: bool,
     ) -> Sample:
-        """The sample, noised; all arrays int64."""
+        """The sample, noised: what `batch` says."""
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
@@ -109,11 +112,6 @@ class Objective(ABC):
                 )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
-
-
-def shaped(shape: tuple[int, ...], *fields: str) -> dict[str, tuple[int, ...]]:
-    """The same shape for each field."""
-    return dict.fromkeys(fields, shape)
 
 
 def documents_of(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise, hidden_after_sentinels, random_spans, sentinel_per_span, span_counts
-from megaptm.objectives.objective import IGNORED, Cut, Objective, Piece, Sample, documents_of, padded, shaped
+from megaptm.objectives.objective import IGNORED, Cut, Objective, Piece, Sample, documents_of, padded
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RATE, MEAN = 0.15, 3.0
@@ -51,11 +52,10 @@ class SpanCorruption(Objective):
     def cut(self, sequence: int, document_mask: bool) -> Cut:
         return Cut(stride=raw_length(sequence))
 
-    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         targets = target_length(raw_length(sequence))
-        return shaped((sequence,), "tokens", "documents") | shaped(
-            (targets,), "decoder_tokens", "decoder_documents", "labels"
-        )
+        said = fields((targets,), "decoder_tokens", "decoder_documents", "labels")
+        return BatchSpec({"": sequence, "decoder_": targets}, fields((sequence,), "tokens", "documents") | said)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

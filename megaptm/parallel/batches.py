@@ -8,23 +8,41 @@ from torch import Tensor
 
 from megaptm.parallel.groups import device
 
+ALIGNED = 8
+"""Bytes at a multiple of which each field begins: a tensor of any format may lie there."""
+
 
 def share_batches(batches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
-    """Broadcast a step's micro-batches (int64) within a tensor-parallel group: one message of shapes, one of data."""
+    """Broadcast a step's micro-batches within a tensor-parallel group: one message of shapes, one of bytes."""
     if group.size() == 1:
         assert batches is not None
         return batches
     source = dist.get_global_rank(group, 0)
     is_source = dist.get_rank() == source
-    layout = [[{name: tuple(field.shape) for name, field in batch.items()} for batch in batches or []]]
+    layout = [[{name: (field.dtype, tuple(field.shape)) for name, field in batch.items()} for batch in batches or []]]
     dist.broadcast_object_list(layout, src=source, group=group)
-    size = sum(torch.Size(shape).numel() for batch in layout[0] for shape in batch.values())
+    sizes = [_padded(dtype, shape) for batch in layout[0] for dtype, shape in batch.values()]
     if is_source:
         assert batches is not None
-        flat = torch.cat([field.reshape(-1) for batch in batches for field in batch.values()])
+        flat = torch.empty(sum(sizes), dtype=torch.uint8)
+        fields = [field for batch in batches for field in batch.values()]
+        for piece, field in zip(flat.split(sizes), fields, strict=True):
+            piece[: field.nbytes].view(field.dtype).copy_(field.reshape(-1))
         flat = flat.to(device(), non_blocking=True)
     else:
-        flat = torch.empty(size, dtype=torch.int64, device=device())
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device())
     dist.broadcast(flat, src=source, group=group)
-    pieces = iter(flat.split([torch.Size(shape).numel() for batch in layout[0] for shape in batch.values()]))
-    return [{name: next(pieces).view(shape) for name, shape in batch.items()} for batch in layout[0]]
+    pieces = iter(flat.split(sizes))
+    return [{name: _view(next(pieces), *kind) for name, kind in batch.items()} for batch in layout[0]]
+
+
+def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _padded(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return -(-_bytes(dtype, shape) // ALIGNED) * ALIGNED
+
+
+def _view(piece: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return piece[: _bytes(dtype, shape)].view(dtype).view(shape)

@@ -7,7 +7,7 @@ second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from megaptm.batch import BatchSpec
 from megaptm.config import Communication, Layout
 from megaptm.layers.split import Dropout
-from megaptm.models.model import Model
+from megaptm.models.model import Model, stream_lengths
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
 from megaptm.parallel.split import mark_parameters, split_model
 from megaptm.parallel.stage import Stage, transformer_config
@@ -46,13 +47,13 @@ def dry_run(
     layout: Layout,
     *,
     precision: str,
-    shapes: Mapping[str, tuple[int, ...]],
+    batch: BatchSpec,
     ranks: Iterable[int],
 ) -> Iterator[DryRank]:
-    """Build and run the given ranks; `shapes` are those of one row of a batch, by field."""
+    """Build and run the given ranks, on micro-batches of what every sample holds."""
     for rank in ranks:
         with _world(layout, rank) as place:
-            yield _dry_rank(spec, layout, precision, shapes, rank, place)
+            yield _dry_rank(spec, layout, precision, batch, rank, place)
 
 
 @contextmanager
@@ -68,16 +69,17 @@ def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _dry_rank(
-    spec: ModelSpec, layout: Layout, precision: str, shapes: Mapping[str, tuple[int, ...]], rank: int, place: Ranks
-) -> DryRank:
+def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec, rank: int, place: Ranks) -> DryRank:
     with _without_memory(layout):
         stages = _stages(spec, layout, precision, place)
-        batch = {name: torch.zeros(layout.microbatch, *shape, dtype=torch.int64) for name, shape in shapes.items()}
+        fields = {
+            name: torch.zeros(layout.microbatch, *field.shape, dtype=getattr(torch, field.dtype))
+            for name, field in batch.fields.items()
+        }
         # The fused kernels of attention are counted otherwise on each device; the plain products are the same on all.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             for stage in stages:
-                _forward_and_backward(stage, batch, layout)
+                _forward_and_backward(stage, fields, layout)
     return DryRank(
         rank=rank,
         stage=place.pipeline,
@@ -121,7 +123,7 @@ def _without_randomness(model: Model) -> Model:
 def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout) -> None:
     given = None
     if not stage.part.part.first:
-        length = sum(batch[name].shape[1] for name in ("tokens", "decoder_tokens") if name in batch)
+        length = sum(stream_lengths(batch, stage.part.spec.family.prefixes).values())
         length //= layout.tensor if layout.sequence_parallel else 1
         given = torch.zeros(length, layout.microbatch, stage.part.spec.size.width, dtype=stage.config.params_dtype)
         given.requires_grad_()

@@ -15,10 +15,11 @@ from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from megaptm.bricks import HEADS
 from megaptm.config import Communication, Layout, Optimizer
 from megaptm.errors import UserError
 from megaptm.losses.token import IGNORED
-from megaptm.models.heads import HEADS
+from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
@@ -27,7 +28,7 @@ from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.world import numbers
 from megaptm.spec import ModelSpec
 
-Batch = dict[str, Tensor]
+MicroBatch = dict[str, Tensor]
 
 REMEDY = (
     "lower optimizer.lr, or look at that step's samples with `megaptm corpus inspect`; the checkpoints before it are "
@@ -104,7 +105,7 @@ class Engine:
             fill(stage, seed=self.seed)
         self.optimizer.reload_model_params()
 
-    def step(self, batches: list[Batch] | None, *, step: int, lr: float) -> StepResult:
+    def step(self, batches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
 
         Raises `DivergedError` on every process, and leaves weights and moments as they were, where the loss or a
@@ -129,7 +130,7 @@ class Engine:
         return StepResult(losses, loss, norm, counts)
 
     @torch.no_grad()
-    def evaluate(self, batches: list[Batch] | None) -> StepResult:
+    def evaluate(self, batches: list[MicroBatch] | None) -> StepResult:
         """Losses of micro-batches without dropout, and without learning."""
         for chunk in self.chunks:
             chunk.eval()
@@ -139,35 +140,36 @@ class Engine:
     def _weighted(self, losses: Mapping[str, float]) -> float:
         return sum(weight * losses[name] for name, weight in self.losses.items())
 
-    def _share(self, batches: list[Batch] | None) -> list[Batch]:
+    def _share(self, batches: list[MicroBatch] | None) -> list[MicroBatch]:
         shared = share_batches(batches, parallel_state.get_tensor_model_parallel_group())
         return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
 
-    def _run(self, batches: list[Batch], *, backward: bool) -> tuple[dict[str, float], dict[str, int]]:
+    def _run(self, batches: list[MicroBatch], *, backward: bool) -> tuple[dict[str, float], dict[str, int]]:
         # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
         counts = self._global_counts(batches)
         scale = (self._weights / counts.clamp(min=1)).float()
 
-        def forward_step(iterator: Iterator[Batch], chunk: Any) -> tuple[Any, Any]:
+        def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator)), weigh
 
         def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
             terms = torch.stack([sums[name][0] for name in self.losses])
             return (terms * scale).sum(), torch.zeros((), dtype=torch.int, device=terms.device), terms.detach()
 
-        length, rows = _stream_shape(batches[0])
+        # Of the one stream that travels between stages: all stacks' lie end to end.
+        length = sum(stream_lengths(batches[0], self.spec.family.prefixes).values())
         reduced = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(batches) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(batches),
             seq_length=length,
-            micro_batch_size=rows,
+            micro_batch_size=len(batches[0]["tokens"]),
             forward_only=not backward,
         )
         return self._global_means(reduced, counts)
 
-    def _global_counts(self, batches: list[Batch]) -> Tensor:
+    def _global_counts(self, batches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
         fields = [HEADS[name].answers for name in self.losses]
         local = torch.stack(
@@ -191,9 +193,3 @@ class Engine:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
         finalize_model_grads(chunks, None)
         self.shared.sum_gradients()
-
-
-def _stream_shape(batch: Batch) -> tuple[int, int]:
-    """Length and rows of the one stream that travels between stages: encoder and decoder lie end to end."""
-    rows, length = batch["tokens"].shape
-    return length + (batch["decoder_tokens"].shape[1] if "decoder_tokens" in batch else 0), rows

@@ -177,9 +177,10 @@ def _mark_tensor_parallel(model: Model, placements: dict[str, Placement]) -> Non
 
 
 def _mark_sequence_parallel(model: Model, placements: dict[str, Placement]) -> None:
-    # Inside a stack each rank sees a slice of the sequence, so what is not divided gets only that slice's gradient.
+    # Inside a stack, and on the way to it, each rank sees a slice of the sequence, so what is not divided gets only the
+    # gradient of that slice.
     for path, module in model.named_modules():
-        if isinstance(module, Stack):
+        if isinstance(module, Stack) or path == "embed.widen":
             for name, parameter in module.named_parameters(prefix=path):
                 if placements[name].axis is None:
                     parameter.sequence_parallel = True  # type: ignore[attr-defined]

@@ -11,60 +11,50 @@ attention does not keep.
 
 from __future__ import annotations
 
+from megaptm.bricks import Brick, heads, kinds, sublayers
 from megaptm.plan.stages import Chunk
 from megaptm.plan.work import Work
 from megaptm.spec import Block
 
 
-def layer(work: Work, stack: str, *, recompute: str | None = None) -> float:
-    """Bytes that one layer of a stack keeps for one micro-batch on one rank."""
+def layer(work: Work, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
+    """Bytes that one layer of a stack keeps for one micro-batch on one rank.
+
+    `block` is that `at` the layer; absent: the first's.
+    """
+    block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
-    block: Block = getattr(work.spec.family, stack)
     tokens = work.layout.microbatch * work.lengths[stack]
-    width, element = work.spec.size.width, work.element
+    width, element, masks = work.spec.size.width, work.element, 1 if work.spec.dropout else 0
     if recompute == "full":
         return tokens * width * element / work.slice
-    masks = 1 if work.spec.dropout else 0
-    sublayers = 3 if block.cross else 2
-    # Each sub-layer: the norm's input, the norm's output (the next linear map's input), the dropout's mask.
-    residual = sublayers * tokens * width * (2 * element + masks) / work.slice
-    kept = residual + _feed_forward(work, block, tokens) + _attention(work, stack, stack, recompute)
-    if block.cross:
-        kept += _attention(work, stack, next(iter(work.lengths)), recompute)
+    kept = 0.0
+    for sub in sublayers(block, work.spec.size):
+        # The norm's input, the norm's output (the next linear map's input), the dropout's mask.
+        kept += tokens * width * (2 * element + masks) / work.slice
+        keys = block.cross if sub.name == "cross" and block.cross else stack
+        saved = sub.brick.kept(element, dropout=bool(work.spec.dropout))
+        asked = work.layout.microbatch * work.lengths[keys]
+        kept += (tokens * saved.own + asked * saved.memory) / work.layout.tensor
+        if sub.brick.features:
+            kept += _scores(work, sub.brick, stack, keys, recompute)
     return kept
 
 
-def _attention(work: Work, queries: str, keys: str, recompute: str) -> float:
-    """Queries, keys, values and the output, and what lies between them."""
+def _scores(work: Work, brick: Brick, queries: str, keys: str, recompute: str) -> float:
+    """What lies between queries, keys, values and the output."""
     size, layout, element = work.spec.size, work.layout, work.element
-    inner, rows = size.heads * size.key_width, layout.microbatch
-    asking, asked = work.lengths[queries], work.lengths[keys]
-    kept = rows * (2 * asking + 2 * asked) * inner * element
-    pairs = rows * asking * asked
+    asking, rows = work.lengths[queries], layout.microbatch
+    pairs = rows * brick.pairs(asking, work.lengths[keys])
     if work.software.attention == "materialized":
-        if recompute != "selective":
-            # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
-            kept += pairs * size.heads * (2 * element + 1 if work.spec.dropout else element)
-        return kept / layout.tensor
-    # One float32 a query and head.
-    kept += rows * asking * size.heads * 4
+        if recompute == "selective":
+            return 0.0
+        # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
+        return pairs * size.heads * (2 * element + 1 if work.spec.dropout else element) / layout.tensor
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
-    block: Block = getattr(work.spec.family, queries)
-    shared = pairs * element if work.masked and block.bias_table == "none" else 0
-    return kept / layout.tensor + shared
-
-
-def _feed_forward(work: Work, block: Block, tokens: int) -> float:
-    features, element = work.spec.size.ffn, work.element
-    if block.gated:
-        copies = 4 * element  # gate and value, the gate's answer, their product
-    elif block.ffn == "relu":
-        copies = element  # the rectifier keeps its output, which is the next map's input
-    else:
-        copies = 2 * element
-    if block.ffn_dropout and work.spec.dropout:
-        copies += 1 + (element if block.ffn == "relu" else 0)
-    return tokens * features * copies / work.layout.tensor
+    shared = pairs * element if work.masked and not work.spec.family.stacks[queries].score_bias else 0
+    # One float32 a query and head.
+    return rows * asking * size.heads * 4 / layout.tensor + shared
 
 
 def chunk(work: Work, held: Chunk) -> float:
@@ -72,8 +62,9 @@ def chunk(work: Work, held: Chunk) -> float:
     total = 0.0
     rows, size, element = work.layout.microbatch, work.spec.size, work.element
     for name, layers in held.layers.items():
-        total += layers * layer(work, name)
-        if layers and getattr(work.spec.family, name).bias_table != "none":
+        block = work.spec.family.stacks[name]
+        total += sum(number * layer(work, name, kind) for kind, number in kinds(block, layers).items())
+        if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * size.heads / work.layout.tensor * element
     stream = rows * work.stream * size.width
     if held.first and work.spec.dropout:
@@ -112,11 +103,11 @@ def logits(work: Work) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
     spec, tensor = work.spec, work.layout.tensor
     rows, width, element = work.layout.microbatch, spec.size.width, work.element
-    length = work.lengths[spec.family.stacks[-1]]
+    length = work.lengths[next(reversed(spec.family.stacks))]
     places = rows * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary
     hidden = 2 * places * width * element  # the closing norm's output, gathered, and its gradient
-    if "lm" not in spec.family.heads and "mlm" not in spec.family.heads:
+    if not any(head.projects for head in heads(spec).values()):
         return hidden
     if work.software.chunked_logits and tensor == 1:
         chunked = min(places, 1024)
@@ -132,10 +123,13 @@ def workspace(work: Work, largest: int) -> float:
     spec, element = work.spec, work.element
     longest = max(work.lengths, key=lambda name: work.lengths[name])
     tokens = work.layout.microbatch * work.lengths[longest]
-    block: Block = getattr(spec.family, longest)
-    up = 2 if block.gated else 1
-    gradients = tokens * element * (2 * up * spec.size.ffn / work.layout.tensor + 2 * spec.size.width)
-    again = layer(work, longest, recompute="none") if work.recompute == "full" else 0.0
+    blocks = kinds(spec.family.stacks[longest], range(spec.size.layers))
+    ffn = [sub.brick for block in blocks for sub in sublayers(block, spec.size) if sub.name == "ffn"]
+    up = max(brick.maps["up"].outputs for brick in ffn)
+    gradients = tokens * element * (2 * up / work.layout.tensor + 2 * spec.size.width)
+    again = 0.0
+    if work.recompute == "full":
+        again = max(layer(work, longest, kind, recompute="none") for kind in blocks)
     return gradients + largest * element + again
 
 

@@ -10,11 +10,13 @@ maps do; the machine's file says at which rates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megaptm.bricks import Brick, SubLayer, heads, kinds, sublayers
 from megaptm.plan.links import collective
 from megaptm.plan.machine import Machine
-from megaptm.plan.stages import Chunk, layer_weights
+from megaptm.plan.stages import Chunk
 from megaptm.plan.work import Work
 from megaptm.spec import Block
 
@@ -76,10 +78,13 @@ def product(machine: Machine, work: Work, rows: float, inputs: float, outputs: f
 def stage(machine: Machine, work: Work, held: list[Chunk]) -> Passes:
     """One micro-batch through all chunks of a stage."""
     total = Passes(Seconds(), Seconds())
-    layers = {name: layer(machine, work, name) for name in work.lengths}
+    layers: dict[tuple[str, Block], Passes] = {}
     for chunk in held:
-        for name, number in chunk.layers.items():
-            total += layers[name] * number
+        for name, span in chunk.layers.items():
+            for kind, number in kinds(work.spec.family.stacks[name], span).items():
+                if (name, kind) not in layers:
+                    layers[name, kind] = layer(machine, work, name, kind)
+                total += layers[name, kind] * number
         if chunk.first:
             total += embedding(machine, work)
         if chunk.last:
@@ -87,54 +92,46 @@ def stage(machine: Machine, work: Work, held: list[Chunk]) -> Passes:
     return total
 
 
-def layer(machine: Machine, work: Work, stack: str) -> Passes:
-    """One layer of a stack, for one micro-batch."""
-    block: Block = getattr(work.spec.family, stack)
-    first = next(iter(work.lengths))
-    passes = _linears(machine, work, block, stack) + _elementwise(machine, work, block, stack)
-    passes += _attention(machine, work, block, stack, stack)
-    if block.cross:
-        passes += _attention(machine, work, block, stack, first)
-    passes += _communication(machine, work, block, stack)
+def layer(machine: Machine, work: Work, stack: str, block: Block | None = None) -> Passes:
+    """One layer of a stack, for one micro-batch; `block` is that `at` it, absent: the first's."""
+    block = work.spec.family.stacks[stack].at(0) if block is None else block
+    passes, again = Passes(Seconds(), Seconds()), Seconds()
+    subs = sublayers(block, work.spec.size)
+    for sub in subs:
+        keys = block.cross if sub.name == "cross" and block.cross else stack
+        passes += _linears(machine, work, sub, stack, keys)
+        if sub.brick.features:
+            attention = _attention(machine, work, sub.brick, stack, keys)
+            passes += attention
+            if sub.name == "attention":
+                again = attention.forward
+    passes += _elementwise(machine, work, subs, stack)
+    passes += _communication(machine, work, len(subs), stack)
     if work.recompute == "full":
         return Passes(passes.forward, passes.backward, passes.forward)
     if work.recompute == "selective":
-        again = _attention(machine, work, block, stack, stack).forward
         return Passes(passes.forward, passes.backward, again)
     return passes
 
 
-def _linears(machine: Machine, work: Work, block: Block, stack: str) -> Passes:
-    size, tensor = work.spec.size, work.layout.tensor
-    inner, tokens = size.heads * size.key_width, work.layout.microbatch * work.lengths[stack]
-    up = 2 if block.gated else 1
-    maps = [
-        (tokens, size.width, 3 * inner / tensor),
-        (tokens, inner / tensor, size.width),
-        (tokens, size.width, up * size.ffn / tensor),
-        (tokens, size.ffn / tensor, size.width),
-    ]
-    if block.cross:
-        memory = work.layout.microbatch * next(iter(work.lengths.values()))
-        maps += [
-            (tokens, size.width, inner / tensor),
-            (memory, size.width, 2 * inner / tensor),
-            (tokens, inner / tensor, size.width),
-        ]
-    forward = sum(product(machine, work, *shape) for shape in maps)
+def _linears(machine: Machine, work: Work, sub: SubLayer, stack: str, keys: str) -> Passes:
+    tensor, forward = work.layout.tensor, 0.0
+    for one in sub.brick.maps.values():
+        tokens = work.layout.microbatch * work.lengths[keys if one.of_memory else stack]
+        inputs = one.inputs / tensor if one.split == "rows" else one.inputs
+        outputs = one.outputs / tensor if one.split == "columns" else one.outputs
+        forward += product(machine, work, tokens, inputs, outputs)
     # The same operations for the input's gradient and for the weight's, whose operands are the same three matrices.
     return Passes(Seconds(products=forward), Seconds(products=2 * forward))
 
 
-def _attention(machine: Machine, work: Work, block: Block, queries: str, keys: str) -> Passes:
+def _attention(machine: Machine, work: Work, brick: Brick, queries: str, keys: str) -> Passes:
     """Scores, softmax, dropout, mean of values; fused in one kernel or one by one."""
-    size, tensor = work.spec.size, work.layout.tensor
-    rows, heads = work.layout.microbatch, size.heads / tensor
-    asking, asked = work.lengths[queries], work.lengths[keys]
-    pairs = rows * heads * asking * asked
+    size, rows = work.spec.size, work.layout.microbatch
+    pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
         return _materialized(machine, work, pairs)
-    causal = block.attention == "causal" and queries == keys and not work.masked
+    causal = brick.block.visibility == "causal" and queries == keys and not work.masked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
@@ -160,37 +157,33 @@ def _materialized(machine: Machine, work: Work, pairs: float) -> Passes:
     )
 
 
-def _elementwise(machine: Machine, work: Work, block: Block, stack: str) -> Passes:
+def _elementwise(machine: Machine, work: Work, subs: Sequence[SubLayer], stack: str) -> Passes:
     """Bytes read and written between products, at the memory's rate."""
     size, tensor, element = work.spec.size, work.layout.tensor, work.element
     tokens = work.layout.microbatch * work.lengths[stack]
-    sublayers, mask = (3 if block.cross else 2), (1 if work.spec.dropout else 0)
-    residual = sublayers * tokens * size.width / work.slice
+    mask = 1 if work.spec.dropout else 0
+    residual = len(subs) * tokens * size.width / work.slice
     # Norm: read, write. Residual sum: read twice, write. Dropout of its own pass: read, write.
     drop = (2 * element if mask and not work.software.fused_residual else 0) + mask
     forward = residual * (2 * element + 3 * element + drop)
     # Norm: gradient and input read, gradient written, read again for its weights; sum: as forward; dropout; bias.
     backward = residual * (5 * element + 3 * element + mask * (2 * element + 1) + element)
-    features = tokens * size.ffn / tensor
-    gates = 2.5 if block.gated else 1.0
-    forward += features * 2 * element * gates
-    backward += features * 4 * element * gates
-    # Heads are laid out for the kernel and back.
-    inner = tokens * size.heads * size.key_width / tensor * (2 if block.cross else 1)
-    forward += inner * 4 * element
-    backward += inner * 8 * element
+    for sub in subs:
+        moved = sub.brick.moved(element)
+        forward += tokens * moved.forward / tensor
+        backward += tokens * moved.backward / tensor
     # A weight's gradient is added to its float32 sum, which is read and written; the product has counted one writing.
-    weights = layer_weights(block, work.spec) / tensor
+    weights = sum(one.weights for sub in subs for one in sub.brick.maps.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    kernels = 5 * sublayers
+    kernels = 5 * len(subs)
     return Passes(
         Seconds(memory=forward / machine.bandwidth + kernels * kernel),
         Seconds(memory=backward / machine.bandwidth + 2 * kernels * kernel),
     )
 
 
-def _communication(machine: Machine, work: Work, block: Block, stack: str) -> Passes:
+def _communication(machine: Machine, work: Work, sublayers: int, stack: str) -> Passes:
     """What tensor ranks say to each other in a layer, less what products hide.
 
     Each sub-layer sums its output over ranks, forward, and the gradient of its input, backward; with sequence
@@ -201,7 +194,6 @@ def _communication(machine: Machine, work: Work, block: Block, stack: str) -> Pa
         return Passes(Seconds(), Seconds())
     tokens = layout.microbatch * work.lengths[stack]
     size = tokens * work.spec.size.width * work.element
-    sublayers = 3 if block.cross else 2
     one = collective(machine, size, ranks=layout.tensor, stride=1)  # a gather or a scatter
     beside, overlap = machine.efficiency.beside, work.software.tensor_overlap
     forward, backward, hidden = 2 * one * sublayers, 2 * one * sublayers, 0.0
@@ -227,12 +219,12 @@ def embedding(machine: Machine, work: Work) -> Passes:
 def head(machine: Machine, work: Work) -> Passes:
     """Projection on the vocabulary and cross-entropy, where a model has them."""
     spec, tensor = work.spec, work.layout.tensor
-    if not {"lm", "mlm"} & set(spec.family.heads):
+    if not any(head.projects for head in heads(spec).values()):
         return Passes(Seconds(), Seconds())
-    length = work.lengths[spec.family.stacks[-1]]
+    length = work.lengths[next(reversed(spec.family.stacks))]
     places = work.layout.microbatch * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary / tensor
-    forward = product(machine, work, places, spec.size.width, vocabulary)
+    forward = product(machine, work, places, spec.size.table_width, vocabulary)
     passes = places * vocabulary / machine.bandwidth
     gathered = collective(
         machine, work.layout.microbatch * length * spec.size.width * work.element, ranks=tensor, stride=1

@@ -179,7 +179,7 @@ def work_of_row(row: Row, software: Software) -> Work:
             context=row.sequence,
             dropout=row.dropout,
         ),
-        lengths={CATALOGUE[row.family].stacks[0]: row.sequence},
+        lengths={next(iter(CATALOGUE[row.family].stacks)): row.sequence},
         layout=Layout(
             tensor=row.tensor,
             pipeline=row.pipeline,

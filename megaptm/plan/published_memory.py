@@ -31,10 +31,11 @@ class Shape:
     lengths: dict[str, int] = field(default_factory=dict)
 
 
-_ENCODER = Block(attention="full", norm="pre", ffn="gelu")
-_BERT = change(BERT, embedding_norm=False, encoder=_ENCODER)
+_ENCODER = Block(position="learned")
+_BERT = change(BERT, embedding_norm=False, stacks={"encoder": _ENCODER})
+# Its decoder takes its places from the encoder's table.
 _T5 = change(
-    T5, inputs=("token", "position"), encoder=_ENCODER, decoder=change(_ENCODER, attention="causal", cross=True)
+    T5, stacks={"encoder": _ENCODER, "decoder": change(_ENCODER, visibility="causal", position="none", cross="encoder")}
 )
 SHAPES = {
     "bert": Shape(_BERT, Size(layers=24, width=1024, heads=16, ffn=4096), 30522, 128, {"encoder": 512}),

@@ -16,7 +16,7 @@ def units(work: Work, held: list[Chunk]) -> list[float]:
     """Parameters of each unit; the last is what is no layer."""
     alone = Chunk(layers={}, first=held[0].first, last=held[-1].last, finals=held[-1].finals)
     rest = parameters(work, [alone]).trained
-    layers = sum(sum(chunk.layers.values()) for chunk in held)
+    layers = sum(len(span) for chunk in held for span in chunk.layers.values())
     return [(parameters(work, held).trained - rest) / layers] * layers + [rest]
 
 

@@ -1,21 +1,24 @@
 """Which layers and how many parameters lie on which rank."""
 
-# D width, A = heads x key width, F feed-forward features, T tensor ranks
+# T tensor ranks
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megaptm.bricks import heads
+from megaptm.bricks import held as layers_held
+from megaptm.bricks.layer import embedding_tables, final_norm, kinds, sublayers
 from megaptm.plan.work import Work
-from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec
+from megaptm.spec import Block, ModelSpec
 
 
 @dataclass(frozen=True)
 class Chunk:
     """A contiguous run of the chain of layers, as `models.model.Part`."""
 
-    layers: dict[str, int]
-    """Stack -> how many of its layers."""
+    layers: dict[str, range]
+    """Stack -> which of its layers."""
     first: bool
     last: bool
     finals: tuple[str, ...]
@@ -44,15 +47,15 @@ def chunks(spec: ModelSpec, number: int) -> list[Chunk]:
     for place, size in enumerate(sizes):
         stop = start + size
         spans = {
-            name: (min(max(start - index * layers, 0), layers), min(max(stop - index * layers, 0), layers))
+            name: range(min(max(start - index * layers, 0), layers), min(max(stop - index * layers, 0), layers))
             for index, name in enumerate(stacks)
         }
         cut.append(
             Chunk(
-                layers={name: high - low for name, (low, high) in spans.items()},
+                layers=spans,
                 first=place == 0,
                 last=place == number - 1,
-                finals=tuple(name for name, (low, high) in spans.items() if low < high == layers),
+                finals=tuple(name for name, span in spans.items() if layers - 1 in span),
             )
         )
         start = stop
@@ -69,76 +72,34 @@ def stages(work: Work) -> list[list[Chunk]]:
 def parameters(work: Work, held: list[Chunk]) -> Parameters:
     """What one tensor rank of a stage with these chunks holds."""
     spec, tensor = work.spec, work.layout.tensor
-    trained, frozen, tables = 0, 0, 0
+    trained, frozen, tables, largest = 0, 0, 0, 0
     for chunk in held:
         for name, layers in chunk.layers.items():
-            trained += _layers(getattr(spec.family, name), spec, layers, tensor)
-        trained += sum(_norm(spec, name) for name in chunk.finals if getattr(spec.family, name).norm == "pre")
+            block = spec.family.stacks[name]
+            counted = layers_held(block, spec.size, layers)
+            trained += counted.divided // tensor + counted.whole
+            largest = max([largest, *(matrix for kind in kinds(block, layers) for matrix in _matrices(kind, spec))])
+        trained += sum(final_norm(spec.family.stacks[name], spec.size) for name in chunk.finals)
         if chunk.first:
-            trained += _inputs(spec, tensor)
+            trained += table_size(spec) // tensor + embedding_tables(spec)
         elif chunk.last and spec.family.tied:
             trained += table_size(spec) // tensor
-        if chunk.first or (chunk.last and ("lm" in spec.family.heads or "mlm" in spec.family.heads)):
+        projects = any(head.projects for head in heads(spec).values())
+        if chunk.first or (chunk.last and projects):
             tables = table_size(spec) // tensor
         if chunk.last:
-            learns, rests = _heads(work)
-            trained, frozen = trained + learns, frozen + rests
-    size = spec.size
-    return Parameters(trained, frozen, max(tables, size.width * max(3 * _inner(spec), size.ffn) // tensor))
+            for name, head in heads(spec).items():
+                if work.trained_heads is None or name in work.trained_heads:
+                    trained += head.held(tensor)
+                else:
+                    frozen += head.held(tensor)
+    return Parameters(trained, frozen, max(tables, largest // tensor))
 
 
 def table_size(spec: ModelSpec) -> int:
     """Elements of the token table, padding among them."""
-    return spec.padded_vocabulary * spec.size.width
+    return spec.padded_vocabulary * spec.size.table_width
 
 
-def layer_weights(block: Block, spec: ModelSpec) -> int:
-    """Elements of the matrices of one layer, which tensor ranks divide."""
-    size, inner = spec.size, _inner(spec)
-    attention = 4 * size.width * inner
-    up = 2 if block.gated else 1
-    return attention * (2 if block.cross else 1) + (up + 1) * size.width * size.ffn
-
-
-def _inner(spec: ModelSpec) -> int:
-    return spec.size.heads * spec.size.key_width
-
-
-def _layers(block: Block, spec: ModelSpec, layers: int, tensor: int) -> int:
-    size, inner, sublayers = spec.size, _inner(spec), 3 if block.cross else 2
-    up = 2 if block.gated else 1
-    divided = layer_weights(block, spec)
-    whole = sublayers * size.width * (2 if block.normalizer == "layer" else 1)
-    if block.bias:
-        divided += 3 * inner * (sublayers - 1) + up * size.ffn
-        whole += sublayers * size.width
-    table = BIAS_BUCKETS * size.heads // tensor if block.bias_table != "none" and layers else 0
-    return layers * (divided // tensor + whole) + table
-
-
-def _norm(spec: ModelSpec, stack: str) -> int:
-    return spec.size.width * (2 if getattr(spec.family, stack).normalizer == "layer" else 1)
-
-
-def _inputs(spec: ModelSpec, tensor: int) -> int:
-    family, width = spec.family, spec.size.width
-    total = table_size(spec) // tensor
-    total += (spec.context if "position" in family.inputs else 0) * width
-    total += (family.segments if "segment" in family.inputs else 0) * width
-    return total + (_norm(spec, family.stacks[0]) if family.embedding_norm else 0)
-
-
-def _heads(work: Work) -> tuple[int, int]:
-    """Parameters of the heads with a loss, and of those without."""
-    spec, tensor = work.spec, work.layout.tensor
-    family, width = spec.family, spec.size.width
-    sizes = {
-        "lm": 0 if family.tied else table_size(spec) // tensor,
-        "mlm": width * width + width + _norm(spec, family.stacks[-1]) + spec.padded_vocabulary // tensor,
-        "next-sentence": width * width + width + 2 * width + 2,
-    }
-    trained = family.heads if work.trained_heads is None else work.trained_heads
-    return (
-        sum(sizes[head] for head in family.heads if head in trained),
-        sum(sizes[head] for head in family.heads if head not in trained),
-    )
+def _matrices(block: Block, spec: ModelSpec) -> list[int]:
+    return [one.weights for sub in sublayers(block, spec.size) for one in sub.brick.maps.values()]

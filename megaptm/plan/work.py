@@ -65,34 +65,23 @@ class Work:
     @property
     def flops(self) -> int:
         """Operations of a step on all devices, recomputation left out."""
-        first, *others = self.lengths.values()
-        return step_flops(
-            self.spec,
-            rows=self.batch,
-            sequence=first,
-            target_sequence=others[0] if others else 0,
-            asked=self.asked,
-        )
+        return step_flops(self.spec, rows=self.batch, lengths=self.lengths, asked=self.asked)
 
 
 def work_of(config: Config) -> Work:
     """The step of a training config, as this engine runs it."""
     spec = resolve_model(config)
     objective = OBJECTIVES[config.objective]
-    shapes = objective.shapes(config.data.sequence)
-    lengths = {spec.family.stacks[0]: config.data.sequence}
-    if len(spec.family.stacks) > 1:
-        lengths[spec.family.stacks[1]] = shapes["decoder_tokens"][0]
+    batch = objective.batch(config.data.sequence, config.data.document_mask)
     return Work(
         spec=spec,
-        lengths=lengths,
+        lengths=batch.lengths(spec.family.prefixes),
         layout=config.layout,
         batch=config.train.batch,
         precision=config.train.precision,
         recompute=config.layout.recompute,
-        # As train/feed.py: rows known to be one document without padding go without document numbers.
-        masked=config.data.document_mask or config.objective != "causal-lm",
-        asked=shapes["labels"][0] if "asked" in shapes else None,
+        masked=batch.masked,
+        asked=batch.asked,
         trained_heads=tuple(objective.losses),
         software=replace(
             MEGAPTM,

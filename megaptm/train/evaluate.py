@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from megaptm.bricks import HEADS
 from megaptm.config import Config
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
-from megaptm.models.heads import HEADS
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import IGNORED, Sample
 from megaptm.resilience.events import EvaluationEvent, Events
@@ -122,7 +122,7 @@ def evaluate(
         )
         for name in names
     }
-    every_token = config.objective == "causal-lm"
+    every_token = OBJECTIVES[config.objective].every_token
     return Evaluation(
         run=str(trained.snapshot.run),
         step=trained.step,

@@ -46,7 +46,7 @@ class Feed:
             pin=torch.cuda.is_available(),
         )
         for _, batches in self._loader:
-            yield [self._plain(batch) for batch in batches]
+            yield batches
 
     def held_out(self) -> Iterator[Batches | None]:
         """The validation batches, the same at each call."""
@@ -59,14 +59,8 @@ class Feed:
             most=self.config.train.validate_batches,
         )
         for micro_batches in batches:
-            yield [self._plain(batch) for batch in micro_batches] if self.reads else None
+            yield micro_batches if self.reads else None
 
     def close(self) -> None:
         if self._loader is not None:
             self._loader.close()
-
-    def _plain(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rows known to be one document without padding go without document numbers: attention's fast path."""
-        if self.config.data.document_mask or self.config.objective != "causal-lm":
-            return batch
-        return {name: field for name, field in batch.items() if name != "documents"}

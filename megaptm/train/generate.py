@@ -77,8 +77,8 @@ def continue_text(trained: Trained, prompt: str, *, tokens: int, sampling: Sampl
 def continue_ids(trained: Trained, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
     """The same in ids. Past the model's context it goes on from the second half of what it has seen."""
     ids, end = list(ids), trained.tokenizer.special.end
-    limit = trained.spec.context if "position" in trained.spec.family.inputs else None
-    decoder = trained.model.decoder
+    limit = trained.spec.longest
+    decoder = trained.model.stack("decoder")
     assert decoder is not None
     with remembering(decoder) as memory:
         seen: list[int] = []
@@ -208,8 +208,8 @@ def guess_masks(trained: Trained, prompt: str, *, guesses: int) -> list[list[Gue
     ids = [special.cls, *_encode(tokenizer, prompt, (special.mask,)), special.sep]
     if special.mask not in ids:
         raise UserError(f"the prompt needs a {mask} for the model to guess: 'The {mask} sat on the mat.'")
-    if "position" in trained.spec.family.inputs and len(ids) > trained.spec.context:
-        raise UserError(f"the prompt has {len(ids)} tokens, the model reads {trained.spec.context}: shorten it.")
+    if trained.spec.longest is not None and len(ids) > trained.spec.longest:
+        raise UserError(f"the prompt has {len(ids)} tokens, the model reads {trained.spec.longest}: shorten it.")
     tokens = torch.tensor([ids], device=trained.device)
     with torch.inference_mode():
         logits_SV = trained.model.logits({"tokens": tokens, "segments": torch.zeros_like(tokens)})["mlm"][0]
@@ -235,4 +235,4 @@ def _name(tokenizer: Tokenizer, id_: int) -> str:
 
 
 def _require(trained: Trained, *stacks: str) -> None:
-    assert trained.spec.family.stacks == stacks, f"{trained.spec.name} has {trained.spec.family.stacks}"
+    assert (*trained.spec.family.stacks,) == stacks, f"{trained.spec.name} has {[*trained.spec.family.stacks]}"

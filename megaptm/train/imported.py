@@ -80,8 +80,8 @@ def _complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
     family = CATALOGUE[spec.name]
-    for stack in family.stacks:
-        ours, theirs = getattr(family, stack).norm_eps, getattr(spec.family, stack).norm_eps
+    for stack, block in family.stacks.items():
+        ours, theirs = block.norm_eps, spec.family.stacks[stack].norm_eps
         if ours != theirs:
             raise UserError(
                 f"{source}: its norms add {theirs}, those of {spec.name} {ours}; it cannot be trained here."
@@ -113,7 +113,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
 
 def _size_name(spec: ModelSpec) -> str:
     def plain(size: Size) -> Size:
-        return replace(size, head_width=size.key_width, recipe={})
+        return replace(size, head_width=size.key_width)
 
     sizes = CATALOGUE[spec.name].sizes
     return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

@@ -76,12 +76,9 @@ class StepReport:
         self.tracker.log_status("RUNNING")
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         self.tracker.log_artifact(run / CONFIG)
-        shapes = mix.shapes
-        sequence = shapes["tokens"][0]
-        target = shapes["decoder_tokens"][0] if "decoder_tokens" in shapes else 0
-        asked = shapes["asked"][0] if "asked" in shapes else None
-        self.tokens_per_row = sequence + target
-        self.flops_per_row = step_flops(spec, rows=1, sequence=sequence, target_sequence=target, asked=asked)
+        lengths = mix.batch.lengths(spec.family.prefixes)
+        self.tokens_per_row = sum(lengths.values())
+        self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
         self._epochs = mix.epochs_begun(config.batches.first(start))
         self._begun, self._since_step, self._since = False, start, Seconds()
         self._clock: tuple[int, float] | None = None

@@ -39,8 +39,7 @@ def test_samples_have_the_promised_shapes_and_depend_on_their_number_alone(folde
     numbers = np.random.default_rng(0).integers(0, 3 * BLOCK, 20).tolist()
     for number in numbers:
         sample = mix.sample(number)
-        assert {field: array.shape for field, array in sample.items()} == mix.shapes
-        assert all(array.dtype == np.int64 for array in sample.values())
+        mix.batch.check(sample, maker=objective)
         assert same(sample, opened(weights, objective, document_mask=document_mask).sample(number))
     copy = pickle.loads(pickle.dumps(mix))
     assert all(same(copy.sample(number), mix.sample(number)) for number in numbers)

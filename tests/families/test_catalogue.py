@@ -25,7 +25,7 @@ def test_heads_divide_the_width_where_the_table_names_no_head_width(family: Fami
 
 
 def test_gpt3_is_gpt2_with_other_numbers() -> None:
-    assert GPT3.decoder == GPT2.decoder
+    assert GPT3.stacks == GPT2.stacks
     assert GPT3.context == 2048
 
 
@@ -34,17 +34,23 @@ def test_the_token_table_is_padded_the_same_on_every_layout() -> None:
     assert published(BERT, "base").padded_vocabulary == 30_592
 
 
+def with_word(**words: str) -> dict:
+    """A GPT-2 that has another word in a slot."""
+    return {"stacks": {"decoder": change(GPT2.last_block, **words)}}
+
+
 @pytest.mark.parametrize(
     ("differences", "said"),
     [
-        ({"decoder": change(GPT2.decoder, attention="lsh")}, r"Block.attention is 'lsh'.*full, causal"),
-        ({"decoder": change(GPT2.decoder, norm="sandwich")}, "Block.norm is 'sandwich'"),
-        ({"decoder": change(GPT2.decoder, ffn="relu2")}, "Block.ffn is 'relu2'"),
-        ({"decoder": change(GPT2.decoder, bias_table="alibi")}, "Block.bias_table is 'alibi'"),
+        (with_word(attention="lsh"), r"Block.attention is 'lsh'.*dot"),
+        (with_word(visibility="backwards"), r"Block.visibility is 'backwards'.*full, causal"),
+        (with_word(norm_place="sandwich"), "Block.norm_place is 'sandwich'"),
+        (with_word(ffn="relu2"), "Block.ffn is 'relu2'"),
+        (with_word(position="alibi"), "Block.position is 'alibi'"),
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),
         ({"inputs": ("token", "rotary")}, r"inputs \['rotary'\] are unknown"),
         ({"logit_scale": "half"}, "logit_scale is 'half'"),
-        ({"heads": ("mlm",), "decoder": change(GPT2.decoder, ffn="swiglu")}, "no gated form"),
+        ({"heads": ("mlm",), **with_word(ffn="swiglu")}, "no gated form"),
         ({"heads": ("mlm",), "tied": False}, "set tied=True"),
     ],
 )

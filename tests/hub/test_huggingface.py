@@ -133,7 +133,7 @@ def test_a_tokenizer_too_big_for_the_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_computes_something_else_is_refused() -> None:
     with pytest.raises(UserError, match="no counterpart"):
-        counterpart_of(published(change(GPT2, decoder=change(GPT2.decoder, ffn="swiglu")), "small"))
+        counterpart_of(published(change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn="swiglu")}), "small"))
     with pytest.raises(UserError, match="24 heads of 128 are not 2048 wide"):
         counterpart_of(published(CATALOGUE["gpt3"], "xl-literal"))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from megaptm.bricks import Brick, brick_of
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.mask import Mask
+from megaptm.spec import Block, Size
 
 WIDTH, HEADS, KEY = 24, 4, 8
 
@@ -21,8 +24,13 @@ def filled(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
+def brick(slot: str, *, heads: int = HEADS, **words: Any) -> Brick:
+    size = Size(layers=1, width=WIDTH, heads=heads, ffn=8, head_width=KEY)
+    return brick_of(slot, "dot", Block(**words), size)
+
+
 def self_attention(*, causal: bool = False) -> SelfAttention:
-    module = SelfAttention(WIDTH, HEADS, KEY, bias=True, causal=causal, scale=KEY**-0.5, dropout=0.0)
+    module = SelfAttention(brick("attention", visibility="causal" if causal else "full"), dropout=0.0)
     filled(module)
     return module
 
@@ -58,7 +66,7 @@ def test_a_slice_of_rows_is_whole_heads() -> None:
     whole, x = self_attention(), torch.randn(5, 2, WIDTH)
     total = whole.output.bias
     for rank in range(2):
-        half = SelfAttention(WIDTH, HEADS // 2, KEY, bias=True, causal=False, scale=KEY**-0.5, dropout=0.0).eval()
+        half = SelfAttention(brick("attention", heads=HEADS // 2), dropout=0.0).eval()
         with torch.no_grad():
             half.qkv.weight.copy_(whole.qkv.weight.chunk(2)[rank])
             half.qkv.bias.copy_(whole.qkv.bias.chunk(2)[rank])
@@ -69,7 +77,7 @@ def test_a_slice_of_rows_is_whole_heads() -> None:
 
 
 def test_cross_attention_reads_queries_here_and_values_there() -> None:
-    module = CrossAttention(WIDTH, HEADS, KEY, bias=False, scale=KEY**-0.5, dropout=0.0)
+    module = CrossAttention(brick("cross", attention_bias=False), dropout=0.0)
     filled(module)
     x, memory = torch.randn(3, 2, WIDTH), torch.randn(7, 2, WIDTH)
     rows = torch.arange(HEADS * 2 * KEY).view(HEADS, 2, KEY)
@@ -79,7 +87,7 @@ def test_cross_attention_reads_queries_here_and_values_there() -> None:
 
 
 def test_attention_drops_weights_in_training_only() -> None:
-    module = SelfAttention(WIDTH, HEADS, KEY, bias=True, causal=True, scale=1.0, dropout=0.5)
+    module = SelfAttention(brick("attention", visibility="causal", scale="none"), dropout=0.5)
     filled(module)
     x = torch.randn(6, 2, WIDTH)
     assert module(x, None).equal(module(x, None))
@@ -89,7 +97,7 @@ def test_attention_drops_weights_in_training_only() -> None:
 
 def test_a_mask_is_its_own_documents_and_the_past() -> None:
     documents = torch.tensor([[1, 1, 2, 2, 0]])
-    mask = Mask(True, (5, 5), documents.device, documents, documents)
+    mask = Mask((5, 5), documents.device, (documents, documents), causal=True)
     expected = torch.tensor(
         [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool
     )
@@ -98,7 +106,7 @@ def test_a_mask_is_its_own_documents_and_the_past() -> None:
 
 def test_without_documents_and_bias_there_is_nothing_to_add_to_scores() -> None:
     bias = torch.zeros(1, 2, 4, 4)
-    causal, full = (Mask(direction, (4, 4), bias.device) for direction in (True, False))
+    causal, full = (Mask((4, 4), bias.device, causal=direction) for direction in (True, False))
     assert causal.scores(None) is None
     assert full.scores(bias) is bias
     assert causal.scores(bias)[0, 0].isinf().equal(torch.ones(4, 4, dtype=torch.bool).triu(1))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from megaptm.bricks import brick_of
 from megaptm.layers.feedforward import FeedForward, gelu_tanh
 from megaptm.layers.layer import Layer, Stack
 from megaptm.layers.norm import Norm
@@ -35,7 +36,7 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
 
 @pytest.mark.parametrize("where", ["pre", "post"])
 def test_norms_stand_where_the_block_says(where: str) -> None:
-    layer, x = Layer(Block(norm=where), SIZE, dropout=0.0), torch.randn(4, 2, 16)
+    layer, x = Layer(Block(norm_place=where), SIZE, dropout=0.0), torch.randn(4, 2, 16)
     filled(layer)
     if where == "pre":
         y = x + layer.attention(layer.attention_norm(x), None)
@@ -48,7 +49,10 @@ def test_norms_stand_where_the_block_says(where: str) -> None:
 
 @pytest.mark.parametrize(("kind", "gate"), [("swiglu", F.silu), ("geglu", gelu_tanh)])
 def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
-    ffn, x = FeedForward(16, 32, kind=kind, bias=False, dropout=0.0), torch.randn(4, 2, 16)
+    ffn, x = (
+        FeedForward(brick_of("ffn", kind, Block(ffn=kind, ffn_bias=False), SIZE), dropout=0.0),
+        torch.randn(4, 2, 16),
+    )
     filled(ffn)
     gates, values = ffn.up.weight[0::2], ffn.up.weight[1::2]
     expected = (gate(x @ gates.t()) * (x @ values.t())) @ ffn.down.weight.t()
@@ -57,7 +61,7 @@ def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
 
 def test_only_the_end_of_a_pre_norm_stack_has_a_norm() -> None:
     def keys(norm: str, layers: range) -> list[str]:
-        return list(Stack(Block(norm=norm, bias_table="t5-causal"), SIZE, layers, dropout=0.0))
+        return list(Stack(Block(norm_place=norm, position="t5-bias-causal"), SIZE, layers, dropout=0.0))
 
     assert keys("pre", range(1, 3)) == ["bias_table", "1", "2", "final"]
     assert keys("pre", range(2)) == ["bias_table", "0", "1"]

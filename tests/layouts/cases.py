@@ -18,6 +18,7 @@ from megaptm.checkpoint.tensors import Piece
 from megaptm.config import Communication, Layout, Optimizer
 from megaptm.families import CATALOGUE
 from megaptm.spec import ModelSpec, Size
+from tests.models.grammar import VARIANTS, variant
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -33,7 +34,14 @@ LOSSES = {
 }
 
 
+def base_of(family: str) -> str:
+    """The family whose batches and losses a variant takes."""
+    return VARIANTS[family].base if family in VARIANTS else family
+
+
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
+    if family in VARIANTS:
+        return variant(tiny(base_of(family), dropout=dropout, layers=layers), family)
     # Four layers in all, so that every schedule has something to cut.
     size = Size(layers=layers // 2 if family == "t5" else layers, width=32, heads=4, ffn=64)
     return ModelSpec(family=CATALOGUE[family], size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
@@ -41,7 +49,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
     """The global batch of a step: packed rows with documents and padding, the same whoever asks."""
-    g = torch.Generator().manual_seed(100 + step)
+    family, g = base_of(family), torch.Generator().manual_seed(100 + step)
 
     def ids(rows: int, length: int) -> Tensor:
         return torch.randint(0, VOCABULARY, (rows, length), generator=g)
@@ -102,7 +110,7 @@ def train_steps(
         tiny(family, layers=layers),
         layout,
         ADAM,
-        losses=LOSSES[family],
+        losses=LOSSES[base_of(family)],
         seed=7,
         precision=precision,
         communication=communication,
@@ -160,7 +168,7 @@ def evaluate_at_once(family: str, layout: Layout) -> dict[str, float]:
     """Losses of an engine that has not made a step."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=LOSSES[family], seed=7)
+    engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=LOSSES[base_of(family)], seed=7)
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     return engine.evaluate(batches).losses
 
@@ -190,7 +198,7 @@ def train_and_save(
         tiny(family, dropout=dropout),
         layout,
         ADAM,
-        losses=LOSSES[family],
+        losses=LOSSES[base_of(family)],
         seed=7,
         precision=precision,
         filled=not start,

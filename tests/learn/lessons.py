@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from megaptm.batch import BatchSpec
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
@@ -59,8 +60,8 @@ class Shuffled(Objective):
     def cut(self, sequence: int, document_mask: bool) -> Cut:
         return self.objective.cut(sequence, document_mask)
 
-    def shapes(self, sequence: int) -> dict[str, tuple[int, ...]]:
-        return self.objective.shapes(sequence)
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        return self.objective.batch(sequence, document_mask)
 
     def make(
         self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.models import Model
-from tests.models.tiny import FAMILIES, VOCABULARY, tiny_batch, tiny_model
+from megaptm.families import CATALOGUE
+from megaptm.models import Model, build_model, fill
+from megaptm.spec import change
+from tests.models.tiny import FAMILIES, VOCABULARY, tiny_batch, tiny_model, tiny_spec
 
 DECODERS = ("gpt2", "gpt3")
 MAIN_HEAD = {"gpt2": "lm", "gpt3": "lm", "bert": "mlm", "t5": "lm"}
@@ -170,3 +174,29 @@ def _apart_and_packed(
             row = torch.cat(values)
             packed[field] = torch.nn.functional.pad(row, (0, 2), value=filler)[None]
     return apart, packed
+
+
+def test_an_order_says_who_is_seen() -> None:
+    """A prefix that sees itself whole, and a permutation; never more than the order allows."""
+    family = change(CATALOGUE["gpt2"], stacks={"decoder": change(CATALOGUE["gpt2"].last_block, visibility="ordered")})
+    spec = replace(tiny_spec("gpt2"), family=family)
+    model = build_model(spec)
+    fill(model, seed=1)
+    model.eval()
+    batch = tiny_batch("gpt2")
+    rows, sequence = batch["tokens"].shape
+    orders = torch.arange(sequence).expand(rows, -1).clone()
+    orders[0, :5] = 0
+    orders[1] = torch.randperm(sequence, generator=torch.Generator().manual_seed(0))
+    batch |= {"order": orders, "documents": torch.ones_like(batch["documents"])}
+    before = says(model, "gpt2", batch)
+    for place in range(sequence):
+        here = (torch.arange(sequence) == place).expand(rows, -1)
+        moved = (says(model, "gpt2", changed(batch, "tokens", here)) - before).abs().amax(-1) > 1e-6
+        assert moved.equal(orders >= orders[:, place : place + 1])
+
+
+def test_an_ordered_model_asks_for_the_order() -> None:
+    family = change(CATALOGUE["gpt2"], stacks={"decoder": change(CATALOGUE["gpt2"].last_block, visibility="ordered")})
+    with pytest.raises(UserError, match="has no order"):
+        build_model(replace(tiny_spec("gpt2"), family=family)).logits(tiny_batch("gpt2"))

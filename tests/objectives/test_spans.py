@@ -34,7 +34,7 @@ def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
     raw = raw_length(sequence)
     assert input_length(raw) == sequence < input_length(raw + 1)
     sample = T5.make([part(raw)], SPECIAL, np.random.default_rng(0), sequence, True)
-    assert {field: array.shape for field, array in sample.items()} == T5.shapes(sequence)
+    T5.batch(sequence, document_mask=True).check(sample, maker=T5.name)
     assert sample["documents"].all()
     assert sample["decoder_documents"].all()
 

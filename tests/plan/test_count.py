@@ -78,9 +78,9 @@ def test_the_model_built_has_what_the_formula_says(family: str, size: str) -> No
 @pytest.mark.parametrize(
     "family",
     [
-        change(GPT3, decoder=change(GPT3.decoder, ffn="swiglu", bias=False)),
-        change(GPT3, decoder=change(GPT3.decoder, norm="post", normalizer="rms")),
-        change(T5, tied=False, encoder=change(T5.encoder, ffn="geglu"), decoder=change(T5.decoder, ffn="geglu")),
+        change(GPT3, stacks={"decoder": change(GPT3.last_block, ffn="swiglu", attention_bias=False, ffn_bias=False)}),
+        change(GPT3, stacks={"decoder": change(GPT3.last_block, norm_place="post", norm="rms")}),
+        change(T5, tied=False, stacks={name: change(block, ffn="geglu") for name, block in T5.stacks.items()}),
         change(BERT, heads=("mlm",)),
     ],
     ids=["swiglu", "post-rms", "untied-geglu", "no-sentences"],
@@ -95,7 +95,7 @@ def test_the_formula_follows_the_bricks(family) -> None:
 def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:
     """The paper's 3.14e23 for 300 billion tokens is 6 N D; attention's square and the tables make up the difference."""
     spec = published(GPT3, "175b")
-    per_token = step_flops(spec, rows=1, sequence=2048) / 2048
+    per_token = step_flops(spec, rows=1, lengths={"decoder": 2048}) / 2048
     assert per_token * 300e9 == pytest.approx(3.14e23, rel=0.03)
 
 
@@ -110,8 +110,9 @@ def test_operations_equal_those_that_torch_counts(family: str, target: int) -> N
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         mean_losses(model(batch)).backward()
     spec, positions = model.spec, 3 * (target or 12)
+    lengths = dict(zip(spec.family.stacks, (12, target), strict=False))
     padding = 6 * positions * (spec.padded_vocabulary - spec.vocabulary) * spec.size.width
     # The gradient of the bias per word is taken as a product with a column of ones.
     bias = 2 * positions * spec.padded_vocabulary if family == "bert" else 0
-    expected = step_flops(spec, rows=3, sequence=12, target_sequence=target) + padding + bias
+    expected = step_flops(spec, rows=3, lengths=lengths) + padding + bias
     assert counter.get_total_flops() == expected

@@ -1,0 +1,60 @@
+"""What a batch holds: the one contract between objectives, which make samples, and all who read them. No torch."""
+
+# S tokens of a row, K places asked about
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of every sample; a micro-batch has rows of it."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """The fields of every sample of an objective, and the streams that they are laid along.
+
+    A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `documents` (0 is
+    padding), `segments`, `order`, each [S]. The first stack's have no prefix, another's that of its name:
+    `decoder_tokens`.
+    """
+
+    streams: Mapping[str, int]
+    """Prefix -> S: `""`, `decoder_` ..."""
+    fields: Mapping[str, Field]
+
+    @property
+    def masked(self) -> bool:
+        """Whether some rows are more than one document, or padded: attention then takes a mask."""
+        return any(f"{prefix}{name}" in self.fields for prefix in self.streams for name in ("documents", "order"))
+
+    @property
+    def asked(self) -> int | None:
+        """K of objectives that ask about some places; None where they ask about all."""
+        return self.fields["asked"].shape[0] if "asked" in self.fields else None
+
+    def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
+        """Stack -> tokens of a row of it; `prefixes` are the family's."""
+        return {stack: self.streams[prefix] for stack, prefix in prefixes.items()}
+
+    def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
+        """A `TypeError` where a sample is not what was said of it."""
+        found = {name: Field(array.shape, array.dtype.name) for name, array in sample.items()}
+        if found != self.fields:
+            wrong = sorted(name for name in {*found, *self.fields} if found.get(name) != self.fields.get(name))
+            raise TypeError(
+                f"{maker} made {wrong[0]} as {found.get(wrong[0])}, and says that it is {self.fields.get(wrong[0])}."
+            )
+
+
+def fields(shape: tuple[int, ...], *names: str, dtype: str = "int64") -> dict[str, Field]:
+    """Several fields of one shape."""
+    return dict.fromkeys(names, Field(shape, dtype))

@@ -1,0 +1,25 @@
+"""Bricks of a model in numbers: which linear maps each has, and what it costs. No torch."""
+
+from megaptm.bricks import attention, feedforward
+from megaptm.bricks.brick import BRICKS, Brick, Kept, Map, Moved, brick_of, register
+from megaptm.bricks.heads import HEADS, HeadBrick, heads
+from megaptm.bricks.layer import SubLayer, held, kinds, sublayers
+
+__all__ = [
+    "BRICKS",
+    "HEADS",
+    "Brick",
+    "HeadBrick",
+    "Kept",
+    "Map",
+    "Moved",
+    "SubLayer",
+    "attention",
+    "brick_of",
+    "feedforward",
+    "heads",
+    "held",
+    "kinds",
+    "register",
+    "sublayers",
+]

@@ -1,0 +1,42 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.spec import Block, Size
+
+
+@register("attention", "dot")
+class SelfAttentionBrick(Brick):
+    """Scaled dot products of one stream's queries and keys. Rows of `qkv` are ordered (head, [q, k, v], key width)."""
+
+    def __init__(self, block: Block, size: Size) -> None:
+        super().__init__(block, size)
+        self.features = size.heads * size.key_width
+        bias = block.attention_bias
+        self.maps = {
+            "qkv": Map(size.width, 3 * self.features, bias, "columns"),
+            "output": Map(self.features, size.width, bias, "rows"),
+        }
+
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        """Queries and the output; keys and values."""
+        return Kept(own=2 * self.features * element, memory=2 * self.features * element)
+
+    def moved(self, element: int) -> Moved:
+        """Heads are laid out for the kernel and back."""
+        return Moved(forward=self.features * 4 * element, backward=self.features * 8 * element)
+
+
+@register("cross", "dot")
+class CrossAttentionBrick(SelfAttentionBrick):
+    """Queries of one stream, keys and values of another's output. Rows of `kv`: (head, [k, v], key width)."""
+
+    def __init__(self, block: Block, size: Size) -> None:
+        super().__init__(block, size)
+        bias = block.attention_bias
+        self.maps = {
+            "query": Map(size.width, self.features, bias, "columns"),
+            "kv": Map(size.width, 2 * self.features, bias, "columns", of_memory=True),
+            "output": Map(self.features, size.width, bias, "rows"),
+        }

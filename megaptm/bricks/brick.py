@@ -1,0 +1,113 @@
+"""What a brick is: its linear maps, and what it costs. No torch; `layers` builds its modules from the same maps."""
+
+# D width, F feed-forward features, A = heads x key width
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from megaptm.errors import UserError
+from megaptm.spec import Block, Size
+
+
+@dataclass(frozen=True)
+class Map:
+    """A linear map [..., inputs] -> [..., outputs], and how tensor ranks may divide it (`layers.split`)."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    split: str = "none"
+    of_memory: bool = False
+    """Whether it reads the stack that is attended to, not the layer's own stream."""
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+    @property
+    def divided(self) -> int:
+        """Parameters that tensor ranks divide."""
+        if self.split == "none":
+            return 0
+        return self.weights + (self.outputs if self.bias and self.split == "columns" else 0)
+
+    @property
+    def whole(self) -> int:
+        """Parameters that each tensor rank has."""
+        bias = self.outputs if self.bias and self.split != "columns" else 0
+        return bias + (self.weights if self.split == "none" else 0)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes a token that the forward pass leaves for the backward pass, inputs of norms and masks of dropout left out;
+    all tensor ranks together."""
+
+    own: float
+    """A token of the layer's own stream."""
+    memory: float = 0.0
+    """A token of the stack that is attended to."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes a token that are read and written between the products of matrices, all tensor ranks together."""
+
+    forward: float
+    backward: float
+
+
+class Brick(ABC):
+    """What stands in a sub-layer of the transformer layer. A function of a `Block` and a `Size` alone."""
+
+    maps: Mapping[str, Map]
+    """By the name of the module's child."""
+    features: int = 0
+    """A, of bricks that compare positions: what one pair of a query and a key costs in multiply-adds, twice."""
+
+    def __init__(self, block: Block, size: Size) -> None:
+        self.block, self.size = block, size
+
+    @abstractmethod
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        """What activations of `element` bytes leave in memory."""
+
+    @abstractmethod
+    def moved(self, element: int) -> Moved:
+        """What goes through memory between products."""
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Pairs of positions that are compared in a row, of all that there are."""
+        return queries * keys
+
+
+B = TypeVar("B", bound=type[Brick])
+BRICKS: dict[str, dict[str, type[Brick]]] = {"attention": {}, "cross": {}, "ffn": {}}
+"""Slot -> word -> brick."""
+
+
+def register(slot: str, *words: str) -> Callable[[B], B]:
+    """Make a brick the one of some words of a slot; one that does not say what it costs is refused."""
+
+    def add(brick: B) -> B:
+        if missing := sorted(getattr(brick, "__abstractmethods__", ())):
+            raise TypeError(f"{brick.__name__} does not say what it costs: give it {' and '.join(missing)}.")
+        for word in words:
+            if word in BRICKS[slot]:
+                raise TypeError(f"{slot} has a brick called {word!r} already: {BRICKS[slot][word].__name__}.")
+            BRICKS[slot][word] = brick
+        return brick
+
+    return add
+
+
+def brick_of(slot: str, word: str, block: Block, size: Size) -> Brick:
+    """The brick of a word; a `UserError` that names those that there are, if it is none of them."""
+    known = BRICKS[slot]
+    if word not in known:
+        raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
+    return known[word](block, size)

@@ -1,0 +1,57 @@
+"""Feed-forward: up, a nonlinearity (possibly gated), down."""
+
+from __future__ import annotations
+
+from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.spec import Block, Size
+
+
+@register("ffn", "gelu", "gelu-tanh")
+class FeedForwardBrick(Brick):
+    """One map up, a nonlinearity, one map down."""
+
+    streams = 1
+    """Of features that `up` makes."""
+    passes = 1.0
+    """Through memory, against those of one nonlinearity."""
+    keeps = 2
+    """Values a feature: the nonlinearity's input, and its output, which is the input of `down`."""
+
+    def __init__(self, block: Block, size: Size) -> None:
+        super().__init__(block, size)
+        bias = block.ffn_bias
+        self.maps = {
+            "up": Map(size.width, self.streams * size.ffn, bias, "columns"),
+            "down": Map(size.ffn, size.width, bias, "rows"),
+        }
+
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        return Kept(own=self.size.ffn * (self.keeps * element + (1 if self._drops(dropout) else 0)))
+
+    def moved(self, element: int) -> Moved:
+        features = self.size.ffn * element * self.passes
+        return Moved(forward=2 * features, backward=4 * features)
+
+    def _drops(self, dropout: bool) -> bool:
+        return dropout and self.block.ffn_dropout
+
+
+@register("ffn", "relu")
+class RectifiedBrick(FeedForwardBrick):
+    """The rectifier keeps its output, which is the input of `down` unless dropout stands between."""
+
+    keeps = 1
+
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        kept = super().kept(element, dropout=dropout).own
+        return Kept(own=kept + (self.size.ffn * element if self._drops(dropout) else 0))
+
+
+@register("ffn", "geglu", "swiglu")
+class GatedBrick(FeedForwardBrick):
+    """Rows of `up` are ordered (feature, [gate, value]), so that a slice of them has matching pairs."""
+
+    streams = 2
+    passes = 2.5
+    keeps = 4
+    """Gate and value, the gate's answer, their product."""

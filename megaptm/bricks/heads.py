@@ -1,0 +1,126 @@
+"""Heads: what reads the last layer, in numbers, and what each asks of a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from megaptm.bricks.brick import Map
+from megaptm.bricks.layer import norm_parameters
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+
+class HeadBrick(ABC):
+    """A head of a model; its name is that of its loss."""
+
+    name: ClassVar[str]
+    answers: ClassVar[str] = "labels"
+    """The batch's field with what is asked; without it there is no loss, only logits."""
+    projects: ClassVar[bool] = True
+    """Whether it projects on the vocabulary."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+
+    @property
+    @abstractmethod
+    def maps(self) -> Mapping[str, Map]:
+        """Its linear maps, the same on every tensor rank, by the name of the module's child."""
+
+    @property
+    def rows(self) -> int:
+        """Numbers that tensor ranks divide, for each row of the vocabulary: of a table of its own, or a bias."""
+        return 0
+
+    @property
+    def others(self) -> int:
+        """Further parameters."""
+        return 0
+
+    @property
+    def published(self) -> int:
+        """Parameters that papers count; the rest serves pre-training alone."""
+        return 0
+
+    @property
+    def parameters(self) -> int:
+        """All of them, rows that pad the vocabulary left out."""
+        return sum(one.whole for one in self.maps.values()) + self.rows * self.spec.vocabulary + self.others
+
+    def held(self, tensor: int) -> int:
+        """Parameters of one of so many tensor ranks, rows that pad the vocabulary among them."""
+        whole = sum(one.whole for one in self.maps.values()) + self.others
+        return whole + self.rows * self.spec.padded_vocabulary // tensor
+
+    def multiply_adds(self, places: int) -> int:
+        """Of a forward pass over so many places."""
+        products = sum(one.weights for one in self.maps.values())
+        return places * (products + (self.spec.size.table_width * self.spec.vocabulary if self.projects else 0))
+
+
+class LanguageHeadBrick(HeadBrick):
+    """The next token at every place: the stream times the token table, or a table of its own."""
+
+    name = "lm"
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        size = self.spec.size
+        return {} if size.table_width == size.width else {"narrow": Map(size.width, size.table_width, True)}
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.spec.family.tied else self.spec.size.table_width
+
+    @property
+    def published(self) -> int:
+        return self.parameters
+
+
+class MaskedHeadBrick(HeadBrick):
+    """Masked tokens: a transform, a norm, the token table and a bias a word (BERT); read where asked only."""
+
+    name = "mlm"
+    rows = 1
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"transform": Map(self.spec.size.width, self.spec.size.table_width, True)}
+
+    @property
+    def others(self) -> int:
+        return norm_parameters(self.spec.family.last_block, self.spec.size.table_width)
+
+
+class NextSentenceHeadBrick(HeadBrick):
+    """Two classes of a pair, read at the first place through BERT's pooler."""
+
+    name = "next-sentence"
+    answers = "next_sentence"
+    projects = False
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        width = self.spec.size.width
+        return {"pooler": Map(width, width, True), "classify": Map(width, 2, True)}
+
+    @property
+    def published(self) -> int:
+        return self.maps["pooler"].whole
+
+    def multiply_adds(self, places: int) -> int:
+        return super().multiply_adds(1)
+
+
+HEADS: dict[str, type[HeadBrick]] = {
+    head.name: head for head in (LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick)
+}
+
+
+def heads(spec: ModelSpec) -> dict[str, HeadBrick]:
+    """The family's heads by name."""
+    if unknown := set(spec.family.heads) - set(HEADS):
+        raise UserError(f"{spec.name}: heads {sorted(unknown)} are unknown; use some of {', '.join(HEADS)}.")
+    return {name: HEADS[name](spec) for name in spec.family.heads}

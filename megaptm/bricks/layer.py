@@ -1,0 +1,93 @@
+"""A transformer layer and a stack of them, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from megaptm.bricks.brick import Brick, brick_of
+from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """A brick with the norm and the residual sum around it."""
+
+    name: str
+    """`attention`, `cross` or `ffn`."""
+    word: str
+    """Of its slot."""
+    brick: Brick
+    norm: int
+    """Parameters of its norm."""
+
+    @property
+    def divided(self) -> int:
+        """Parameters that tensor ranks divide."""
+        return sum(one.divided for one in self.brick.maps.values())
+
+    @property
+    def whole(self) -> int:
+        """Parameters that each tensor rank has."""
+        return self.norm + sum(one.whole for one in self.brick.maps.values())
+
+
+@lru_cache(maxsize=256)
+def sublayers(block: Block, size: Size) -> tuple[SubLayer, ...]:
+    """Those of one layer, of a block whose slots have one word each."""
+    slots = {"attention": block.attention, **({"cross": "dot"} if block.cross else {}), "ffn": block.ffn}
+    made = []
+    for slot, word in slots.items():
+        assert isinstance(word, str), "ask for the block `at` a layer"
+        made.append(SubLayer(slot, word, brick_of(slot, word, block, size), norm_parameters(block, size.width)))
+    return tuple(made)
+
+
+@lru_cache(maxsize=4096)
+def kinds(block: Block, layers: range) -> dict[Block, int]:
+    """The blocks that some layers of a stack have, and how many have each."""
+    return dict(Counter(block.at(layer) for layer in layers))
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of some layers of a stack."""
+
+    divided: int
+    """That tensor ranks divide."""
+    whole: int
+    """That each tensor rank has."""
+
+
+@lru_cache(maxsize=4096)
+def held(block: Block, size: Size, layers: range) -> Held:
+    """What some layers of a stack hold: what they share once, and the stack's table of biases; no last norm."""
+    divided, whole, seen = 0, 0, set()
+    for layer in layers:
+        for sub in sublayers(block.at(layer), size):
+            place = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
+            if place not in seen:
+                seen.add(place)
+                divided, whole = divided + sub.divided, whole + sub.whole
+    return Held(divided + (BIAS_BUCKETS * size.heads if block.score_bias and layers else 0), whole)
+
+
+def norm_parameters(block: Block, width: int) -> int:
+    """Of one norm over `width` features."""
+    return width * (2 if block.norm == "layer" else 1)
+
+
+def final_norm(block: Block, size: Size) -> int:
+    """Parameters of the norm that closes a stack, where it has one."""
+    return norm_parameters(block, size.width) if block.norm_place == "pre" else 0
+
+
+def embedding_tables(spec: ModelSpec) -> int:
+    """Parameters at the input besides the token table."""
+    family, width = spec.family, spec.size.table_width
+    positions = sum(spec.positions for block in family.stacks.values() if block.position == "learned")
+    rows = positions + (family.segments if "segment" in family.inputs else 0)
+    norms = [norm_parameters(block, width) for block in family.stacks.values()] if family.embedding_norm else []
+    widen = (width + 1) * spec.size.width if width != spec.size.width else 0
+    return rows * width + sum(norms) + widen

@@ -1,0 +1,29 @@
+"""What tables can say beyond the catalogue trains the same in every layout."""
+
+import pytest
+
+from megaptm.config import Layout
+from tests.layouts.cases import train_steps
+from tests.models.grammar import VARIANTS
+from tests.ranks import run_ranks
+
+LAYOUTS = {
+    "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
+    "PP2 interleaved, recompute": Layout(microbatch=2, pipeline=2, virtual=2, recompute="full"),
+    "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
+    "DP2 recompute": Layout(microbatch=2, data=2, recompute="full"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Variant -> the one-process run."""
+    return {name: run_ranks(1, train_steps, name, Layout(microbatch=2), 3)[0] for name in VARIANTS}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_layout_changes_nothing(alone, name, layout):
+    for result in run_ranks(LAYOUTS[layout].processes, train_steps, name, LAYOUTS[layout], 3):
+        for part in ("losses", "norms", "evaluation"):
+            assert result[part] == pytest.approx(alone[name][part], rel=1e-5)

@@ -1,0 +1,55 @@
+"""Families that no paper has: each says one thing that the grammar of tables can say and the catalogue does not yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from megaptm.families import BERT, GPT2, T5
+from megaptm.spec import Block, Family, ModelSpec, change
+
+
+class Variant(NamedTuple):
+    base: str
+    """The family whose batches it takes."""
+    family: Family
+    size: dict[str, Any]
+
+
+def bert(**words: Any) -> Family:
+    return change(BERT, stacks={"encoder": change(BERT.last_block, **words)})
+
+
+def gpt(**words: Any) -> Family:
+    return change(GPT2, stacks={"decoder": change(GPT2.last_block, **words)})
+
+
+BART = {
+    "encoder": Block(position="learned", norm_place="post"),
+    "decoder": Block(visibility="causal", position="learned", norm_place="post", cross="encoder"),
+}
+BOTH = ("attention", "ffn")
+VARIANTS = {
+    "all layers are one": Variant("bert", bert(share=BOTH), {}),
+    "layers share attention, in two groups": Variant("bert", bert(share=("attention",), groups=2), {}),
+    "two layers in turn are all": Variant("bert", bert(share=BOTH, cycle=2), {}),
+    "a decoder's layers share all": Variant(
+        "t5",
+        change(T5, stacks={**T5.stacks, "decoder": change(T5.last_block, share=("attention", "cross", "ffn"))}),
+        {},
+    ),
+    "feed-forwards in turn": Variant("gpt2", gpt(ffn=("gelu", "swiglu")), {}),
+    "narrow tables of an encoder": Variant("bert", BERT, {"embedding": 16}),
+    "narrow tables of a decoder": Variant("gpt2", GPT2, {"embedding": 16}),
+    "narrow tables, one for the output": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
+    "positions and norms of two stacks": Variant(
+        "t5", change(T5, stacks=BART, embedding_norm=True, first_position=2, logit_scale="none", init="normal"), {}
+    ),
+    "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
+}
+
+
+def variant(spec: ModelSpec, name: str) -> ModelSpec:
+    """A spec of the variant's base, as the variant."""
+    _, family, size = VARIANTS[name]
+    return replace(spec, family=family, size=change(spec.size, **size))

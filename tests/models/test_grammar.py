@@ -1,0 +1,65 @@
+"""What tables can say beyond the catalogue: counted as built, and cut into parts as whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from megaptm.bricks import Brick, Kept, register
+from megaptm.models import build_model, fill
+from megaptm.plan.count import count
+from megaptm.spec import GATED, ModelSpec
+from tests.models.grammar import VARIANTS, variant
+from tests.models.test_parts import equals_the_whole
+from tests.models.tiny import tiny_batch, tiny_spec
+
+TABLES = ("embed.token.weight", "head.lm.table.weight", "head.mlm.vocabulary.bias")
+"""Those with rows that pad the vocabulary."""
+
+
+def spec_of(name: str, layers: int = 4) -> ModelSpec:
+    base = VARIANTS[name].base
+    return variant(tiny_spec(base, layers=layers // 2 if base == "t5" else layers), name)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_formula_counts_what_is_built(name: str) -> None:
+    spec = spec_of(name)
+    parameters = dict(build_model(spec).named_parameters())
+    padding = sum(parameters[table][spec.vocabulary :].numel() for table in TABLES if table in parameters)
+    assert sum(map(torch.numel, parameters.values())) - padding == count(spec, with_heads=True)
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_chain_of_parts_equals_the_whole(name: str, num_parts: int) -> None:
+    model = build_model(spec_of(name)).eval()
+    fill(model, seed=7)
+    equals_the_whole(model, tiny_batch(VARIANTS[name].base), num_parts)
+
+
+def test_shared_layers_are_one() -> None:
+    names = {name for name, _ in build_model(spec_of("all layers are one")).named_parameters() if "encoder" in name}
+    assert names
+    assert all(name.startswith("encoder.shared.0.") for name in names)
+    groups = {
+        name.split(".")[2]
+        for name, _ in build_model(spec_of("layers share attention, in two groups")).named_parameters()
+        if "shared" in name
+    }
+    assert groups == {"0", "2"}
+
+
+def test_layers_take_words_in_turn() -> None:
+    block = spec_of("feed-forwards in turn").family.last_block
+    assert [block.at(layer).ffn for layer in range(3)] == ["gelu", "swiglu", "gelu"]
+    assert "swiglu" in GATED
+
+
+def test_a_brick_that_does_not_say_what_it_costs_is_refused() -> None:
+    class Free(Brick):
+        def kept(self, element: int, *, dropout: bool) -> Kept:
+            return Kept(0)
+
+    with pytest.raises(TypeError, match="Free does not say what it costs: give it moved"):
+        register("ffn", "free")(Free)
