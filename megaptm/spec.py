@@ -98,7 +98,7 @@ class Size:
     """One row of a paper's table of sizes."""
 
     layers: int
-    """Layers of the stack; of each stack where there are two."""
+    """Layers of the stack; of each stack where there are several."""
     width: int
     heads: int
     ffn: int
@@ -106,6 +106,9 @@ class Size:
     """Absent: width / heads. T5-3B and 11B, and GPT-3 13B as printed, differ."""
     embedding: int | None = None
     """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
+
+    stacks: dict[str, Size] = field(default_factory=dict, hash=False)
+    """Stack -> its own size, of stacks that are not as deep or wide as the others."""
 
     @property
     def table_width(self) -> int:
@@ -195,6 +198,24 @@ class ModelSpec:
     @property
     def name(self) -> str:
         return self.family.name
+
+    def size_of(self, stack: str) -> Size:
+        return self.size.stacks.get(stack, self.size)
+
+    @property
+    def last_size(self) -> Size:
+        """Of the stack that the heads read."""
+        return self.size_of(next(reversed(self.family.stacks)))
+
+    @property
+    def layers(self) -> int:
+        """Of all stacks."""
+        return sum(self.size_of(stack).layers for stack in self.family.stacks)
+
+    @property
+    def width(self) -> int:
+        """Of the stream between pipeline stages: the widest stack's, to which others are filled up."""
+        return max(self.size_of(stack).width for stack in self.family.stacks)
 
     @property
     def positions(self) -> int:

@@ -24,7 +24,7 @@ NO_TORCH = {
 MAY_IMPORT = {
     **NO_TORCH,
     "layers": ("spec", "bricks"),
-    "losses": ("spec", "layers"),
+    "losses": ("spec", "bricks", "layers"),
     "models": ("spec", "bricks", "layers", "losses"),
     "storage": (),
     "tokenizers": ("objectives", "storage"),

@@ -2,8 +2,9 @@
 
 from megaptm.bricks import attention, feedforward
 from megaptm.bricks.brick import BRICKS, Brick, Kept, Map, Moved, brick_of, register
+from megaptm.bricks.chunk import ModelChunk, chunks
 from megaptm.bricks.heads import HEADS, HeadBrick, heads
-from megaptm.bricks.layer import SubLayer, held, kinds, sublayers
+from megaptm.bricks.layer import SubLayer, held, kinds, memory_width, sublayers, widening
 
 __all__ = [
     "BRICKS",
@@ -12,14 +13,18 @@ __all__ = [
     "HeadBrick",
     "Kept",
     "Map",
+    "ModelChunk",
     "Moved",
     "SubLayer",
     "attention",
     "brick_of",
+    "chunks",
     "feedforward",
     "heads",
     "held",
     "kinds",
+    "memory_width",
     "register",
     "sublayers",
+    "widening",
 ]

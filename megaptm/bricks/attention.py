@@ -10,8 +10,8 @@ from megaptm.spec import Block, Size
 class SelfAttentionBrick(Brick):
     """Scaled dot products of one stream's queries and keys. Rows of `qkv` are ordered (head, [q, k, v], key width)."""
 
-    def __init__(self, block: Block, size: Size) -> None:
-        super().__init__(block, size)
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
         self.features = size.heads * size.key_width
         bias = block.attention_bias
         self.maps = {
@@ -32,11 +32,11 @@ class SelfAttentionBrick(Brick):
 class CrossAttentionBrick(SelfAttentionBrick):
     """Queries of one stream, keys and values of another's output. Rows of `kv`: (head, [k, v], key width)."""
 
-    def __init__(self, block: Block, size: Size) -> None:
-        super().__init__(block, size)
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
         bias = block.attention_bias
         self.maps = {
             "query": Map(size.width, self.features, bias, "columns"),
-            "kv": Map(size.width, 2 * self.features, bias, "columns", of_memory=True),
+            "kv": Map(memory, 2 * self.features, bias, "columns", of_memory=True),
             "output": Map(self.features, size.width, bias, "rows"),
         }

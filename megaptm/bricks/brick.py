@@ -62,14 +62,15 @@ class Moved:
 
 
 class Brick(ABC):
-    """What stands in a sub-layer of the transformer layer. A function of a `Block` and a `Size` alone."""
+    """What stands in a sub-layer of the transformer layer. A function of tables alone."""
 
     maps: Mapping[str, Map]
     """By the name of the module's child."""
     features: int = 0
     """A, of bricks that compare positions: what one pair of a query and a key costs in multiply-adds, twice."""
 
-    def __init__(self, block: Block, size: Size) -> None:
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        """`memory` is the width of the stack that is attended to."""
         self.block, self.size = block, size
 
     @abstractmethod
@@ -105,9 +106,9 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
     return add
 
 
-def brick_of(slot: str, word: str, block: Block, size: Size) -> Brick:
+def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
     """The brick of a word; a `UserError` that names those that there are, if it is none of them."""
     known = BRICKS[slot]
     if word not in known:
         raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
-    return known[word](block, size)
+    return known[word](block, size, size.width if memory is None else memory)

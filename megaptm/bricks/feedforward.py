@@ -17,8 +17,8 @@ class FeedForwardBrick(Brick):
     keeps = 2
     """Values a feature: the nonlinearity's input, and its output, which is the input of `down`."""
 
-    def __init__(self, block: Block, size: Size) -> None:
-        super().__init__(block, size)
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
         bias = block.ffn_bias
         self.maps = {
             "up": Map(size.width, self.streams * size.ffn, bias, "columns"),

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from megaptm.bricks.brick import Brick, brick_of
+from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
 
 
@@ -34,13 +34,13 @@ class SubLayer:
 
 
 @lru_cache(maxsize=256)
-def sublayers(block: Block, size: Size) -> tuple[SubLayer, ...]:
-    """Those of one layer, of a block whose slots have one word each."""
+def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
+    """Those of one layer, of a block whose slots have one word each; `memory`: the width of what it attends to."""
     slots = {"attention": block.attention, **({"cross": "dot"} if block.cross else {}), "ffn": block.ffn}
     made = []
     for slot, word in slots.items():
         assert isinstance(word, str), "ask for the block `at` a layer"
-        made.append(SubLayer(slot, word, brick_of(slot, word, block, size), norm_parameters(block, size.width)))
+        made.append(SubLayer(slot, word, brick_of(slot, word, block, size, memory), norm_parameters(block, size.width)))
     return tuple(made)
 
 
@@ -61,11 +61,11 @@ class Held:
 
 
 @lru_cache(maxsize=4096)
-def held(block: Block, size: Size, layers: range) -> Held:
+def held(block: Block, size: Size, layers: range, memory: int | None = None) -> Held:
     """What some layers of a stack hold: what they share once, and the stack's table of biases; no last norm."""
     divided, whole, seen = 0, 0, set()
     for layer in layers:
-        for sub in sublayers(block.at(layer), size):
+        for sub in sublayers(block.at(layer), size, memory):
             place = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
             if place not in seen:
                 seen.add(place)
@@ -89,5 +89,20 @@ def embedding_tables(spec: ModelSpec) -> int:
     positions = sum(spec.positions for block in family.stacks.values() if block.position == "learned")
     rows = positions + (family.segments if "segment" in family.inputs else 0)
     norms = [norm_parameters(block, width) for block in family.stacks.values()] if family.embedding_norm else []
-    widen = (width + 1) * spec.size.width if width != spec.size.width else 0
-    return rows * width + sum(norms) + widen
+    return rows * width + sum(norms) + sum(one.whole for one in widening(spec).values())
+
+
+def widening(spec: ModelSpec) -> dict[str, Map]:
+    """Stack -> the map from the width of the tables to its own, where they differ."""
+    widths = {stack: spec.size_of(stack).width for stack in spec.family.stacks}
+    return {
+        stack: Map(spec.size.table_width, width, bias=True)
+        for stack, width in widths.items()
+        if width != spec.size.table_width
+    }
+
+
+def memory_width(spec: ModelSpec, stack: str) -> int | None:
+    """Width of the stack that this one attends to."""
+    source = spec.family.stacks[stack].cross
+    return None if source is None else spec.size_of(source).width

@@ -9,7 +9,7 @@ from megaptm.config.schema import Config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, Size
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
@@ -46,12 +46,15 @@ def _names(config: Config) -> Iterator[str]:
 
 
 def _model(config: Config) -> Iterator[str]:
-    spec, size = resolve_model(config), resolve_model(config).size
-    if size.head_width is None and size.width % size.heads:
-        yield (
-            f"model.heads ({size.heads}) must divide the width {size.width} of {_title(config)}; "
-            "change it or give model.head_width."
-        )
+    spec = resolve_model(config)
+    if unknown := [name for name in config.model.stacks if name not in spec.family.stacks]:
+        yield f"model.stacks has {unknown[0]}, which {spec.name} has not{_nearest(unknown[0], spec.family.stacks)}"
+    for size, key in _sizes(spec):
+        if size.head_width is None and size.width % size.heads:
+            yield (
+                f"{key}.heads ({size.heads}) must divide the width {size.width} of {_title(config)}; "
+                f"change it or give {key}.head_width."
+            )
     if spec.longest is not None and config.data.sequence > spec.longest:
         yield (
             f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
@@ -59,18 +62,24 @@ def _model(config: Config) -> Iterator[str]:
         )
 
 
+def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
+    """The sizes of the stacks, and where a config says them."""
+    own = [(size, f"model.stacks.{name}") for name, size in spec.size.stacks.items()]
+    return own if len(own) == len(spec.family.stacks) else [(spec.size, "model"), *own]
+
+
 def _layout(config: Config) -> Iterator[str]:
     layout, spec, title = config.layout, resolve_model(config), _title(config)
-    size, tensor = spec.size, config.layout.tensor
+    tensor, sizes = config.layout.tensor, [size for size, _ in _sizes(spec)]
     for number, what in (
-        (size.heads, "attention heads"),
-        (size.ffn, "feed-forward units"),
+        *((size.heads, "attention heads") for size in sizes),
+        *((size.ffn, "feed-forward units") for size in sizes),
         (spec.padded_vocabulary, "rows of the padded vocabulary"),
     ):
         if number % tensor:
             yield f"layout.tensor ({tensor}) must divide the {number} {what} of {title}."
             break  # a number that divides these may divide the others
-    layers = size.layers * len(spec.family.stacks)
+    layers = spec.layers
     chunks = layout.pipeline * layout.virtual
     if layout.virtual > 1 and layout.pipeline == 1:
         yield f"layout.virtual ({layout.virtual}) needs layout.pipeline of at least 2."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -91,10 +91,15 @@ def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
         return _meanings(Layout) if len(path) == 2 else {}
     section: Any = Config
     for step in path:
-        field = section.model_fields.get(step)
-        section = field.annotation if field is not None else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+        if get_origin(section) is dict:  # of sections by a name that is free
+            section = get_args(section)[1]
+        else:
+            field = section.model_fields.get(step)
+            section = field.annotation if field is not None else None
+        if not (get_origin(section) is dict or (isinstance(section, type) and issubclass(section, BaseModel))):
             return {}
+    if get_origin(section) is dict:
+        return {}
     return _meanings(section) if path else _meanings(section) | _meanings(Offered)
 
 

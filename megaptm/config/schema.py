@@ -26,7 +26,22 @@ class Section(BaseModel):
     )
 
 
-class Model(Section):
+class Shape(Section):
+    """Numbers of a stack of layers."""
+
+    layers: Count | None = None
+    """Layers of each stack; absent: the size's."""
+    width: Count | None = None
+    """Width of the residual stream; absent: the size's."""
+    heads: Count | None = None
+    """Attention heads; absent: the size's."""
+    ffn: Count | None = None
+    """Inner width of the feed-forward; absent: the size's."""
+    head_width: Count | None = None
+    """Width of one head; absent: the size's, or width / heads."""
+
+
+class Model(Shape):
     """Which model: a family, a size of it, and what differs from the published one."""
 
     family: str
@@ -40,16 +55,10 @@ class Model(Section):
     """Longest sequence with a learned position; absent: the published one."""
     dropout: Fraction | None = None
     """Dropout rate everywhere in the model; absent: the published one."""
-    layers: Count | None = None
-    """Layers of each stack; absent: the size's."""
-    width: Count | None = None
-    """Width of the residual stream; absent: the size's."""
-    heads: Count | None = None
-    """Attention heads; absent: the size's."""
-    ffn: Count | None = None
-    """Inner width of the feed-forward; absent: the size's."""
-    head_width: Count | None = None
-    """Width of one head; absent: the size's, or width / heads."""
+    embedding: Count | None = None
+    """Width of the token table, where it is not the stream's; absent: the size's."""
+    stacks: dict[str, Shape] = {}
+    """Stack (encoder, decoder) -> what of its numbers is not as above."""
 
 
 class Data(Section):
@@ -258,17 +267,25 @@ class Config(Section):
 SHAPE = ("layers", "width", "heads", "ffn", "head_width")
 
 
+def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
+    """Of a stack: what the config says, or else its table."""
+    given = {name: getattr(shape, name) for name in SHAPE}
+    return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
+
+
 def resolve_model(config: Config) -> ModelSpec:
     """The model a config names, with what it changes; `check` has already refused what cannot be."""
     model = config.model
     family = CATALOGUE[model.family]
     table = family.sizes.get(model.size)
-    shape = {name: getattr(model, name) for name in SHAPE}
-    if table is not None:
-        shape = {name: getattr(table, name) if value is None else value for name, value in shape.items()}
+    shape = _numbers(model, table)
+    stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}
+    for name, own in model.stacks.items():
+        stacks[name] = stacks.get(name, shape) | own.model_dump(exclude_none=True)
+    embedding = model.embedding if table is None or model.embedding is not None else table.embedding
     return ModelSpec(
         family=family,
-        size=Size(**shape, embedding=table.embedding if table is not None else None),
+        size=Size(**shape, embedding=embedding, stacks={name: Size(**numbers) for name, numbers in stacks.items()}),
         vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
         context=family.context if model.context is None else model.context,
         dropout=family.dropout if model.dropout is None else model.dropout,
@@ -278,8 +295,8 @@ def resolve_model(config: Config) -> ModelSpec:
 def resolved(config: Config) -> Config:
     """The same config with every number of the model written out, so that a later change of a table changes no run."""
     spec = resolve_model(config)
-    shape = {name: getattr(spec.size, name) for name in SHAPE}
-    model = config.model.model_copy(
-        update={**shape, "vocabulary": spec.vocabulary, "context": spec.context, "dropout": spec.dropout}
-    )
+    shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding")}
+    stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
+    rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
     return config.model_copy(update={"model": model})

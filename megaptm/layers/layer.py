@@ -63,11 +63,17 @@ class Layer(nn.Module):
     ffn: FeedForward
 
     def __init__(
-        self, block: Block, size: Size, *, dropout: float, shared: Mapping[str, nn.Module] | None = None
+        self,
+        block: Block,
+        size: Size,
+        *,
+        dropout: float,
+        memory: int | None = None,
+        shared: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.post = block.norm_place == "post"
-        for sub in sublayers(block, size):
+        for sub in sublayers(block, size, memory):
             self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
             self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=dropout))
         self.dropout = Dropout(dropout, region="residual")
@@ -106,7 +112,8 @@ class Stack(nn.ModuleDict):
     pipeline holds fewer of them, under the same names.
     """
 
-    def __init__(self, block: Block, size: Size, layers: range, *, dropout: float) -> None:
+    def __init__(self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None) -> None:
+        """`memory` is the width of the stack that this one attends to, where it is not its own."""
         super().__init__()
         check_words(block)
         self.block, self.size, self.numbers = block, size, layers
@@ -114,10 +121,10 @@ class Stack(nn.ModuleDict):
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
         # Before the layers, so that a parameter is called by the place where it is shared, whatever a part holds.
-        shared = self._shared(layers, dropout) if block.share and layers else {}
+        shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))
-            self[str(number)] = Layer(block.at(number), size, dropout=dropout, shared=theirs)
+            self[str(number)] = Layer(block.at(number), size, dropout=dropout, memory=memory, shared=theirs)
         if block.norm_place == "pre" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width,
@@ -126,13 +133,13 @@ class Stack(nn.ModuleDict):
                 dropout=dropout if block.final_dropout else 0.0,
             )
 
-    def _shared(self, layers: range, dropout: float) -> dict[int, Mapping[str, nn.Module]]:
+    def _shared(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
         """Number of a first layer -> what it shares with others, registered under that number."""
         block, size = self.block, self.size
         found: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
         for number in sorted({block.owner(layer, size.layers) for layer in layers}):
-            layer = Layer(block.at(number), size, dropout=dropout)
+            layer = Layer(block.at(number), size, dropout=dropout, memory=memory)
             children = {
                 f"{name}{suffix}": getattr(layer, f"{name}{suffix}") for name in block.share for suffix in ("", "_norm")
             }

@@ -10,15 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.bricks.heads import ROWS_PROJECTED
 from megaptm.layers.accumulate import accounted, kept_gradient
 
 IGNORED = -100
 """The label that asks nothing."""
-
-CHUNK = 1024
-"""Rows projected at once: at vocabulary 50,304 they hold 300 MB of logits in bfloat16 and float32. Fewer rows mean more
-sums into the gradient of the table; measured on two cores in bfloat16, 1024 rows of width 768, forward and backward:
-0.42 s in chunks of 1024, 0.49 of 512, 0.59 of 256, 0.84 of 128; plain `F.cross_entropy` 0.52 s."""
 
 
 class TokenLoss(nn.Module):
@@ -77,8 +73,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden_ND)
         d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
-        for start in range(0, len(hidden_ND), CHUNK):
-            rows = slice(start, start + CHUNK)
+        for start in range(0, len(hidden_ND), ROWS_PROJECTED):
+            rows = slice(start, start + ROWS_PROJECTED)
             hidden_CD, labels_C1 = hidden_ND[rows], labels_N[rows].clamp(min=0)[:, None]
             counted_C1 = (labels_N[rows] != IGNORED)[:, None]
             logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
@@ -97,7 +93,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 d_CV = logits_CV.copy_(d_CV)
             # Rows that are not counted are taken out on the narrow side of each product.
             torch.mm(d_CV, weight_VD, out=d_hidden[rows]).mul_(counted_C1)
-            d_weight = _accumulate(d_weight, d_CV.t(), hidden_CD * counted_C1, more=len(hidden_ND) > CHUNK)
+            d_weight = _accumulate(d_weight, d_CV.t(), hidden_CD * counted_C1, more=len(hidden_ND) > ROWS_PROJECTED)
             if d_bias is not None:
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
         if wants_gradient:

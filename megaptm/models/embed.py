@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from megaptm.bricks import widening
 from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout, Embedding, Linear
@@ -26,7 +27,6 @@ class Embed(nn.Module):
     """
 
     segment: Embedding | None
-    widen: Linear | None
 
     def __init__(self, spec: ModelSpec, *, token_only: bool = False) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Embed(nn.Module):
         if unknown := set(family.inputs) - set(INPUTS):
             raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
-        self.segment = self.widen = None
+        self.segment = None
         if token_only:
             return
         self.first_position = family.first_position
@@ -47,8 +47,8 @@ class Embed(nn.Module):
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
         self.dropout = Dropout(spec.dropout, region="residual")
-        if width != spec.size.width:
-            self.widen = Linear(width, spec.size.width, bias=True)
+        for name, map_ in widening(spec).items():
+            self.add_module(f"{family.prefixes[name]}widen", Linear.of(map_))
 
     def forward(self, batch: dict[str, Tensor], prefix: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D] from `<prefix>tokens`, `<prefix>positions` (absent: 0, 1, 2 ...) and `<prefix>segments` [B, S]."""
@@ -61,7 +61,8 @@ class Embed(nn.Module):
         if (norm := self._modules.get(f"{prefix}norm")) is not None:
             x = norm(x)
         x = self.dropout(enter(x))
-        return x if self.widen is None else self.widen(x)
+        widen = self._modules.get(f"{prefix}widen")
+        return x if widen is None else widen(x)
 
     def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Rows of the table, [S, B] or, where none are given, [S, 1]."""

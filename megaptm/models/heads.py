@@ -28,7 +28,7 @@ class LanguageHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        scales = {"none": 1.0, "rsqrt-width": spec.size.width**-0.5}
+        scales = {"none": 1.0, "rsqrt-width": spec.last_size.width**-0.5}
         if spec.family.logit_scale not in scales:
             known = ", ".join(scales)
             raise UserError(f"{spec.name}: logit_scale is {spec.family.logit_scale!r}, which is unknown; use {known}.")
@@ -64,7 +64,7 @@ class MaskedHead(nn.Module):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
         block = spec.family.last_block
-        act = block.at(spec.size.layers - 1).ffn
+        act = block.at(spec.last_size.layers - 1).ffn
         if not spec.family.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
         if act not in PLAIN:

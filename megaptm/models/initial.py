@@ -15,43 +15,43 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.models.model import Model
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, Size
 
-Std = Callable[[ModelSpec], float | Tensor]
+Std = Callable[[Size], float | Tensor]
 """The standard deviation of a zero-mean normal: a number, or one a row."""
 
 
 def _constant(std: float) -> Std:
-    return lambda spec: std
+    return lambda size: std
 
 
-def _residual(spec: ModelSpec) -> float:
+def _residual(size: Size) -> float:
     """GPT-2: what is summed into the stream 2L times starts sqrt(2L) times smaller."""
-    return float(0.02 / np.sqrt(2 * spec.size.layers))
+    return float(0.02 / np.sqrt(2 * size.layers))
 
 
-def _width(spec: ModelSpec) -> float:
-    return float(spec.size.width**-0.5)
+def _width(size: Size) -> float:
+    return float(size.width**-0.5)
 
 
-def _features(spec: ModelSpec) -> float:
-    return float(spec.size.ffn**-0.5)
+def _features(size: Size) -> float:
+    return float(size.ffn**-0.5)
 
 
-def _inner(spec: ModelSpec) -> float:
+def _inner(size: Size) -> float:
     """By the width of all heads together."""
-    return float((spec.size.heads * spec.size.key_width) ** -0.5)
+    return float((size.heads * size.key_width) ** -0.5)
 
 
-def _query(spec: ModelSpec) -> float:
+def _query(size: Size) -> float:
     """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
-    return float((spec.size.width * spec.size.key_width) ** -0.5)
+    return float((size.width * size.key_width) ** -0.5)
 
 
-def _qkv(spec: ModelSpec) -> Tensor:
+def _qkv(size: Size) -> Tensor:
     """Rows ordered (head, [q, k, v], key width)."""
-    one_head = torch.tensor([_query(spec), _width(spec), _width(spec)]).repeat_interleave(spec.size.key_width)
-    return one_head.repeat(spec.size.heads)[:, None]
+    one_head = torch.tensor([_query(size), _width(size), _width(size)]).repeat_interleave(size.key_width)
+    return one_head.repeat(size.heads)[:, None]
 
 
 # The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
@@ -73,6 +73,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"ffn\.up\.weight", _width),
         (r"ffn\.down\.weight", _features),
         (r"bias_table\.weight", _width),
+        (r"(\w+_)?(widen|narrow)\.weight", _width),
     ),
 }
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
@@ -86,7 +87,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
         return torch.ones(shape, device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
-    std = _rule(spec, name)(spec)
+    std = _rule(spec, name)(spec.size_of(name.partition(".")[0]))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     value = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).mul_(std)

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.batch import BatchSpec
 from megaptm.config import Communication, Layout
 from megaptm.layers.split import Dropout
-from megaptm.models.model import Model, stream_lengths
+from megaptm.models.model import Model, even_chunks, stream_lengths
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
 from megaptm.parallel.split import mark_parameters, split_model
 from megaptm.parallel.stage import Stage, transformer_config
@@ -99,12 +99,12 @@ def _without_memory(layout: Layout) -> AbstractContextManager[object]:
 def _stages(spec: ModelSpec, layout: Layout, precision: str, place: Ranks) -> list[Stage]:
     """This rank's chunks as `parallel.stage.build_stages` cuts them, without values."""
     config = transformer_config(spec, layout, Communication(), precision, lambda *_, **__: None)
-    parts, made = Model.parts(spec, layout.pipeline * layout.virtual), []
+    chunks, made = even_chunks(spec, layout.pipeline * layout.virtual), []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(config.params_dtype)
     try:
         for chunk in range(layout.virtual):
-            model = Model(spec, parts[chunk * layout.pipeline + place.pipeline])
+            model = Model(spec, chunks[chunk * layout.pipeline + place.pipeline])
             placements = split_model(model, config, ranks=place.tensor_size, rank=place.tensor)
             mark_parameters(model, config, placements)
             made.append(Stage(_without_randomness(model), config, placements, chunk))
@@ -122,10 +122,10 @@ def _without_randomness(model: Model) -> Model:
 
 def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout) -> None:
     given = None
-    if not stage.part.part.first:
-        length = sum(stream_lengths(batch, stage.part.spec.family.prefixes).values())
+    if not stage.model.chunk.first:
+        length = sum(stream_lengths(batch, stage.model.spec.family.prefixes).values())
         length //= layout.tensor if layout.sequence_parallel else 1
-        given = torch.zeros(length, layout.microbatch, stage.part.spec.size.width, dtype=stage.config.params_dtype)
+        given = torch.zeros(length, layout.microbatch, stage.model.spec.width, dtype=stage.config.params_dtype)
         given.requires_grad_()
     stage.set_input_tensor([given])
     output = stage(batch)

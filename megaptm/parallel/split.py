@@ -180,7 +180,7 @@ def _mark_sequence_parallel(model: Model, placements: dict[str, Placement]) -> N
     # Inside a stack, and on the way to it, each rank sees a slice of the sequence, so what is not divided gets only the
     # gradient of that slice.
     for path, module in model.named_modules():
-        if isinstance(module, Stack) or path == "embed.widen":
+        if isinstance(module, Stack) or path.endswith("widen"):
             for name, parameter in module.named_parameters(prefix=path):
                 if placements[name].axis is None:
                     parameter.sequence_parallel = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A stage chunk: a part of the model, on this rank's slice of every weight, as megatron-core's schedules see it."""
+"""A stage chunk: a chunk of the model, on this rank's slice of every weight, as megatron-core's schedules see it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from megatron.core.tensor_parallel import checkpoint as recompute_in_backward
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
+from megaptm.bricks import ModelChunk
 from megaptm.config import Communication, Layout
 from megaptm.layers.layer import Stack
 from megaptm.models.initial import initial_value
-from megaptm.models.model import Model, Part
+from megaptm.models.model import Model, even_chunks
 from megaptm.parallel.groups import Ranks, device
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import ModelSpec
@@ -22,16 +23,16 @@ Output = Tensor | dict[str, tuple[Tensor, Tensor]]
 
 
 class Stage(MegatronModule):
-    """What a schedule needs around a part: where its input comes from, and the names megatron-core looks up."""
+    """What a schedule needs around a chunk: where its input comes from, and the names megatron-core looks up."""
 
     model_type = ModelType.encoder_or_decoder
     # Copies of one parameter on several stages are summed by `shared`, whatever they are; megatron's own rule knows
     # only of the first and last stage's token table.
     share_embeddings_and_output_weights = False
 
-    def __init__(self, part: Model, config: TransformerConfig, placements: dict[str, Placement], chunk: int) -> None:
+    def __init__(self, model: Model, config: TransformerConfig, placements: dict[str, Placement], chunk: int) -> None:
         super().__init__(config)
-        self.part = part
+        self.model = model
         self.placements = placements
         self.vp_stage = chunk
         self._input: Tensor | None = None
@@ -40,10 +41,10 @@ class Stage(MegatronModule):
         self._input = tensors[0]
 
     def forward(self, batch: dict[str, Tensor]) -> Output:
-        return self.part(batch, self._input)
+        return self.model(batch, self._input)
 
     def placed_parameters(self) -> Iterable[tuple[Placement, nn.Parameter]]:
-        for name, parameter in self.part.named_parameters():
+        for name, parameter in self.model.named_parameters():
             yield self.placements[name], parameter
 
 
@@ -53,8 +54,8 @@ def transformer_config(
     """megatron-core's configuration of the same model and layout."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     return TransformerConfig(
-        num_layers=spec.size.layers * len(spec.family.stacks),
-        hidden_size=spec.size.width,
+        num_layers=spec.layers,
+        hidden_size=spec.width,
         num_attention_heads=spec.size.heads,
         kv_channels=spec.size.key_width,
         ffn_hidden_size=spec.size.ffn,
@@ -87,16 +88,16 @@ def build_stages(
 ) -> list[Stage]:
     """This rank's chunks, in order along the pipeline; what their weights hold is not decided.
 
-    Chunk c of stage p is part c * pipeline + p of the model: with one chunk a stage, part p.
+    Chunk c of stage p is chunk c * pipeline + p of the model: with one a stage, chunk p.
     """
-    parts = Model.parts(spec, layout.pipeline * layout.virtual)
-    mine = [parts[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
-    return [_build(spec, part, layout, ranks, config, chunk, losses) for chunk, part in enumerate(mine)]
+    chunks = even_chunks(spec, layout.pipeline * layout.virtual)
+    mine = [chunks[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
+    return [_build(spec, piece, layout, ranks, config, chunk, losses) for chunk, piece in enumerate(mine)]
 
 
 def _build(
     spec: ModelSpec,
-    part: Part,
+    piece: ModelChunk,
     layout: Layout,
     ranks: Ranks,
     config: TransformerConfig,
@@ -104,7 +105,7 @@ def _build(
     losses: Iterable[str],
 ) -> Stage:
     with torch.device("meta"):
-        model = Model(spec, part)
+        model = Model(spec, piece)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
         model.to(config.params_dtype)
     model.to_empty(device=device())
@@ -122,7 +123,7 @@ def _build(
 def fill(stage: Stage, *, seed: int) -> None:
     """Give every parameter its initial value."""
     for place, parameter in stage.placed_parameters():
-        value = initial_value(stage.part.spec, place.name, place.shape, seed)
+        value = initial_value(stage.model.spec, place.name, place.shape, seed)
         parameter.copy_(block(value, place, tuple(parameter.shape)))
 
 

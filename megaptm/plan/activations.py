@@ -11,8 +11,8 @@ attention does not keep.
 
 from __future__ import annotations
 
-from megaptm.bricks import Brick, heads, kinds, sublayers
-from megaptm.plan.stages import Chunk
+from megaptm.bricks import Brick, ModelChunk, heads, kinds, memory_width, sublayers
+from megaptm.bricks.heads import ROWS_PROJECTED
 from megaptm.plan.work import Work
 from megaptm.spec import Block
 
@@ -25,11 +25,12 @@ def layer(work: Work, stack: str, block: Block | None = None, *, recompute: str 
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
     tokens = work.layout.microbatch * work.lengths[stack]
-    width, element, masks = work.spec.size.width, work.element, 1 if work.spec.dropout else 0
+    size, element, masks = work.spec.size_of(stack), work.element, 1 if work.spec.dropout else 0
+    width = size.width
     if recompute == "full":
         return tokens * width * element / work.slice
     kept = 0.0
-    for sub in sublayers(block, work.spec.size):
+    for sub in sublayers(block, size, memory_width(work.spec, stack)):
         # The norm's input, the norm's output (the next linear map's input), the dropout's mask.
         kept += tokens * width * (2 * element + masks) / work.slice
         keys = block.cross if sub.name == "cross" and block.cross else stack
@@ -43,7 +44,7 @@ def layer(work: Work, stack: str, block: Block | None = None, *, recompute: str 
 
 def _scores(work: Work, brick: Brick, queries: str, keys: str, recompute: str) -> float:
     """What lies between queries, keys, values and the output."""
-    size, layout, element = work.spec.size, work.layout, work.element
+    size, layout, element = work.spec.size_of(queries), work.layout, work.element
     asking, rows = work.lengths[queries], layout.microbatch
     pairs = rows * brick.pairs(asking, work.lengths[keys])
     if work.software.attention == "materialized":
@@ -57,20 +58,20 @@ def _scores(work: Work, brick: Brick, queries: str, keys: str, recompute: str) -
     return rows * asking * size.heads * 4 / layout.tensor + shared
 
 
-def chunk(work: Work, held: Chunk) -> float:
+def chunk(work: Work, held: ModelChunk) -> float:
     """Bytes of one micro-batch in one chunk: its layers, the stack's bias, the embedding's mask."""
     total = 0.0
-    rows, size, element = work.layout.microbatch, work.spec.size, work.element
+    rows, spec, element = work.layout.microbatch, work.spec, work.element
     for name, layers in held.layers.items():
         block = work.spec.family.stacks[name]
         total += sum(number * layer(work, name, kind) for kind, number in kinds(block, layers).items())
         if layers and block.score_bias:
-            total += rows * work.lengths[name] ** 2 * size.heads / work.layout.tensor * element
-    stream = rows * work.stream * size.width
+            total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
+    stream = rows * sum(length * spec.size_of(name).width for name, length in work.lengths.items())
     if held.first and work.spec.dropout:
         total += stream / work.slice
     # The closing norm keeps its input; what it gives is the head's.
-    total += sum(rows * work.lengths[name] * size.width * element / work.slice for name in held.finals)
+    total += sum(rows * work.lengths[name] * spec.size_of(name).width * element / work.slice for name in held.finals)
     return total
 
 
@@ -88,7 +89,7 @@ def in_flight(work: Work, stage: int) -> int:
     return min(ahead, layout.virtual * work.microbatches)
 
 
-def held(work: Work, stage: int, chunks: list[Chunk]) -> float:
+def held(work: Work, stage: int, chunks: list[ModelChunk]) -> float:
     """Bytes of all micro-batches that a stage holds at its fullest."""
     passes, sizes = in_flight(work, stage), [chunk(work, one) for one in chunks]
     rounds, rest = divmod(passes, len(chunks) * work.layout.pipeline)
@@ -102,7 +103,7 @@ def held(work: Work, stage: int, chunks: list[Chunk]) -> float:
 def logits(work: Work) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
     spec, tensor = work.spec, work.layout.tensor
-    rows, width, element = work.layout.microbatch, spec.size.width, work.element
+    rows, width, element = work.layout.microbatch, spec.last_size.width, work.element
     length = work.lengths[next(reversed(spec.family.stacks))]
     places = rows * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary
@@ -110,9 +111,9 @@ def logits(work: Work) -> float:
     if not any(head.projects for head in heads(spec).values()):
         return hidden
     if work.software.chunked_logits and tensor == 1:
-        chunked = min(places, 1024)
-        table = 4 if places > 1024 else element
-        return hidden + chunked * vocabulary * (element + 4) + vocabulary * width * table
+        chunked = min(places, ROWS_PROJECTED)
+        table = 4 if places > ROWS_PROJECTED else element
+        return hidden + chunked * vocabulary * (element + 4) + vocabulary * spec.size.table_width * table
     # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
     # model's format.
     return hidden + places * vocabulary / tensor * (4 if element == 4 else element + 4)
@@ -123,10 +124,11 @@ def workspace(work: Work, largest: int) -> float:
     spec, element = work.spec, work.element
     longest = max(work.lengths, key=lambda name: work.lengths[name])
     tokens = work.layout.microbatch * work.lengths[longest]
-    blocks = kinds(spec.family.stacks[longest], range(spec.size.layers))
-    ffn = [sub.brick for block in blocks for sub in sublayers(block, spec.size) if sub.name == "ffn"]
+    size = spec.size_of(longest)
+    blocks = kinds(spec.family.stacks[longest], range(size.layers))
+    ffn = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name == "ffn"]
     up = max(brick.maps["up"].outputs for brick in ffn)
-    gradients = tokens * element * (2 * up / work.layout.tensor + 2 * spec.size.width)
+    gradients = tokens * element * (2 * up / work.layout.tensor + 2 * size.width)
     again = 0.0
     if work.recompute == "full":
         again = max(layer(work, longest, kind, recompute="none") for kind in blocks)
@@ -135,7 +137,7 @@ def workspace(work: Work, largest: int) -> float:
 
 def buffers(work: Work) -> float:
     """Received from and sent to other stages, and the gathered input of a sequence-parallel layer."""
-    stream = work.layout.microbatch * work.stream * work.spec.size.width * work.element
+    stream = work.layout.microbatch * work.stream * work.spec.width * work.element
     passed = 4 * stream / work.slice if work.layout.pipeline > 1 else 0.0
     gathered = stream if work.layout.sequence_parallel else 0.0
     return passed + gathered

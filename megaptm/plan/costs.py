@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Brick, SubLayer, heads, kinds, sublayers
+from megaptm.bricks import Brick, ModelChunk, SubLayer, heads, kinds, memory_width, sublayers
 from megaptm.plan.links import collective
 from megaptm.plan.machine import Machine
-from megaptm.plan.stages import Chunk
 from megaptm.plan.work import Work
 from megaptm.spec import Block
 
@@ -75,7 +74,7 @@ def product(machine: Machine, work: Work, rows: float, inputs: float, outputs: f
     return operations + moved + machine.efficiency.kernel_microseconds * 1e-6
 
 
-def stage(machine: Machine, work: Work, held: list[Chunk]) -> Passes:
+def stage(machine: Machine, work: Work, held: list[ModelChunk]) -> Passes:
     """One micro-batch through all chunks of a stage."""
     total = Passes(Seconds(), Seconds())
     layers: dict[tuple[str, Block], Passes] = {}
@@ -96,7 +95,7 @@ def layer(machine: Machine, work: Work, stack: str, block: Block | None = None) 
     """One layer of a stack, for one micro-batch; `block` is that `at` it, absent: the first's."""
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     passes, again = Passes(Seconds(), Seconds()), Seconds()
-    subs = sublayers(block, work.spec.size)
+    subs = sublayers(block, work.spec.size_of(stack), memory_width(work.spec, stack))
     for sub in subs:
         keys = block.cross if sub.name == "cross" and block.cross else stack
         passes += _linears(machine, work, sub, stack, keys)
@@ -127,10 +126,10 @@ def _linears(machine: Machine, work: Work, sub: SubLayer, stack: str, keys: str)
 
 def _attention(machine: Machine, work: Work, brick: Brick, queries: str, keys: str) -> Passes:
     """Scores, softmax, dropout, mean of values; fused in one kernel or one by one."""
-    size, rows = work.spec.size, work.layout.microbatch
+    size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
-        return _materialized(machine, work, pairs)
+        return _materialized(machine, work, pairs, size.key_width)
     causal = brick.block.visibility == "causal" and queries == keys and not work.masked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
@@ -141,8 +140,8 @@ def _attention(machine: Machine, work: Work, brick: Brick, queries: str, keys: s
     return Passes(Seconds(attention=seconds + kernel), Seconds(attention=2.5 * seconds + 2 * kernel))
 
 
-def _materialized(machine: Machine, work: Work, pairs: float) -> Passes:
-    element, key = work.element, work.spec.size.key_width
+def _materialized(machine: Machine, work: Work, pairs: float, key: int) -> Passes:
+    element = work.element
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
     # Scores written, read and written by softmax and by dropout with its mask, and read by the product with values.
@@ -159,7 +158,7 @@ def _materialized(machine: Machine, work: Work, pairs: float) -> Passes:
 
 def _elementwise(machine: Machine, work: Work, subs: Sequence[SubLayer], stack: str) -> Passes:
     """Bytes read and written between products, at the memory's rate."""
-    size, tensor, element = work.spec.size, work.layout.tensor, work.element
+    size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element
     tokens = work.layout.microbatch * work.lengths[stack]
     mask = 1 if work.spec.dropout else 0
     residual = len(subs) * tokens * size.width / work.slice
@@ -193,7 +192,7 @@ def _communication(machine: Machine, work: Work, sublayers: int, stack: str) -> 
     if layout.tensor == 1:
         return Passes(Seconds(), Seconds())
     tokens = layout.microbatch * work.lengths[stack]
-    size = tokens * work.spec.size.width * work.element
+    size = tokens * work.spec.size_of(stack).width * work.element
     one = collective(machine, size, ranks=layout.tensor, stride=1)  # a gather or a scatter
     beside, overlap = machine.efficiency.beside, work.software.tensor_overlap
     forward, backward, hidden = 2 * one * sublayers, 2 * one * sublayers, 0.0
@@ -210,7 +209,7 @@ def _communication(machine: Machine, work: Work, sublayers: int, stack: str) -> 
 
 def embedding(machine: Machine, work: Work) -> Passes:
     """Lookups, their sum and dropout, and gradients added to the tables."""
-    size = work.layout.microbatch * work.stream * work.spec.size.width * work.element
+    size = work.layout.microbatch * work.stream * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)
     return Passes(Seconds(memory=seconds, tensor=summed), Seconds(memory=2 * seconds))
@@ -227,7 +226,7 @@ def head(machine: Machine, work: Work) -> Passes:
     forward = product(machine, work, places, spec.size.table_width, vocabulary)
     passes = places * vocabulary / machine.bandwidth
     gathered = collective(
-        machine, work.layout.microbatch * length * spec.size.width * work.element, ranks=tensor, stride=1
+        machine, work.layout.microbatch * length * spec.last_size.width * work.element, ranks=tensor, stride=1
     )
     # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
     return Passes(

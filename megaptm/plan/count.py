@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import heads, held, kinds, sublayers
+from megaptm.bricks import heads, held, kinds, memory_width, sublayers, widening
 from megaptm.bricks.layer import embedding_tables, final_norm
 from megaptm.spec import ModelSpec
 
@@ -17,10 +17,10 @@ def count(spec: ModelSpec, *, with_heads: bool = False) -> int:
     As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only the
     pre-training losses use: BERT's masked-token transform, its bias per word, the next-sentence classifier.
     """
-    size = spec.size
-    total = spec.vocabulary * size.table_width + embedding_tables(spec)
-    for block in spec.family.stacks.values():
-        layers = held(block, size, range(size.layers))
+    total = spec.vocabulary * spec.size.table_width + embedding_tables(spec)
+    for name, block in spec.family.stacks.items():
+        size = spec.size_of(name)
+        layers = held(block, size, range(size.layers), memory_width(spec, name))
         total += layers.divided + layers.whole + final_norm(block, size)
     return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())
 
@@ -35,14 +35,14 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
     multiply_adds = 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
-        for kind, layers in kinds(block, range(spec.size.layers)).items():
-            for sub in sublayers(kind, spec.size):
+        size = spec.size_of(name)
+        for kind, layers in kinds(block, range(size.layers)).items():
+            for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
                 maps = sub.brick.maps.values()
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
-    if spec.size.table_width != spec.size.width:
-        multiply_adds += sum(lengths.values()) * spec.size.table_width * spec.size.width
+    multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
     last = lengths[next(reversed(spec.family.stacks))]
     for name, head in heads(spec).items():
         multiply_adds += head.multiply_adds(asked if name == "mlm" and asked is not None else last)

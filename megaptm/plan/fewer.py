@@ -31,7 +31,7 @@ def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
     others = [
         _of(layout, tensor=tensor, pipeline=pipeline, data=data)
         for tensor in divisors(spec.size.heads, most=room(1))
-        for pipeline in divisors(spec.size.layers * len(spec.family.stacks), most=room(tensor) // tensor)
+        for pipeline in divisors(spec.layers, most=room(tensor) // tensor)
         for data in divisors(config.train.batch, most=room(tensor) // (tensor * pipeline))
     ]
     yield from sorted(others, key=lambda one: (-one.processes, _distance(one, layout)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from megaptm.bricks import ModelChunk
 from megaptm.plan import activations, sharded
-from megaptm.plan.stages import Chunk, parameters, stages
+from megaptm.plan.stages import parameters, stages
 from megaptm.plan.work import Work
 
 
@@ -40,7 +41,7 @@ def fullest(stages: list[Memory]) -> int:
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
-def _rank(work: Work, stage: int, held: list[Chunk]) -> Memory:
+def _rank(work: Work, stage: int, held: list[ModelChunk]) -> Memory:
     counted = parameters(work, held)
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen)
     logits = activations.logits(work) if any(chunk.last for chunk in held) else 0.0

@@ -84,7 +84,7 @@ def _candidate(machine: Machine, work: Work) -> Candidate:
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
     """Combinations worth looking at: tensor ranks within a node, moments divided wherever there are copies."""
     work = work_of(config)
-    layers = work.spec.size.layers * len(work.spec.family.stacks)
+    layers = work.spec.layers
     for tensor in divisors(min(machine.devices, devices)):
         for pipeline in divisors(layers):
             if devices % (tensor * pipeline):

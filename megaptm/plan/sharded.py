@@ -6,31 +6,32 @@ before its backward pass, the next unit's beside it, and its gradient is scatter
 
 from __future__ import annotations
 
+from megaptm.bricks import ModelChunk
 from megaptm.plan.links import collective
 from megaptm.plan.machine import Machine
-from megaptm.plan.stages import Chunk, parameters
+from megaptm.plan.stages import parameters
 from megaptm.plan.work import Work
 
 
-def units(work: Work, held: list[Chunk]) -> list[float]:
+def units(work: Work, held: list[ModelChunk]) -> list[float]:
     """Parameters of each unit; the last is what is no layer."""
-    alone = Chunk(layers={}, first=held[0].first, last=held[-1].last, finals=held[-1].finals)
+    alone = ModelChunk(layers={}, first=held[0].first, last=held[-1].last, finals=held[-1].finals)
     rest = parameters(work, [alone]).trained
     layers = sum(len(span) for chunk in held for span in chunk.layers.values())
     return [(parameters(work, held).trained - rest) / layers] * layers + [rest]
 
 
-def gather(machine: Machine, work: Work, held: list[Chunk]) -> float:
+def gather(machine: Machine, work: Work, held: list[ModelChunk]) -> float:
     """Seconds to gather all units once."""
     return sum(_over_data_ranks(machine, work, size * work.element) for size in units(work, held))
 
 
-def scatter(machine: Machine, work: Work, held: list[Chunk]) -> float:
+def scatter(machine: Machine, work: Work, held: list[ModelChunk]) -> float:
     """Seconds to sum and divide the gradients of all units once."""
     return sum(_over_data_ranks(machine, work, size * work.software.gradient_bytes) for size in units(work, held))
 
 
-def gathered_bytes(work: Work, held: list[Chunk]) -> tuple[float, float]:
+def gathered_bytes(work: Work, held: list[ModelChunk]) -> tuple[float, float]:
     """Whole weights and whole gradients on a rank at once: two layers and what is no layer, and of one layer."""
     *layers, rest = units(work, held)
     largest = max(layers, default=0.0)

@@ -6,23 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.bricks import heads
+from megaptm.bricks import ModelChunk, chunks, heads, memory_width
 from megaptm.bricks import held as layers_held
 from megaptm.bricks.layer import embedding_tables, final_norm, kinds, sublayers
 from megaptm.plan.work import Work
-from megaptm.spec import Block, ModelSpec
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A contiguous run of the chain of layers, as `models.model.Part`."""
-
-    layers: dict[str, range]
-    """Stack -> which of its layers."""
-    first: bool
-    last: bool
-    finals: tuple[str, ...]
-    """Stacks whose last layer, and so whose closing norm, is here."""
+from megaptm.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -36,50 +24,26 @@ class Parameters:
     """Of the largest matrix: what its gradient needs for a moment."""
 
 
-def chunks(spec: ModelSpec, number: int) -> list[Chunk]:
-    """The chain of layers cut into `number` runs; a remainder goes to the middle, away from embedding and heads."""
-    stacks, layers = spec.family.stacks, spec.size.layers
-    total = layers * len(stacks)
-    share, more = divmod(total, number)
-    middle = (number - more) // 2
-    sizes = [share + (middle <= place < middle + more) for place in range(number)]
-    cut, start = [], 0
-    for place, size in enumerate(sizes):
-        stop = start + size
-        spans = {
-            name: range(min(max(start - index * layers, 0), layers), min(max(stop - index * layers, 0), layers))
-            for index, name in enumerate(stacks)
-        }
-        cut.append(
-            Chunk(
-                layers=spans,
-                first=place == 0,
-                last=place == number - 1,
-                finals=tuple(name for name, span in spans.items() if layers - 1 in span),
-            )
-        )
-        start = stop
-    return cut
-
-
-def stages(work: Work) -> list[list[Chunk]]:
+def stages(work: Work) -> list[list[ModelChunk]]:
     """Stage -> its chunks: chunk c of stage p is part c * pipeline + p, as in `parallel.stage.build_stages`."""
     layout = work.layout
     cut = chunks(work.spec, layout.pipeline * layout.virtual)
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
 
 
-def parameters(work: Work, held: list[Chunk]) -> Parameters:
+def parameters(work: Work, held: list[ModelChunk]) -> Parameters:
     """What one tensor rank of a stage with these chunks holds."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest = 0, 0, 0, 0
     for chunk in held:
         for name, layers in chunk.layers.items():
             block = spec.family.stacks[name]
-            counted = layers_held(block, spec.size, layers)
+            size, memory = spec.size_of(name), memory_width(spec, name)
+            counted = layers_held(block, size, layers, memory)
             trained += counted.divided // tensor + counted.whole
-            largest = max([largest, *(matrix for kind in kinds(block, layers) for matrix in _matrices(kind, spec))])
-        trained += sum(final_norm(spec.family.stacks[name], spec.size) for name in chunk.finals)
+            subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
+            largest = max([largest, *(one.weights for sub in subs for one in sub.brick.maps.values())])
+        trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
         if chunk.first:
             trained += table_size(spec) // tensor + embedding_tables(spec)
         elif chunk.last and spec.family.tied:
@@ -99,7 +63,3 @@ def parameters(work: Work, held: list[Chunk]) -> Parameters:
 def table_size(spec: ModelSpec) -> int:
     """Elements of the token table, padding among them."""
     return spec.padded_vocabulary * spec.size.table_width
-
-
-def _matrices(block: Block, spec: ModelSpec) -> list[int]:
-    return [one.weights for sub in sublayers(block, spec.size) for one in sub.brick.maps.values()]

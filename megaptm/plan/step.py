@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from megaptm.bricks import ModelChunk
 from megaptm.plan import costs, sharded
 from megaptm.plan.costs import Passes
 from megaptm.plan.links import collective, message
 from megaptm.plan.machine import Machine
-from megaptm.plan.stages import Chunk, parameters, stages, table_size
+from megaptm.plan.stages import parameters, stages, table_size
 from megaptm.plan.work import Work
 from megaptm.spec import change
 
@@ -92,9 +93,9 @@ def recomputed_flops(work: Work) -> float:
     if work.recompute == "full":
         layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
         return layers.flops / 3  # a forward pass is a third of a step
-    size = work.spec.size
-    pairs = sum(length * length for length in work.lengths.values())
-    return 4.0 * work.batch * pairs * size.heads * size.key_width * size.layers
+    sizes = {name: work.spec.size_of(name) for name in work.lengths}
+    pairs = {name: length * length * sizes[name].layers for name, length in work.lengths.items()}
+    return 4.0 * work.batch * sum(pairs[name] * size.heads * size.key_width for name, size in sizes.items())
 
 
 def _messages(machine: Machine, work: Work) -> float:
@@ -103,13 +104,13 @@ def _messages(machine: Machine, work: Work) -> float:
     if layout.pipeline == 1:
         return 0.0
     sliced = layout.tensor if work.software.sliced_boundaries else work.slice
-    size = layout.microbatch * work.stream * work.spec.size.width * work.element / sliced
+    size = layout.microbatch * work.stream * work.spec.width * work.element / sliced
     one = message(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
     exposed = machine.efficiency.beside if work.software.boundary_overlap else 1.0
     return 2 * layout.virtual * work.microbatches * one * exposed
 
 
-def _data(machine: Machine, work: Work, held: list[Chunk], passes: Passes) -> float:
+def _data(machine: Machine, work: Work, held: list[ModelChunk], passes: Passes) -> float:
     """Gradients over data ranks, and the tied table's over the stages that hold it."""
     layout, software = work.layout, work.software
     counted = parameters(work, held)
@@ -149,7 +150,7 @@ def _uncovered(communication: float, products: float, beside: float) -> float:
     return communication - hidden + beside * hidden
 
 
-def _optimizer(machine: Machine, work: Work, held: list[Chunk]) -> float:
+def _optimizer(machine: Machine, work: Work, held: list[ModelChunk]) -> float:
     """Norm, clipping and Adam: bytes read and written."""
     trained = parameters(work, held).trained
     divided = work.layout.distributed_optimizer or work.software.sharding == "full"

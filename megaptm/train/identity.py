@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 def identity(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
     """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
-    size = {name: value for name, value in asdict(spec.size).items() if name != "recipe"}
     return {
-        "model": {"family": spec.name, **size, "vocabulary": spec.vocabulary, "context": spec.context},
+        "model": {"family": spec.name, **asdict(spec.size), "vocabulary": spec.vocabulary, "context": spec.context},
         "tokenizer": tokenizer,
     }
 
@@ -27,7 +26,8 @@ def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
     """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
     model = _table(checkpoint, "model")
     for name, value in wanted["model"].items():
-        if model.get(name) != value:
+        # What says nothing, {} or None, may be absent.
+        if (model.get(name) or None) != (value or None):
             raise UserError(
                 f"{checkpoint.folder} is of another model: its {name} is {shown(model.get(name))}, the config's is "
                 f"{value}; choose another run=FOLDER, or the config it was made with."

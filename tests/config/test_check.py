@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load, resolve_model
+from megaptm.config.schema import resolved
 from megaptm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -144,3 +145,25 @@ def test_what_does_not_fit_together_is_refused(base, overrides, told):
 
 def test_relative_positions_set_no_limit_to_the_sequence():
     assert load(CONFIGS / "t5" / "base.yaml", ["data.sequence=1024"]).data.sequence == 1024
+
+
+def test_a_stack_may_have_numbers_of_its_own():
+    config = load(CONFIGS / "tiny" / "t5.yaml", ["model.stacks.decoder={layers: 4, heads: 2}"])
+    spec = resolve_model(resolved(config))
+    assert [(spec.size_of(name).layers, spec.size_of(name).heads) for name in spec.family.stacks] == [(2, 4), (4, 2)]
+    assert spec.size_of("decoder").width == spec.size.width
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.stacks.decodr={layers: 4}"], r"model.stacks has decodr, which t5 has not; did you mean decoder\?"),
+        (["model.stacks.decoder={heads: 3}"], r"model.stacks.decoder.heads \(3\) must divide the width 128"),
+        (["model.stacks.decoder={layer: 4}"], r"did you mean model.stacks.decoder.layers\?"),
+        (["model.stacks.decoder={heads: 1, head_width: 8}", "layout.tensor=2"], "must divide the 1 attention heads"),
+        (["model.stacks.decoder={layers: 3}", "layout.pipeline=2", "train.batch=16"], "must divide the 5 layers"),
+    ],
+)
+def test_numbers_of_a_stack_are_checked(words, said):
+    with pytest.raises(UserError, match=said):
+        load(CONFIGS / "tiny" / "t5.yaml", words)

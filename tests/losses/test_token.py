@@ -25,7 +25,7 @@ def test_it_equals_plain_cross_entropy(
     tolerance: float,
 ) -> None:
     monkeypatch.setattr(token, "drops_unasked", lambda hidden: drops_unasked)
-    monkeypatch.setattr(token, "CHUNK", chunk)
+    monkeypatch.setattr(token, "ROWS_PROJECTED", chunk)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(20, 8), torch.randn(ROWS, 8), torch.randn(ROWS)
     inputs = [

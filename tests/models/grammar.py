@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from megaptm.families import BERT, GPT2, T5
-from megaptm.spec import Block, Family, ModelSpec, change
+from megaptm.spec import Block, Family, ModelSpec, Size, change
 
 
 class Variant(NamedTuple):
@@ -44,6 +44,9 @@ VARIANTS = {
     "narrow tables, one for the output": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
     "positions and norms of two stacks": Variant(
         "t5", change(T5, stacks=BART, embedding_norm=True, first_position=2, logit_scale="none", init="normal"), {}
+    ),
+    "a shallower and narrower decoder": Variant(
+        "t5", T5, {"stacks": {"decoder": Size(layers=2, width=16, heads=2, ffn=96)}, "layers": 2}
     ),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }

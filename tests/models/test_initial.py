@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from megaptm.families import BERT, GPT2, T5
-from megaptm.models import Model, build_model, fill, initial_value
+from megaptm.models import build_model, even_chunks, fill, initial_value
 from megaptm.spec import Family, ModelSpec, Size
 from tests.models.tiny import FAMILIES, tiny_spec
 
@@ -72,7 +72,7 @@ def test_a_part_starts_as_the_whole_does(family: str) -> None:
     spec = tiny_spec(family)
     whole = build_model(spec)
     fill(whole, seed=3)
-    for part in Model.parts(spec, 2):
+    for part in even_chunks(spec, 2):
         model = build_model(spec, part)
         fill(model, seed=3)
         for name, parameter in model.named_parameters():

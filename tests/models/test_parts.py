@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.models import Model, build_model
+from megaptm.models import Model, build_model, even_chunks
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
 
@@ -25,7 +25,7 @@ def equals_the_whole(whole: Model, batch: dict[str, Tensor], num_parts: int) -> 
     expected.backward()
     weights = dict(whole.named_parameters())
 
-    chain = [build_model(whole.spec, part).eval() for part in Model.parts(whole.spec, num_parts)]
+    chain = [build_model(whole.spec, part).eval() for part in even_chunks(whole.spec, num_parts)]
     for model in chain:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -50,7 +50,7 @@ def equals_the_whole(whole: Model, batch: dict[str, Tensor], num_parts: int) -> 
 
 def test_the_stream_between_parts_is_encoder_then_decoder() -> None:
     spec = tiny_spec("t5")
-    first = build_model(spec, Model.parts(spec, 2)[0])
+    first = build_model(spec, even_chunks(spec, 2)[0])
     with torch.no_grad():
         for parameter in first.parameters():
             parameter.zero_()
@@ -61,14 +61,14 @@ def test_a_stream_split_over_ranks_is_cut_in_proportion() -> None:
     """Half of each stream's sequence arrives where two ranks share it: 6 of 12, 4 of 8."""
     spec = tiny_spec("t5")
     batch = tiny_batch("t5", target=8)
-    middle = build_model(spec, Model.parts(spec, 4)[3])
+    middle = build_model(spec, even_chunks(spec, 4)[3])
     encoder, decoder = middle._divide(batch, {"encoder": "", "decoder": "decoder_"}, torch.zeros(10, 3, 32)).values()
     assert (len(encoder), len(decoder)) == (6, 4)
 
 
 def test_each_part_holds_only_its_own_parameters() -> None:
     spec = tiny_spec("t5", layers=4)
-    names = [{name for name, _ in build_model(spec, part).named_parameters()} for part in Model.parts(spec, 4)]
+    names = [{name for name, _ in build_model(spec, part).named_parameters()} for part in even_chunks(spec, 4)]
     tops = [
         {name.rsplit(".", 1)[0].split(".attention")[0].split(".ffn")[0].split(".cross")[0] for name in n} for n in names
     ]
@@ -82,10 +82,10 @@ def test_each_part_holds_only_its_own_parameters() -> None:
 
 def test_the_last_part_of_a_tied_model_holds_the_token_table_and_no_positions() -> None:
     spec = tiny_spec("bert")
-    names = {name for name, _ in build_model(spec, Model.parts(spec, 2)[1]).named_parameters() if "embed" in name}
+    names = {name for name, _ in build_model(spec, even_chunks(spec, 2)[1]).named_parameters() if "embed" in name}
     assert names == {"embed.token.weight"}
 
 
 def test_layers_that_the_parts_do_not_divide_are_refused() -> None:
-    with pytest.raises(UserError, match=r"t5 has 6 layers \(3 encoder \+ 3 decoder\), which 4 pipeline parts"):
-        Model.parts(tiny_spec("t5", layers=3), 4)
+    with pytest.raises(UserError, match=r"t5 has 6 layers \(3 encoder \+ 3 decoder\), which 4 pipeline chunks"):
+        even_chunks(tiny_spec("t5", layers=3), 4)
