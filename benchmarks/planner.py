@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from common.options import Options
-
-from megaptm.plan import published, published_memory
+from published import memory as published_memory
+from published import runs as published
 
 
 def main() -> None:

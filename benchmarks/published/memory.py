@@ -95,7 +95,7 @@ class Row(Section):
 
 
 def rows(path: Path = FILE) -> list[Row]:
-    """The runs in `published_memory.yaml`."""
+    """The runs in `memory.yaml`."""
     return [Row.model_validate(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 

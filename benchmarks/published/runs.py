@@ -111,7 +111,7 @@ class Compared:
 
 
 def sources(path: Path = FILE) -> list[Source]:
-    """The tables in `published.yaml`."""
+    """The tables in `runs.yaml`."""
     return [Source.model_validate(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 

@@ -5,9 +5,9 @@ from statistics import median
 
 import pytest
 
+from benchmarks.published.runs import MISSES, Row, compare_all, markdown, sources, summary, work_of_row
 from megaptm.families import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
-from megaptm.plan.published import MISSES, Row, compare_all, markdown, sources, summary, work_of_row
 from megaptm.plan.saving import CHECKPOINT_BYTES
 from megaptm.plan.software import Software
 from megaptm.plan.work import Work

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published.memory import markdown, rows
+from benchmarks.published.runs import Row, sources, work_of_row
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import memory
-from megaptm.plan.published import Row, sources, work_of_row
-from megaptm.plan.published_memory import markdown, rows
 from megaptm.plan.software import Software
 
 RECORDED = rows()
