@@ -5,7 +5,7 @@ CONSTRAINTS ?= .ci/constraints.txt
 VENV := .venv/bin
 READY := .venv/.ready
 
-# All tests in two processes, real clusters in one of them (tests/conftest.py).
+# All tests in two processes; real clusters first, those of Ray in one and of Slurm in the other (tests/conftest.py).
 BESIDE := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

@@ -23,7 +23,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those of real clusters first: they take longest and mostly wait, so that others can compute beside them."""
-    items.sort(key=lambda item: folder_of(item.nodeid) != "real")
+    items.sort(key=lambda item: not folder_of(item.nodeid).startswith("real"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -39,5 +39,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def folder_of(nodeid: str) -> str:
-    """`tests/real/test_slurm.py::test_it` -> `real`; a file that is in no folder is one by itself."""
-    return nodeid.partition("::")[0].split("/")[1]
+    """`tests/plan/test_step.py::test_it` -> `plan`; a file that is in no folder is one by itself.
+
+    Of real clusters there are two kinds, which share nothing: `real/ray` and `real/slurm`.
+    """
+    _, folder, *rest = nodeid.partition("::")[0].split("/")
+    return f"real/{rest[0].split('_')[1]}" if folder == "real" else folder
