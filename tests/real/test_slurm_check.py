@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ import numpy
 import psutil
 import pytest
 
-from tests.processes import command_of
+from tests.processes import command_of, is_alive, send
 from tests.real.jobs import small
 
 pytestmark = pytest.mark.real
@@ -109,11 +110,19 @@ def halt_now_and_then(slurm, node, over):
 
     Not before: to load its libraries would take it a minute.
     """
+    halted: list[psutil.Process] = []
     while not over.is_set():
+        # Looked for once: beside other load that takes longer than a rate is measured.
+        halted = [one for one in halted if is_alive(one)] or [*measuring(slurm, node)]
+        send(halted, signal.SIGSTOP)
+        time.sleep(0.38 if halted else 0.0)
+        send(halted, signal.SIGCONT)
         time.sleep(0.02)
-        for one in slurm.tasks_of(node):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "megaptm.check.speed" in command_of(one) and one.num_threads() > LOADED_THREADS:
-                    one.suspend()
-                    time.sleep(0.38)
-                    one.resume()
+
+
+def measuring(slurm, node):
+    """The node's processes that measure it, once they have loaded what they need."""
+    for one in slurm.tasks_of(node):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "megaptm.check.speed" in command_of(one) and one.num_threads() > LOADED_THREADS:
+                yield one
