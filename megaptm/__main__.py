@@ -12,6 +12,7 @@ from megaptm.commands.check import check
 from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
+from megaptm.commands.families import families
 from megaptm.commands.generate import generate
 from megaptm.commands.imports import imports
 from megaptm.commands.launch import launch
@@ -83,7 +84,7 @@ def run() -> NoReturn:
     end_now(code)
 
 
-for command in (corpus, tokenizer, plan, check, train, launch, report, evaluate, generate, export, imports):
+for command in (families, corpus, tokenizer, plan, check, train, launch, report, evaluate, generate, export, imports):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ ROOT = Path(__file__).parents[1]
 # everybody's.
 NO_TORCH = {
     "spec": (),
+    "plugins": (),
     "batch": (),
     "batches": (),
-    "objectives": ("batch",),
-    "families": ("spec",),
+    "objectives": ("plugins", "batch"),
+    "families": ("spec", "plugins"),
     "bricks": ("spec",),
-    "config": ("spec", "batches", "objectives", "families"),
+    "config": ("spec", "plugins", "batches", "objectives", "families"),
     "plan": ("spec", "bricks", "batches", "objectives", "families", "config"),
 }
 MAY_IMPORT = {
@@ -50,7 +51,7 @@ MAY_IMPORT = {
 }
 ENTRANCES = ("__main__", "commands", "demo")
 """The command line, which may import everything."""
-PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "ray_cluster", "storage", "tokenizers")
+PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "plugins", "ray_cluster", "storage", "tokenizers")
 
 
 def modules(package):

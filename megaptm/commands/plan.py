@@ -123,13 +123,13 @@ def _devices(machine: Machine, nodes: int) -> int:
 
 
 def _dry(config: Config, work: Work, ranks: str | None) -> Dry:
-    from megaptm.objectives import OBJECTIVES
+    from megaptm.objectives import objective_of
     from megaptm.plan.dry import chosen_ranks, compare
 
     chosen = chosen_ranks(work, ranks)
     from megaptm.parallel.dry import dry_run
 
-    batch = OBJECTIVES[config.objective].batch(config.data.sequence, config.data.document_mask)
+    batch = objective_of(config.objective).batch(config.data.sequence, config.data.document_mask)
     return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, batch=batch, ranks=chosen)))
 
 

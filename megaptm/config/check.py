@@ -7,8 +7,9 @@ from difflib import get_close_matches
 
 from megaptm.config.schema import Config, resolve_model
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE
-from megaptm.objectives import OBJECTIVES
+from megaptm.families import CATALOGUE, find_family
+from megaptm.objectives import objective_of
+from megaptm.plugins import is_plugin
 from megaptm.spec import ModelSpec, Size
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
@@ -30,7 +31,12 @@ def broken(config: Config) -> Iterator[str]:
 
 def _names(config: Config) -> Iterator[str]:
     model = config.model
-    family = CATALOGUE.get(model.family)
+    try:
+        family = find_family(model.family)
+        _ = objective_of(config.objective) if is_plugin(config.objective) else None
+    except UserError as error:
+        yield str(error)
+        return
     if family is None:
         yield f"model.family ({model.family}) is not in the catalogue{_nearest(model.family, CATALOGUE)}"
         return
@@ -41,7 +47,7 @@ def _names(config: Config) -> Iterator[str]:
     elif model.size == "custom" and missing:
         yield f"model.size custom needs model.{missing[0]}."
     objective, known = config.objective, family.objectives
-    if objective not in known:
+    if objective not in known and not is_plugin(objective):
         yield f"objective ({objective}) does not fit {family.name}{_nearest(objective, known)}"
 
 
@@ -113,7 +119,7 @@ def _communication(config: Config) -> Iterator[str]:
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
     lengths = (
-        OBJECTIVES[config.objective]
+        objective_of(config.objective)
         .batch(config.data.sequence, config.data.document_mask)
         .lengths(spec.family.prefixes)
     )

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from megaptm.batches import Batches
-from megaptm.families import CATALOGUE
+from megaptm.errors import UserError
+from megaptm.families import find_family
 from megaptm.spec import ModelSpec, Size
 
 Count = Annotated[int, Field(ge=1)]
@@ -45,7 +46,7 @@ class Model(Shape):
     """Which model: a family, a size of it, and what differs from the published one."""
 
     family: str
-    """Name in the catalogue: gpt2, gpt3, bert, t5."""
+    """Name in the catalogue (`megaptm families`), or a `Family` of your own: package.module:NAME."""
     size: str
     """Row of the family's table of sizes, or `custom` with layers, width, heads and ffn given."""
     vocabulary: Count | None = None
@@ -230,7 +231,8 @@ class Config(Section):
     run: str
     """Folder of the run: config, checkpoints, events, metrics."""
     objective: str
-    """Pre-training objective, one of the family's; absent: its first."""
+    """Pre-training objective, one of the family's, or an `Objective` of your own: package.module:NAME; absent: its
+    first."""
     model: Model
     data: Data
     layout: Layout = Layout()
@@ -250,7 +252,11 @@ class Config(Section):
         name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
         if not isinstance(name, str):
             return values
-        return {**values, "objective": CATALOGUE[name].objectives[0] if name in CATALOGUE else "unknown"}
+        try:
+            family = find_family(name)
+        except UserError:
+            family = None
+        return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
     @property
     def microbatches(self) -> int:
@@ -276,7 +282,8 @@ def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
 def resolve_model(config: Config) -> ModelSpec:
     """The model a config names, with what it changes; `check` has already refused what cannot be."""
     model = config.model
-    family = CATALOGUE[model.family]
+    family = find_family(model.family)
+    assert family is not None
     table = family.sizes.get(model.size)
     shape = _numbers(model, table)
     stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}

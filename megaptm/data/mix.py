@@ -14,7 +14,7 @@ from megaptm.data.recent import Recent
 from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES
+from megaptm.objectives import objective_of
 from megaptm.objectives.objective import Objective, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import Cache
@@ -152,7 +152,7 @@ def open_mix(
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
     `cache` is where shards from elsewhere are kept.
     """
-    task = OBJECTIVES[objective] if isinstance(objective, str) else objective
+    task = objective_of(objective) if isinstance(objective, str) else objective
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
     task.check(special, sequence)

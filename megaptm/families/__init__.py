@@ -1,8 +1,23 @@
 """The catalogue: every family by name."""
 
+from megaptm.errors import UserError
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT2, GPT3
 from megaptm.families.t5 import T5
+from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
 
 CATALOGUE: dict[str, Family] = {family.name: family for family in (GPT2, GPT3, BERT, T5)}
+
+
+def find_family(name: str) -> Family | None:
+    """A family of the catalogue, or the user's own, `package.module:NAME`; None where it is neither.
+
+    Raises a `UserError` where the user's own cannot be had.
+    """
+    if not is_plugin(name):
+        return CATALOGUE.get(name)
+    found = load_plugin(name, "model.family", "family")
+    if not isinstance(found, Family):
+        raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, Objective, SpecialTokens
+from megaptm.objectives import Objective, SpecialTokens, objective_of
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -61,7 +61,7 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: str,
         "truncation_side": "right",
         **{CONFIG_KEYS[role]: name for role, name in names.items()},
     }
-    content = _laid_out(tokenizer, OBJECTIVES[objective], segments="token_type_ids" in inputs)
+    content = _laid_out(tokenizer, objective_of(objective), segments="token_type_ids" in inputs)
     return Tokenizer(content, config)
 
 

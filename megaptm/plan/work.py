@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megaptm.config import Config, Layout, resolve_model
-from megaptm.objectives import OBJECTIVES
+from megaptm.objectives import objective_of
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
 from megaptm.spec import ModelSpec
@@ -71,7 +71,7 @@ class Work:
 def work_of(config: Config) -> Work:
     """The step of a training config, as this engine runs it."""
     spec = resolve_model(config)
-    objective = OBJECTIVES[config.objective]
+    objective = objective_of(config.objective)
     batch = objective.batch(config.data.sequence, config.data.document_mask)
     return Work(
         spec=spec,

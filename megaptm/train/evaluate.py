@@ -22,7 +22,7 @@ from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES
+from megaptm.objectives import objective_of
 from megaptm.objectives.objective import IGNORED, Sample
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.storage import Cache, write_whole
@@ -66,7 +66,7 @@ class Evaluation:
 
     def total(self, who: str) -> float:
         """The weighted sum of the losses of `model`, `unigram` or `uniform`: what training minimizes."""
-        weights = OBJECTIVES[self.objective].losses
+        weights = objective_of(self.objective).losses
         return sum(weights[name] * getattr(loss, who) for name, loss in self.losses.items())
 
     def bits_per_byte(self, who: str) -> float | None:
@@ -99,7 +99,7 @@ def evaluate(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
             "build the corpus from more text, or with a larger validation=SHARE."
         )
-    names = OBJECTIVES[config.objective].losses
+    names = objective_of(config.objective).losses
     sizes = {name: 2 if name == "next-sentence" else trained.tokenizer.vocabulary for name in names}
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
@@ -122,7 +122,7 @@ def evaluate(
         )
         for name in names
     }
-    every_token = OBJECTIVES[config.objective].every_token
+    every_token = objective_of(config.objective).every_token
     return Evaluation(
         run=str(trained.snapshot.run),
         step=trained.step,

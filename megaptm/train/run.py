@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
-from megaptm.objectives import OBJECTIVES
+from megaptm.objectives import objective_of
 from megaptm.processes import end_with_parent
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
@@ -67,7 +67,7 @@ def _work(
     from megaptm.train.saving import Saver
     from megaptm.train.watching import collective_minutes, watch_each_other
 
-    spec, losses = resolve_model(config), OBJECTIVES[config.objective].losses
+    spec, losses = resolve_model(config), objective_of(config.objective).losses
     events = Events(run, fence=lock.must_be_mine) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
