@@ -58,12 +58,12 @@ def made_up_tensors(width: int) -> dict[str, Tensor]:
 
 
 def ours(tensors: dict[str, Tensor], *, verify: bool = False, background: bool = False) -> Contender:
-    from megaptm.checkpoint.host import HostCopies
+    from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
     from megaptm.checkpoint.tensors import Piece
     from megaptm.parallel.background import Background
 
-    copies, work = HostCopies(), Background()
+    copies, work = HostStaging(), Background()
 
     def save(folder: Path) -> Callable[[], object] | None:
         store = Store(folder, fence=lambda: True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.options import Options
 
-from data_pipeline.clean import STEPS, Step, run_steps
+from data_pipeline.clean import STEPS, CleaningStep, run_steps
 from data_pipeline.clean.basic import CutLong
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
@@ -57,7 +57,7 @@ def documents(size: int) -> list[Document]:
     return found
 
 
-def steps(evaluation: Path) -> Iterator[tuple[str, Step]]:
+def steps(evaluation: Path) -> Iterator[tuple[str, CleaningStep]]:
     for name in GOALS:
         options = {"against": (str(evaluation),)} if name == "decontaminate" else {}
         yield name, STEPS[name](**options)

@@ -45,10 +45,10 @@ SHORT = Shape(layers=1, width=48, length=32)
 
 
 def ours(precision: str, shape: Shape) -> Callable[[], float]:
-    from megaptm.config import Layout, Optimizer
+    from megaptm.config import Layout, OptimizerConfig
     from megaptm.parallel.engine import Engine
 
-    optimizer = Optimizer(lr=1e-4, clip=1.0, weight_decay=0.1)
+    optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
     engine = Engine(shape.spec, Layout(microbatch=ROWS), optimizer, losses={"lm": 1.0}, seed=0, precision=precision)
     tokens = torch.randint(0, VOCABULARY, (ROWS, shape.length + 1), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(shape.length).expand(ROWS, -1).contiguous()

@@ -15,7 +15,7 @@ from rich.text import Text
 from data_pipeline.corpus.build import build_corpus, choose
 from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import train_tokenizer
-from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
@@ -101,7 +101,7 @@ def tokenizer_train(
     wanted = TokenizerRecipe(kind=kind, vocabulary=vocabulary, lowercase=lowercase, sentinels=sentinels)
     recipe = replace(read_recipe(sources), tokenizer=wanted)
     with tempfile.TemporaryDirectory() as scratch, Stages(console) as stages:
-        work = Work(Path(scratch), InProcess(), stages)
+        work = JobRunner(Path(scratch), InProcess(), stages)
         parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
         selection = choose(replace(recipe, validation=0.0), parts, work, dropped)
         tokenizer = train_tokenizer(wanted, selection, work)

@@ -111,10 +111,11 @@ def _samples(
 
 def _shown(sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> Text:
     """What the model sees, with what it must say highlighted."""
-    seen = sample["tokens"][sample["documents"] > 0]
+    seen = sample["tokens"][sample["document_ids"] > 0]
     text = Text()
-    if "asked" in sample:
-        answers = {int(at): int(id_) for at, id_ in zip(sample["asked"], sample["labels"], strict=True) if id_ >= 0}
+    if "masked_positions" in sample:
+        labels = zip(sample["masked_positions"], sample["labels"], strict=True)
+        answers = {int(at): int(id_) for at, id_ in labels if id_ >= 0}
         start = 0
         for at, answer in sorted(answers.items()):
             text.append(tokenizer.decode(seen[start:at]) + " ")
@@ -127,7 +128,7 @@ def _shown(sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> Text:
     if "decoder_tokens" in sample:
         text.append("\n\nmust say: ")
         text.append(tokenizer.decode(sample["labels"][sample["labels"] >= 0]), ANSWER)
-    elif "asked" not in sample:
+    elif "masked_positions" not in sample:
         text.append("\n\nmust say: ")
         text.append(f"the next token, at {(sample['labels'] >= 0).sum()} places", ANSWER)
     if "next_sentence" in sample:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.annotate import Annotations
-from data_pipeline.clean import CLEAN, STEPS, Step
+from data_pipeline.clean import CLEAN, STEPS, CleaningStep
 from data_pipeline.deduplicate import Deduplicate
 from data_pipeline.sources import OnError, Source
 from data_pipeline.typed import typed
@@ -46,7 +46,7 @@ class Recipe:
     """All that the bytes of a corpus depend on, but for the text itself."""
 
     sources: tuple[Source, ...]
-    steps: tuple[Step, ...] = CLEAN
+    steps: tuple[CleaningStep, ...] = CLEAN
     """What happens to each document, in this order."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
     """What is left out because the corpus has it already."""
@@ -121,13 +121,13 @@ def _changed(source: Source) -> Any:
     return {"path": source.path, **changed} if changed else source.path
 
 
-def _steps(written: Any, where: str) -> tuple[Step, ...]:
+def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
     if not isinstance(written, list):
         raise UserError(f"{where}: steps holds {written!r} where a list is due.")
     return tuple(_step(step, where) for step in written)
 
 
-def _step(written: Any, where: str) -> Step:
+def _step(written: Any, where: str) -> CleaningStep:
     """`drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
     if not isinstance(name, str) or name not in STEPS:
@@ -137,7 +137,7 @@ def _step(written: Any, where: str) -> Step:
     return typed(STEPS[name], options or {}, f"{where}: step {name}")
 
 
-def _plain_step(step: Step) -> dict[str, Any]:
+def _plain_step(step: CleaningStep) -> dict[str, Any]:
     name = next(name for name, kind in STEPS.items() if type(step) is kind)
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.config.complain import shown, wanted
+from megaptm.config.errors import shown, wanted
 from megaptm.errors import UserError
 
 Kind = TypeVar("Kind")

@@ -34,12 +34,12 @@ class BatchSpec:
     @property
     def masked(self) -> bool:
         """Whether some rows are more than one document, or padded: attention then takes a mask."""
-        return any(f"{prefix}{name}" in self.fields for prefix in self.streams for name in ("documents", "order"))
+        return any(f"{prefix}{name}" in self.fields for prefix in self.streams for name in ("document_ids", "order"))
 
     @property
     def asked(self) -> int | None:
         """K of objectives that ask about some places; None where they ask about all."""
-        return self.fields["asked"].shape[0] if "asked" in self.fields else None
+        return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
         """Stack -> tokens of a row of it; `prefixes` are the family's."""

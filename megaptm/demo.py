@@ -26,10 +26,10 @@ from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
+from megaptm.report.page import PICTURE
 from megaptm.resilience.events import last_saved
 from megaptm.shell import command_line
 from megaptm.track import how_to_look
-from megaptm.train.report import PICTURE
 
 CONFIG = "configs/demo/gpt2.yaml"
 # More than the model will see, and little enough to be read in a few seconds.

@@ -19,7 +19,7 @@ from megaptm.errors import EXIT_FAILURE
 PR_SET_PDEATHSIG = 1
 
 
-class Output(io.FileIO):
+class DetachableStream(io.FileIO):
     """A stream whose words are lost, and nothing else, once its terminal, or the program that reads it, has gone."""
 
     def write(self, text: Any, /) -> int:
@@ -38,7 +38,7 @@ def outlive_terminal() -> None:
         if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
             continue  # somebody has put their own in its place
         stream.flush()
-        raw = Output(stream.fileno(), "w", closefd=False)
+        raw = DetachableStream(stream.fileno(), "w", closefd=False)
         lasting = io.TextIOWrapper(
             raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # type: ignore[arg-type]
             encoding=stream.encoding,

@@ -32,7 +32,7 @@ train() {
         if [[ $word =~ ^[A-Za-z][A-Za-z0-9_.]*= ]]; then values+=("$word"); else config=$word; fi
     done
     set -- "$config" "${values[@]}"
-    logs=$(once megaptm.slurm.begin --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit
+    logs=$(once megaptm.launch.slurm.preflight --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit
     [[ $logs ]] || exit 0 # nothing is left to do
     leave_failed_node
     scontrol show hostnames "$SLURM_JOB_NODELIST" >"$logs/nodes"
@@ -42,7 +42,7 @@ train() {
     avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
     if [[ $asked && $code == 138 ]]; then too_short; fi
     if ((code)); then
-        once megaptm.slurm.account "$logs"
+        once megaptm.launch.slurm.failure_report "$logs"
         case $? in 75) code=75 ;; 70) code=1 ;; esac
     fi
     if [[ $code == 75 ]]; then requeue; fi # saved, or a rank hung: to be continued
@@ -60,7 +60,7 @@ look_at_nodes() {
     local begin=$EPOCHREALTIME each=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
     timeout 120 srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
         -m megaptm.check.node --token="$logs/nodes" --place="$logs" >"$logs/look.out" 2>"$logs/look.err"
-    once megaptm.slurm.look --asked="$begin" "$logs" || exit
+    once megaptm.launch.slurm.node_report --asked="$begin" "$logs" || exit
 }
 
 # A process for each task of the job, each with a log of its own; rank 0's is copied to the job's. Sets `code` and `asked`.

@@ -14,10 +14,10 @@ from megaptm.commands.imports import imports
 from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.errors import UserError
+from megaptm.inference.loaded_model import open_run
 from megaptm.models import initial_value
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
-from megaptm.train.trained import open_run
 from tests.train.runs import build, save_untrained, settings, write_text
 
 transformers = pytest.importorskip("transformers")
@@ -139,8 +139,8 @@ def test_a_head_that_a_model_came_without_begins_afresh_and_that_is_said(tmp_pat
 
 def test_a_published_size_is_known_by_its_name(tmp_path):
     from megaptm.families import CATALOGUE
+    from megaptm.hub.import_run import _size_name
     from megaptm.spec import published
-    from megaptm.train.imported import _size_name
 
     assert _size_name(published(CATALOGUE["t5"], "3b")) == "3b"
     assert _size_name(published(CATALOGUE["gpt2"], "medium")) == "medium"

@@ -15,13 +15,17 @@ NO_TORCH = {
     "spec": (),
     "plugins": (),
     "batch": (),
-    "batches": (),
+    "batch_schedule": (),
     "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
     "bricks": ("spec",),
-    "config": ("spec", "plugins", "batches", "objectives", "families"),
-    "plan": ("spec", "bricks", "batches", "objectives", "families", "config"),
+    "config": ("spec", "plugins", "batch_schedule", "objectives", "families"),
+    "plan": ("spec", "bricks", "batch_schedule", "objectives", "families", "config"),
 }
+MODEL = ("layers", "losses", "models")
+DISK = ("storage", "tokenizers", "data", "track", "checkpoint", "resilience")
+RUN = (*NO_TORCH, *DISK, "processes", "shell")
+"""What a run is made of, before anything is trained."""
 MAY_IMPORT = {
     **NO_TORCH,
     "layers": ("spec", "bricks"),
@@ -31,27 +35,23 @@ MAY_IMPORT = {
     "tokenizers": ("objectives", "storage"),
     "processes": (),
     "shell": (),
-    "data": ("batch", "batches", "objectives", "processes", "storage"),
+    "data": ("batch", "batch_schedule", "objectives", "processes", "storage"),
     "track": ("shell", "storage"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
-    "parallel": ("spec", "batch", "bricks", "config", "layers", "losses", "models", "checkpoint"),
-    "hub": (*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "checkpoint"),
-    "train": (
-        *(*NO_TORCH, "layers", "losses", "models", "storage", "tokenizers", "data", "track"),
-        *("checkpoint", "resilience", "processes", "shell", "parallel", "hub"),
-    ),
-    "ray_cluster": (),
-    "check": (
-        *(*NO_TORCH, "storage", "tokenizers", "data", "track", "checkpoint", "resilience"),
-        *("parallel", "train", "ray_cluster"),
-    ),
-    "slurm": ("config", "plan", "resilience", "train", "check"),
-    "ray": ("config", "plan", "resilience", "train", "check", "ray_cluster"),
+    "parallel": ("spec", "batch", "bricks", "config", *MODEL, "checkpoint"),
+    "schedulers": (),
+    "run": (*RUN, "schedulers"),
+    "report": (*RUN, "run"),
+    "hub": (*RUN, *MODEL, "run"),
+    "inference": (*RUN, *MODEL, "run"),
+    "train": (*RUN, *MODEL, "run", "report", "parallel"),
+    "check": (*RUN, "parallel", "schedulers", "run", "train"),
+    "launch": (*RUN, "schedulers", "run", "check"),
 }
 ENTRANCES = ("__main__", "commands", "demo")
 """The command line, which may import everything."""
-PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "plugins", "ray_cluster", "storage", "tokenizers")
+PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
 
 
 def modules(package):
@@ -134,8 +134,17 @@ def test_data_reads_without_torch_except_in_the_loader():
 
 
 @pytest.mark.parametrize(
-    "name", [*NO_TORCH, "train.launch", "train.prepare", "train.report", "track", "resilience.lock", "check.stated"]
+    "name", [*NO_TORCH, "launch.local", "run.folder", "report.page", "track", "resilience.lock", "check.cli"]
 )
 def test_plain_parts_never_load_torch(name):
     loading = f"import importlib, sys; importlib.import_module('megaptm.{name}'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loading], check=False, cwd=ROOT).returncode == 0
+
+
+def test_no_public_class_name_stands_twice():
+    where: dict[str, list[str]] = {}
+    for path in [*modules("megaptm"), *modules("data_pipeline")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}

@@ -66,7 +66,7 @@ def test_a_job_is_written_and_its_script_found(installed, real_corpus, tmp_path)
     shown = installed("launch", "slurm", "tiny/gpt2", *words, "--dry-run", PATH="/nonexistent")
     assert shown.returncode == 0, shown.stderr
     assert 'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"' in shown.stdout
-    asked = "import megaptm.slurm.submit as submit; print(submit.home())"
+    asked = "import megaptm.launch.slurm.request as request; print(request.home())"
     home = subprocess.run(
         [sys.executable, "-c", asked],
         env={**os.environ, "PYTHONPATH": str(installed.target)},

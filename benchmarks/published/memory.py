@@ -12,7 +12,7 @@ from megaptm.config.schema import Count, Layout, Section
 from megaptm.families import BERT, GPT3, T5
 from megaptm.plan.memory import memory
 from megaptm.plan.software import Software
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import Block, Family, ModelSpec, Size, change
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -62,7 +62,7 @@ class Row(Section):
     peak: float
     """Megabytes that torch had given out at most, on the last rank."""
 
-    def work(self) -> Work:
+    def work(self) -> Workload:
         """The step that the test ran."""
         shape = SHAPES[self.shape]
         layout = Layout(
@@ -74,7 +74,7 @@ class Row(Section):
             sequence_parallel=self.sequence_parallel,
             distributed_optimizer=self.distributed_optimizer,
         )
-        return Work(
+        return Workload(
             spec=ModelSpec(
                 family=shape.family,
                 size=shape.size,

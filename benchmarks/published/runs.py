@@ -19,7 +19,7 @@ from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.memory import memory
 from megaptm.plan.software import Software
 from megaptm.plan.step import step
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec, Size
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -169,9 +169,9 @@ def compare(source: Source) -> Iterator[Compared]:
         yield min((_compared(source, machine, row, software) for row in candidates), key=lambda one: one.error)
 
 
-def work_of_row(row: Row, software: Software) -> Work:
+def work_of_row(row: Row, software: Software) -> Workload:
     """The step of a published row."""
-    return Work(
+    return Workload(
         spec=ModelSpec(
             family=CATALOGUE[row.family],
             size=Size(layers=row.layers, width=row.width, heads=row.heads, ffn=4 * row.width),
@@ -224,7 +224,7 @@ def _compared(source: Source, machine: Machine, row: Row, software: Software) ->
     return Compared(source.source, row.name, unit, published, planned, error)
 
 
-def _answer(machine: Machine, work: Work, unit: str) -> float:
+def _answer(machine: Machine, work: Workload, unit: str) -> float:
     if unit == "layer_milliseconds":
         return costs.layer(machine, work, next(iter(work.lengths))).total * 1e3
     timed = step(machine, work)

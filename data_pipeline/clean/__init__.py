@@ -9,7 +9,7 @@ from data_pipeline.clean.language import KeepLanguage, TagLanguage
 from data_pipeline.clean.lines import DropLines
 from data_pipeline.clean.predicate import KeepIf
 from data_pipeline.clean.scrub import Scrub
-from data_pipeline.clean.step import Step, run_steps, with_text
+from data_pipeline.clean.step import CleaningStep, run_steps, with_text
 from data_pipeline.clean.unicode import NormalizeUnicode, RepairEncoding
 
 STEPS: dict[str, type] = {
@@ -31,7 +31,7 @@ STEPS: dict[str, type] = {
 }
 """How a recipe calls them."""
 
-CLEAN: tuple[Step, ...] = (Normalize(), DropEmpty(), DropShort())
+CLEAN: tuple[CleaningStep, ...] = (Normalize(), DropEmpty(), DropShort())
 """What a corpus goes through when its recipe names no steps."""
 
 __all__ = ["CLEAN", "STEPS", "Step", "run_steps", "with_text"]

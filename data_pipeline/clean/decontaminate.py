@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.clean.basic import piece
 from data_pipeline.clean.comparable import comparable, comparable_places
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import Filter, Step, batches, require, stamp
+from data_pipeline.clean.step import CleaningStep, Filter, batches, require, stamp
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -62,12 +62,14 @@ class Decontaminate:
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         return self._run(documents, dropped, before=())
 
-    def after(self, steps: tuple[Step, ...]) -> Step:
+    def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
         """The same, with evaluation texts changed as these steps change documents."""
         changing = (step for step in steps if not isinstance(step, Filter | Decontaminate))
         return partial(self._run, before=tuple(changing))
 
-    def _run(self, documents: Iterable[Document], dropped: Dropped, *, before: tuple[Step, ...]) -> Iterator[Document]:
+    def _run(
+        self, documents: Iterable[Document], dropped: Dropped, *, before: tuple[CleaningStep, ...]
+    ) -> Iterator[Document]:
         paths = self.inputs()
         known = _known(self, before, paths, tuple(map(stamp, paths)))
         for batch in batches(documents):
@@ -131,7 +133,7 @@ def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, n
 
 @lru_cache(maxsize=4)
 def _known(
-    step: Decontaminate, before: tuple[Step, ...], paths: tuple[str, ...], _: tuple[tuple[int, int], ...]
+    step: Decontaminate, before: tuple[CleaningStep, ...], paths: tuple[str, ...], _: tuple[tuple[int, int], ...]
 ) -> dict[int, Known]:
     """Size -> runs of that many words of the evaluation texts; read once in a process while they do not change."""
     runs: dict[int, list[np.ndarray]] = {}
@@ -148,7 +150,7 @@ def _known(
     return {size: Known(np.concatenate(found)) for size, found in sorted(runs.items())}
 
 
-def _forms(text: str, steps: tuple[Step, ...]) -> set[str]:
+def _forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
     """A text as it is written, and as these steps make it; one that would leave it out is passed over."""
     changed = [Document(text, "evaluation text")]
     for step in steps:

@@ -16,7 +16,7 @@ BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
 
 
-class Step(Protocol):
+class CleaningStep(Protocol):
     """Takes documents in order and yields those it keeps, changed or not.
 
     A step whose result depends on files has `inputs() -> tuple[str, ...]`, their paths: finished work is not taken up
@@ -104,7 +104,7 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
 
 
 def run_steps(
-    steps: Sequence[Step], documents: Iterable[Document], dropped: Dropped, on_error: OnError = "fail"
+    steps: Sequence[CleaningStep], documents: Iterable[Document], dropped: Dropped, on_error: OnError = "fail"
 ) -> Iterator[Document]:
     """Each step reads what the one before it yields. A document on which one fails is counted, or ends it all."""
     stream = iter(documents)
@@ -116,13 +116,15 @@ def run_steps(
 
 
 def _run(
-    name: str, step: Step, documents: Iterable[Document], dropped: Dropped, on_error: OnError
+    name: str, step: CleaningStep, documents: Iterable[Document], dropped: Dropped, on_error: OnError
 ) -> Iterator[Document]:
     for batch in batches(documents):
         yield from _run_batch(name, step, batch, dropped, on_error)
 
 
-def _run_batch(name: str, step: Step, batch: Sequence[Document], dropped: Dropped, on_error: OnError) -> list[Document]:
+def _run_batch(
+    name: str, step: CleaningStep, batch: Sequence[Document], dropped: Dropped, on_error: OnError
+) -> list[Document]:
     counted = Dropped()
     try:
         kept = list(step(batch, counted))

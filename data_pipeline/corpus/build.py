@@ -1,5 +1,5 @@
 """The build: read and clean in parts, deduplicate, choose by hash, train or load the tokenizer, write shards, and last
-the manifest. Every stage is jobs that are done once (`work.Work`), so a build that was killed goes on where it was.
+the manifest. Every stage is jobs that are done once (`work.JobRunner`), so a build that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from rich.console import Console
 
 from data_pipeline.annotate import Annotations
-from data_pipeline.corpus.output import Output, building
+from data_pipeline.corpus.output import CorpusOutput, building
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
 from data_pipeline.corpus.tokenizing import SHARDS, ShardResult, stored_as, stored_fields, write_shards
 from data_pipeline.corpus.training import train_tokenizer
-from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import open_workers
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
@@ -65,8 +65,8 @@ def build_corpus(
         ExitStack() as stack,
     ):
         with stages.stage("start workers"):
-            crew = stack.enter_context(open_workers(workers, sum(file.size for file in files), output.scratch))
-        work = Work(output.scratch, crew, stages)
+            pool = stack.enter_context(open_workers(workers, sum(file.size for file in files), output.scratch))
+        work = JobRunner(output.scratch, pool, stages)
         parts, dropped = read_parts(recipe, files, work)
         dropped.merge(passed_over)
         if not any(part.documents for part in parts):
@@ -91,7 +91,7 @@ def build_corpus(
             dropped=dropped,
             results=list(itertools.chain(*results.values())),
             notes=_notes(recipe, selection, tokenizer, manifest, work),
-            workers=crew.count,
+            workers=pool.count,
             found=work.found,
             seconds=stages.seconds,
         )
@@ -101,7 +101,7 @@ def build_corpus(
     return report
 
 
-def choose(recipe: Recipe, parts: Sequence[Part], work: Work, dropped: Dropped) -> Selection:
+def choose(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Dropped) -> Selection:
     """Leave out what the corpus has already, and say where each document goes; all is counted in `dropped`."""
     options, folder = recipe.deduplicate, str(work.folder / "equal")
     if options.paragraphs:
@@ -133,7 +133,7 @@ def _write_manifest(
     recipe: Recipe,
     tokenizer: Tokenizer,
     results: dict[str, list[ShardResult]],
-    output: Output,
+    output: CorpusOutput,
     fields: Sequence[str],
     tables: dict[str, list[str]],
 ) -> Manifest:
@@ -151,7 +151,7 @@ def _write_manifest(
     )
 
 
-def _named(split: str, results: list[ShardResult], output: Output) -> Iterator[ShardInfo]:
+def _named(split: str, results: list[ShardResult], output: CorpusOutput) -> Iterator[ShardInfo]:
     """The shards of a split under their names in the corpus."""
     written = [result.info for result in results if result.info]
     for number, info in enumerate(written):
@@ -171,7 +171,9 @@ def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:
     return UserError(f"{sources}: no document is left to build from ({reasons}): give other text.")
 
 
-def _notes(recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest: Manifest, work: Work) -> list[str]:
+def _notes(
+    recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest: Manifest, work: JobRunner
+) -> list[str]:
     """What a user should know although nothing failed."""
     notes = []
     held = manifest.splits["validation"]

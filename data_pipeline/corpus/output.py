@@ -21,13 +21,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.work import JobRunner
 from data_pipeline.folders import BUILDING, SCRATCH
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
-from megaptm.storage.appearing import SUFFIX
+from megaptm.storage.atomic_file import SUFFIX
 
 WORTH_KEEPING = 60.0
 """Seconds of work that a build which fails does not throw away."""
@@ -35,7 +35,7 @@ CACHE = "~/.cache/megaptm/builds"
 """Where corpora for other places are made, unless `scratch` says where."""
 
 
-class Output(ABC):
+class CorpusOutput(ABC):
     """Where a build writes."""
 
     folder: Path
@@ -53,11 +53,11 @@ class Output(ABC):
             shutil.copyfile(file, self.folder / name)
 
     @abstractmethod
-    def publish(self, work: Work) -> None:
+    def publish(self, work: JobRunner) -> None:
         """Let the finished corpus appear."""
 
 
-class LocalOutput(Output):
+class LocalOutput(CorpusOutput):
     """A folder on this machine, made beside its place and renamed."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
@@ -66,7 +66,7 @@ class LocalOutput(Output):
         self.folder = self.out.with_name(self.out.name + BUILDING)
         self.scratch = Path(scratch or self.folder) / SCRATCH
 
-    def publish(self, work: Work) -> None:
+    def publish(self, work: JobRunner) -> None:
         shutil.rmtree(self.scratch)
         old = self.out.with_name(self.out.name + ".old")
         if self.out.exists():
@@ -76,7 +76,7 @@ class LocalOutput(Output):
         shutil.rmtree(old, ignore_errors=True)
 
 
-class RemoteOutput(Output):
+class RemoteOutput(CorpusOutput):
     """A URL. While its old corpus is being replaced there is none: a manifest never names files of two builds."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
@@ -92,7 +92,7 @@ class RemoteOutput(Output):
         self.folder = Path(scratch or CACHE).expanduser() / name
         self.scratch = self.folder / SCRATCH
 
-    def publish(self, work: Work) -> None:
+    def publish(self, work: JobRunner) -> None:
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and self.scratch not in path.parents]
         sent = {path.relative_to(self.folder).as_posix(): path for path in files}
         manifest = sent.pop(MANIFEST)
@@ -120,10 +120,10 @@ def send(job: SendJob) -> None:
 @contextmanager
 def building(
     out: str | Path, *, overwrite: bool, scratch: str | None = None, console: Console | None = None
-) -> Iterator[Output]:
+) -> Iterator[CorpusOutput]:
     """A folder to build in, for `publish` to turn into the corpus."""
     begun = time.monotonic()
-    output: Output = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
+    output: CorpusOutput = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
     try:
         output.folder.mkdir(parents=True, exist_ok=True)
         with _locked(output.folder):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.clean import Step, run_steps
-from data_pipeline.corpus.work import Work, key_of
+from data_pipeline.clean import CleaningStep, run_steps
+from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped
@@ -33,7 +33,7 @@ class PartJob:
     folder: str
     """Where to write it, under a name made of what is in it."""
     spans: tuple[Span, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[CleaningStep, ...]
     on_error: OnError
     deduplicate: Deduplicate
     inputs: tuple[tuple[str, str], ...] = ()
@@ -72,7 +72,7 @@ def make_part(job: PartJob) -> Part:
     return Part(job.stem, documents_written, dropped)
 
 
-def read_parts(recipe: Recipe, files: Sequence[InputFile], work: Work) -> tuple[list[Part], Dropped]:
+def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> tuple[list[Part], Dropped]:
     """Read and clean every file into parts."""
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.parts import Part, hashes_of
 from data_pipeline.corpus.selection import Place, Selection, shards_of
-from data_pipeline.corpus.work import Work, key_of
+from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from data_pipeline.recipe import Recipe
@@ -92,7 +92,7 @@ def write_shards(
     selection: Selection,
     tokenizer: Tokenizer,
     annotations: Annotations,
-    work: Work,
+    work: JobRunner,
     *,
     images: bool,
 ) -> dict[str, list[ShardResult]]:

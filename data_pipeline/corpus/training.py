@@ -10,7 +10,7 @@ import numpy as np
 
 from data_pipeline.corpus.parts import Part
 from data_pipeline.corpus.selection import Selection
-from data_pipeline.corpus.work import Work, key_of
+from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.tokenizers import Tokenizer, load, train
@@ -34,7 +34,7 @@ class TokenizerJob:
         return Path(self.folder, key_of(_train, self))
 
 
-def train_tokenizer(recipe: TokenizerRecipe, selection: Selection, work: Work) -> Tokenizer:
+def train_tokenizer(recipe: TokenizerRecipe, selection: Selection, work: JobRunner) -> Tokenizer:
     """As the recipe says; an earlier build may have done it."""
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
     places = selection.sample("train", TRAINING_BYTES[recipe.kind])

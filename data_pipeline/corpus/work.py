@@ -31,16 +31,16 @@ VERSION = f"{__version__} 2"
 """Results of another version are not taken. The second number rises when a job's meaning changes."""
 
 
-class Work:
-    """Runs the jobs of a build on a crew of workers, and keeps each result in a file named by the job's content.
+class JobRunner:
+    """Runs the jobs of a build on workers, and keeps each result in a file named by the job's content.
 
     So a job must say everything that its result depends on, a file that it writes must be complete when it appears
-    (`megaptm.storage.Appearing`), and its function must say what it returns: numbers, texts, and dataclasses of these.
+    (`megaptm.storage.AtomicFile`), and its function must say what it returns: numbers, texts, and dataclasses of these.
     """
 
-    def __init__(self, folder: Path, crew: Workers, stages: Stages):
+    def __init__(self, folder: Path, workers: Workers, stages: Stages):
         self.folder = folder
-        self.crew = crew
+        self.workers = workers
         self.stages = stages
         self.found = 0
         """Jobs that an earlier build had finished."""
@@ -70,7 +70,7 @@ class Work:
         )
         with self.stages.stage(name, count) as advance:
             # Workers look for results themselves: what there is to hash is then hashed by all of them.
-            for number, done in self.crew.run(_do, calls):
+            for number, done in self.workers.run(_do, calls):
                 results[number] = done.result
                 self.found += done.found
                 self.damaged += done.damaged

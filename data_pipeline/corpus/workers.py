@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from megaptm.errors import UserError
-from megaptm.ray_cluster import connected
+from megaptm.schedulers.ray.connection import connected
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ all that their results depend on, functions are at module level and write files 
 them to other processes, in any order, and need not run a job again whose result it has.
 """
 
-from data_pipeline.deduplicate.files import Part, read_part, write_part
+from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.find import Duplicates, find_duplicates
 from data_pipeline.deduplicate.options import Deduplicate, Near, Paragraphs
 from data_pipeline.deduplicate.paragraphs import Cut, cut_paragraphs
@@ -26,7 +26,7 @@ __all__ = [
     "Duplicates",
     "Near",
     "Paragraphs",
-    "Part",
+    "PartFile",
     "cut_paragraphs",
     "find_duplicates",
     "read_part",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import Listing, within
+from data_pipeline.deduplicate.buckets import PartListing, within
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.options import Near
 from data_pipeline.deduplicate.sketch import PLACE_BITS
@@ -35,7 +35,7 @@ NO_PAIRS = np.empty((2, 0), np.int64)
 class BandJob:
     """Compare the signatures that meet in a range of band keys."""
 
-    listing: Listing
+    listing: PartListing
     near: Near
     bucket: int
     of: int
@@ -153,7 +153,7 @@ def _agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     return agreeing
 
 
-def gather(listing: Listing, rows: np.ndarray, hashes: int) -> np.ndarray:
+def gather(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
     """uint32 [rows, hashes]: the signatures of some rows, rising. Files are open one at a time."""
     stems, begins = listing.stems, listing.begins
     cuts = np.searchsorted(rows, begins)

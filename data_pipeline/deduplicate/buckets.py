@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.deduplicate.files import Part
+from data_pipeline.deduplicate.files import PartFile
 from data_pipeline.deduplicate.options import Deduplicate
 from megaptm.storage import write_whole
 
@@ -25,19 +25,19 @@ of them comes again millions of times."""
 
 
 @dataclass(frozen=True)
-class Listing:
+class PartListing:
     """All parts of a corpus, written down once, for jobs to name. Rows are numbered part after part."""
 
     path: str
     """Its name is made of what it lists."""
 
     @staticmethod
-    def write(folder: str, parts: Sequence[Part], options: Deduplicate) -> Listing:
+    def write(folder: str, parts: Sequence[PartFile], options: Deduplicate) -> PartListing:
         content = json.dumps([asdict(options), [(part.stem, part.documents) for part in parts]]).encode()
         path = Path(folder, f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.parts.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
-        return Listing(str(path))
+        return PartListing(str(path))
 
     def name(self, suffix: str) -> str:
         """A file for what is found in these parts."""

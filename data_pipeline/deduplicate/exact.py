@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import Listing, Run, buckets, within
+from data_pipeline.deduplicate.buckets import PartListing, Run, buckets, within
 from data_pipeline.deduplicate.tables import load, save
 
 DUPLICATE = "duplicate"
@@ -18,7 +18,7 @@ DUPLICATE = "duplicate"
 class EqualJob:
     """Find what is equal in a range of digests."""
 
-    listing: Listing
+    listing: PartListing
     table: str
     """`digests` of documents, or `paragraphs`."""
     bucket: int
@@ -52,7 +52,7 @@ def find_equal(job: EqualJob) -> int:
     return found.shape[1]
 
 
-def equal(listing: Listing, table: str, count: int, run: Run) -> list[str]:
+def equal(listing: PartListing, table: str, count: int, run: Run) -> list[str]:
     """Files of what is equal among the `count` entries of all parts, as `EqualJob.path` says; in each other numbers."""
     of = buckets(2 * count)  # an entry takes twice the memory that one of a band takes
     jobs = [EqualJob(listing, table, bucket, of) for bucket in range(of)]

@@ -15,10 +15,10 @@ from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.sketch import Sketcher
 from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Document
-from megaptm.storage import Appearing
+from megaptm.storage import AtomicFile
 
 
-class Part(Protocol):
+class PartFile(Protocol):
     """Documents that a job wrote together."""
 
     @property
@@ -31,7 +31,7 @@ class Part(Protocol):
 
 def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -> int:
     """Write documents as a part, with the sketches that finding what `options` names takes. Returns their number."""
-    with Appearing(f"{stem}.jsonl") as part, part.open("wb") as file:
+    with AtomicFile(f"{stem}.jsonl") as part, part.open("wb") as file:
         sketcher, offset = Sketcher(stem, options), 0
         for document in documents:
             sketcher.add(document, offset)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import Listing, Run
+from data_pipeline.deduplicate.buckets import PartListing, Run
 from data_pipeline.deduplicate.exact import DUPLICATE, equal
-from data_pipeline.deduplicate.files import Part, read_part
+from data_pipeline.deduplicate.files import PartFile, read_part
 from data_pipeline.deduplicate.near import near
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.tables import load, save
@@ -37,13 +37,13 @@ class Duplicates:
         return self.reasons[self.begins[part] : self.begins[part + 1]] == STAYS
 
 
-def find_duplicates(parts: Sequence[Part], options: Deduplicate, run: Run, folder: str) -> Duplicates:
+def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> Duplicates:
     """Find equal documents and near duplicates among all parts; what it writes goes into `folder`.
 
     The first of several stays, in the order of the parts: what should stay is listed first. Memory here: under 20
     bytes a document (twice that from 2**32 on), and the equal and near ones of one job.
     """
-    listing = Listing.write(folder, parts, options)
+    listing = PartListing.write(folder, parts, options)
     reasons = np.zeros(int(listing.begins[-1]), np.uint8)
     examples = {}
     if options.documents:
@@ -68,11 +68,11 @@ def _lowest(pairs: np.ndarray) -> np.ndarray:
     return pairs[:, np.argsort(pairs[0], kind="stable")[:EXAMPLES]]
 
 
-def _sources(listing: Listing, pairs: np.ndarray) -> list[tuple[str, str]]:
+def _sources(listing: PartListing, pairs: np.ndarray) -> list[tuple[str, str]]:
     return [(_source(listing, row), _source(listing, stays)) for row, stays in pairs.T.tolist()]
 
 
-def _source(listing: Listing, row: int) -> str:
+def _source(listing: PartListing, row: int) -> str:
     part = int(np.searchsorted(listing.begins, row, side="right")) - 1
     (document,) = read_part(listing.stems[part], np.array([row - listing.begins[part]]))
     return document.source

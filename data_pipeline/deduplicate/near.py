@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipeline.deduplicate.bands import BandJob, compare_bands
-from data_pipeline.deduplicate.buckets import Listing, Run, buckets
+from data_pipeline.deduplicate.buckets import PartListing, Run, buckets
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.exact import between
 from data_pipeline.deduplicate.options import Near
@@ -25,7 +25,7 @@ AT_ONCE = 1 << 8
 class ReadJob:
     """Compare the texts of the doubtful pairs whose higher row is in a range."""
 
-    listing: Listing
+    listing: PartListing
     near: Near
     doubtful: tuple[str, ...]
     """Files of pairs, see `BandJob.doubtful`."""
@@ -58,7 +58,7 @@ def compare_texts(job: ReadJob) -> int:
     return read
 
 
-def near(listing: Listing, options: Near, dropped: str | None, run: Run) -> Components:
+def near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> Components:
     """Near duplicates among all rows but those that `dropped`, a file of bool [rows], marks."""
     components, rows = Components(int(listing.begins[-1])), int(listing.begins[-1])
     of = buckets(rows * options.bands)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from data_pipeline.clean.step import with_text
-from data_pipeline.deduplicate.buckets import Listing, Run
+from data_pipeline.deduplicate.buckets import PartListing, Run
 from data_pipeline.deduplicate.exact import DUPLICATE, between, equal
-from data_pipeline.deduplicate.files import Part, read_part, write_part
+from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.split import repeatable, without
 from data_pipeline.deduplicate.tables import load
@@ -23,7 +23,7 @@ NOTHING_NEW = "nothing but repeated paragraphs"
 class CutJob:
     """Write one part again, without its equal documents and paragraphs."""
 
-    listing: Listing
+    listing: PartListing
     number: int
     """Which part."""
     first_paragraph: int
@@ -49,10 +49,10 @@ class Cut:
     characters: int
 
 
-def cut_paragraphs(parts: Sequence[Part], options: Deduplicate, run: Run, folder: str) -> list[Cut]:
+def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> list[Cut]:
     """New parts in `folder`, with the sketches that `find_duplicates` takes; in the order of `parts`."""
     assert options.paragraphs is not None
-    listing = Listing.write(folder, parts, options)
+    listing = PartListing.write(folder, parts, options)
     counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
     begins = np.cumsum([0, *counts]).tolist()
     documents = equal(listing, "digests", int(listing.begins[-1]), run) if options.documents else []

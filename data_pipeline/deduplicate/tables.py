@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.storage import Appearing
+from megaptm.storage import AtomicFile
 
 COLUMNS = np.dtype([("digest", "<u8", 2), ("size", "<i8"), ("offset", "<i8")])
 """BLAKE2b of the text, 128 bits; its bytes in UTF-8; where the document's line starts in the part's file."""
 
 
 def save(path: str, array: np.ndarray) -> None:
-    with Appearing(path) as part, part.open("wb") as file:
+    with AtomicFile(path) as part, part.open("wb") as file:
         np.save(file, array)
 
 
@@ -37,7 +37,7 @@ class Rows:
 
     def __init__(self, path: str, dtype: str, width: int):
         self._dtype, self._width, self.count = dtype, width, 0
-        self._appearing = Appearing(path)
+        self._appearing = AtomicFile(path)
         self._file = self._appearing.part.open("wb")
         self._file.write(bytes(self.HEADER))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import Listing
+from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.files import read_part
 from data_pipeline.deduplicate.minhash import PIECE, shingles
 from data_pipeline.deduplicate.options import Near
@@ -21,7 +21,7 @@ HELD = 1 << 22
 class Texts:
     """Reads the documents of some rows, and compares them."""
 
-    def __init__(self, listing: Listing, near: Near):
+    def __init__(self, listing: PartListing, near: Near):
         self._stems, self._begins, self._near = listing.stems, listing.begins, near
         self._kept: dict[int, Shingles] = {}
 

@@ -11,7 +11,7 @@ from data_pipeline.document import Dropped
 from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.formats import FORMATS, passed_over
 from data_pipeline.sources.formats.image_text import is_image, is_metadata
-from data_pipeline.sources.listing import Found, Listing
+from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
 from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.remote import list_url
@@ -126,7 +126,7 @@ def _stem(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
 
 
-def _input(file: Found, source: Source, image: str | None = None) -> InputFile:
+def _input(file: FoundFile, source: Source, image: str | None = None) -> InputFile:
     return InputFile(file.path, file.name, file.size, file.version, source, image)
 
 

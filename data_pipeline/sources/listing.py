@@ -11,7 +11,7 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "n
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFile:
     """A file, whatever is in it."""
 
     path: str
@@ -26,7 +26,7 @@ class Listing:
     """All files of a path, in no order."""
 
     kind: Literal["file", "folder", "glob"]
-    files: list[Found]
+    files: list[FoundFile]
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """Why, and the name: folders that builds made, and what is no file."""
 

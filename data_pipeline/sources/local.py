@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from data_pipeline.folders import is_corpus, is_unfinished
-from data_pipeline.sources.listing import Found, Listing, fixed_folder, is_hidden
+from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
 from megaptm.data.manifest import MANIFEST
 from megaptm.errors import UserError
 
@@ -101,14 +101,14 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) or not os.path.exists(path)
 
 
-def _found(path: str, name: str) -> Found:
+def _found(path: str, name: str) -> FoundFile:
     # A name is written to files that are UTF-8; Linux lets it be any bytes.
     name = os.fsencode(name).decode("utf-8", "backslashreplace")
     try:
         stat = os.stat(path)
     except OSError:
-        return Found(path, name, 0, "")
-    return Found(path, name, stat.st_size, str(stat.st_mtime_ns))
+        return FoundFile(path, name, 0, "")
+    return FoundFile(path, name, stat.st_size, str(stat.st_mtime_ns))
 
 
 def _name_in_glob(match: str, folder: str) -> str:

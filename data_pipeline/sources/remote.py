@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from data_pipeline.folders import is_corpus
-from data_pipeline.sources.listing import Found, Listing, fixed_folder, is_hidden
+from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
 from data_pipeline.sources.open import file_system
 from megaptm.errors import UserError
 
@@ -37,7 +37,7 @@ def list_url(url: str) -> Listing | None:
         if kind != "file" and any(name.startswith(f"{corpus}/") for corpus in corpora):
             listing.left_out.append(("corpus", posixpath.join(top, below)))
         else:
-            listing.files.append(Found(place, posixpath.join(top, below), info.get("size") or 0, _version(info)))
+            listing.files.append(FoundFile(place, posixpath.join(top, below), info.get("size") or 0, _version(info)))
     return listing
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from megaptm.check.ask import Answers, ask
-from megaptm.check.compare import TOPIC, Asked, compare
 from megaptm.check.finding import Case, Finding
 from megaptm.check.node import nearest
+from megaptm.check.node_probe import Answers, probe_nodes
+from megaptm.check.software import wrong
 from megaptm.config import Config
 from megaptm.errors import UserError
 
@@ -23,7 +26,7 @@ def check_nodes(case: Case) -> Iterator[Finding]:
     with token(run) as written:
         asked = questions(case.config, written.parent)
         words = [*(f"--folder={one}" for one in asked.folders), *(f"--place={one}" for one in asked.places)]
-        answers = ask("megaptm.check.node", [f"--token={written}", *words], seconds=PATIENCE_SECONDS)
+        answers = probe_nodes("megaptm.check.node", [f"--token={written}", *words], seconds=PATIENCE_SECONDS)
     yield from compare(answers, asked)
     yield from not_asked(case, answers)
 
@@ -57,3 +60,157 @@ def not_asked(case: Case, answers: Answers) -> Iterator[Finding]:
     if not answers.everywhere and not alone:
         says = "Only this machine was asked: inside an allocation (salloc, sbatch, a Ray job) check asks every node."
         yield Finding(TOPIC, "unknown", says)
+
+
+TOPIC = "nodes"
+CLOCK_SECONDS = 1.0
+"""Further off than this, the events of a run that moves between nodes are out of order."""
+CLOCK_FAULT_SECONDS = 60.0
+"""And than this, servers refuse what is signed with the time."""
+SHARE = 0.9
+"""Of the usual memory or number of CPUs; somewhat less is nothing to speak of."""
+NAMED = 5
+"""Nodes that a sentence names; further ones are counted."""
+WHERE = "on these nodes"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the nodes were asked beside what they are."""
+
+    folders: tuple[str, ...] = ()
+    """Must be seen."""
+    places: tuple[str, ...] = ()
+    """Must be writable."""
+    token: str = ""
+    """Folder that holds the file by which nodes know a shared disk."""
+
+
+def compare(answers: Answers, asked: Asked) -> Iterator[Finding]:
+    """What is wrong with single nodes; one good finding where nothing is."""
+    findings = [*silent(answers), *software(answers), *clocks(answers), *disks(answers, asked), *hardware(answers)]
+    yield from findings
+    if not findings:
+        yield Finding(TOPIC, "good", summary(list(answers.said.values()), list(answers.said)))
+
+
+def summary(said: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str:
+    kind = f"{said[0]['cpus']} CPUs, {said[0]['memory_bytes'] / 2**30:.0f} GiB, {counted(said[0]['gpus'])}"
+    if len(nodes) == 1:
+        return f"{nodes[0]} has {kind}."
+    return f"{len(nodes)} nodes ({listed(nodes)}) have each {kind}; same software, time and shared disk."
+
+
+def silent(answers: Answers) -> Iterator[Finding]:
+    for node, why in answers.silent.items():
+        yield fault(
+            f"megaptm does not run on {node} ({why}): mend that node, or leave it out (Slurm: --exclude).", node=node
+        )
+
+
+def software(answers: Answers) -> Iterator[Finding]:
+    """Versions that differ, and what cannot work whatever the others have."""
+    versions = each(answers, "versions")
+    differences: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for found in versions.values() for name in found):
+        for node, own, usual, others in odd({node: found.get(name) for node, found in versions.items()}):
+            has = f"{name} {own}" if own else f"no {name}"
+            differences.setdefault(node, []).append(f"{has} ({others} {usual or 'none'})")
+    for node, found in differences.items():
+        yield fault(f"{node} has {listed(found)}: install the same on all nodes.", node=node)
+    if answers.everywhere:  # of this machine it is said elsewhere
+        yield from unusable(answers)
+
+
+def unusable(answers: Answers) -> Iterator[Finding]:
+    problems: dict[str, list[str]] = {}
+    for node, said in answers.said.items():
+        for problem in wrong(said, WHERE) if "torch_cuda" in said else ():
+            problems.setdefault(problem, []).append(node)
+    for problem, nodes in problems.items():
+        yield fault(problem.replace(WHERE, f"on {listed(nodes)}"), nodes=nodes)
+
+
+def clocks(answers: Answers) -> Iterator[Finding]:
+    """A node reads its clock between question and answer: it is wrong by at least what it lies outside of that."""
+    for node, said in answers.said.items():
+        ahead, behind = said["clock"] - answers.end, answers.begin - said["clock"]
+        if max(ahead, behind) > CLOCK_SECONDS:
+            off = f"{max(ahead, behind):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+            says = f"The clock of {node} is at least {off} that of this node: set it (chrony, NTP)."
+            tell = fault if max(ahead, behind) > CLOCK_FAULT_SECONDS else warning
+            yield tell(says, node=node, seconds=ahead if ahead > 0 else -behind)
+
+
+def disks(answers: Answers, asked: Asked) -> Iterator[Finding]:
+    if not answers.everywhere:
+        return
+    said = answers.said.items()
+    if blind := [node for node, facts in said if facts.get("sees_token") is False]:
+        says = (
+            f"{listed(blind)} cannot see what is in {asked.token} here: put run=FOLDER on a disk that all nodes share."
+        )
+        yield fault(says, nodes=blind)
+    for number, folder in enumerate(asked.folders):
+        if blind := [node for node, facts in said if number in facts.get("unseen", ())]:
+            yield fault(f"{listed(blind)} cannot see {folder}: put it on a disk that all nodes share.", nodes=blind)
+    for number, place in enumerate(asked.places):
+        if closed := [node for node, facts in said if number in facts.get("closed", ())]:
+            yield fault(f"{listed(closed)} may not write to {place}: choose another folder.", nodes=closed)
+
+
+def hardware(answers: Answers) -> Iterator[Finding]:
+    """GPUs that are missing or of another kind; less memory or fewer CPUs than usual."""
+    for node, own, usual, others in odd(each(answers, "gpus")):
+        says = f"{node} has {counted(own)}, {others} {counted(usual)}."
+        yield (
+            warning(says, node=node)
+            if len(own) >= len(usual)
+            else fault(f"{says} Leave it out (Slurm: --exclude).", node=node)
+        )
+    for node, own, usual, others in odd(each(answers, "driver")):
+        yield warning(f"{node} has the GPU driver {own}, {others} {usual}.", node=node)
+    for name, unit, scale in (("cpus", "CPUs", 1), ("memory_bytes", "GiB of memory", 2**30)):
+        yield from less(name, unit, scale, answers)
+
+
+def less(name: str, unit: str, scale: int, answers: Answers) -> Iterator[Finding]:
+    for node, amount, usual, others in odd(each(answers, name)):
+        if amount < SHARE * usual:
+            yield warning(f"{node} has {amount / scale:.0f} {unit}, {others} {usual / scale:.0f}.", node=node)
+
+
+def each(answers: Answers, name: str) -> dict[str, Any]:
+    """Node -> one of its facts."""
+    return {node: said[name] for node, said in answers.said.items() if name in said}
+
+
+def odd(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
+    """Nodes whose value is not the usual one: node, its value, the usual one, `node1 has`."""
+    usual = most_common(values)
+    have_it = [node for node, own in values.items() if own == usual]
+    others = f"{have_it[0]} has" if len(have_it) == 1 else f"{len(have_it)} others have"
+    yield from ((node, own, usual, others) for node, own in values.items() if own != usual)
+
+
+def most_common(values: Mapping[str, Any]) -> Any:
+    return max(values.values(), key=list(values.values()).count, default=None)
+
+
+def listed(nodes: Sequence[str]) -> str:
+    """`node1, node2 and 7 more`."""
+    more = len(nodes) - NAMED
+    return ", ".join(nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def counted(gpus: Sequence[str]) -> str:
+    """`8 x NVIDIA H200 143771 MiB`."""
+    return " + ".join(f"{count} x {name}" for name, count in Counter(gpus).items()) or "no GPU"
+
+
+def fault(says: str, **numbers: Any) -> Finding:
+    return Finding(TOPIC, "fault", says, numbers)
+
+
+def warning(says: str, **numbers: Any) -> Finding:
+    return Finding(TOPIC, "warning", says, numbers)

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
+from megaptm.check.allocation import Allocation, allocation
 from megaptm.check.finding import Case, Finding, Request
-from megaptm.check.limits import seconds_of, words
-from megaptm.check.places import Places, places
-from megaptm.check.sbatch import option, script_word
-from megaptm.check.slurm import ask
 from megaptm.errors import UserError
+from megaptm.schedulers.slurm.command import ask
+from megaptm.schedulers.slurm.options import option, script_word
+from megaptm.schedulers.slurm.slurm_time import seconds_of, words
 
 TOPIC = "slurm"
 
@@ -28,7 +28,7 @@ def scheduler(case: Case) -> Iterator[Finding]:
         yield Finding(TOPIC, "unknown", says)
         return
     try:
-        asked = places(case)
+        asked = allocation(case)
     except UserError:
         return
     case.tell("asking Slurm")
@@ -52,7 +52,7 @@ def _partition(options: Sequence[str]) -> dict[str, str]:
     raise UserError(f"Slurm has no partition {wanted} (it has {names}): give another --sbatch=--partition=NAME.")
 
 
-def _room(case: Case, request: Request, partition: dict[str, str], asked: Places | None) -> Iterator[Finding]:
+def _room(case: Case, request: Request, partition: dict[str, str], asked: Allocation | None) -> Iterator[Finding]:
     """What the partition has beside what is asked of it."""
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
@@ -79,7 +79,7 @@ def _room(case: Case, request: Request, partition: dict[str, str], asked: Places
         yield _gpus(case, name, nodes, asked)
 
 
-def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Places) -> Finding:
+def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Allocation) -> Finding:
     """As many nodes as are asked for must have declared as many GPUs."""
     wanted = case.request.gpus_on_node(asked.per_node)
     fitting = sum(gpus >= wanted for gpus in nodes.values())
@@ -115,7 +115,7 @@ def _gpus_in(gres: str) -> int:
     return sum(int(words[-1]) if words[-1].isdigit() else 1 for words in kinds if words[0] == "gpu")
 
 
-def _test_only(request: Request, asked: Places) -> None:
+def _test_only(request: Request, asked: Allocation) -> None:
     """The last word is Slurm's: accounts, limits, features, whatever a site has."""
     gpus = request.gpus_on_node(asked.per_node)
     limit = request.seconds

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from megaptm.check.finding import Case, Finding
-from megaptm.check.fused import fused, wrong_fused
-from megaptm.check.gpus import gpus, wrong_build
 
 TOPIC = "software"
 BESIDE = ("ray", "transformers")
@@ -96,3 +98,105 @@ def version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+PATIENCE_SECONDS = 60
+BROKEN = "broken: "
+
+
+def fused() -> dict[str, str]:
+    """State of each library: `none`, `found`, or what is wrong with it."""
+    return {"NVIDIA apex": apex(), "Transformer Engine": transformer_engine()}
+
+
+def wrong_fused(states: dict[str, str], where: str) -> Iterator[str]:
+    """Sentences on those that break megatron-core."""
+    if states["NVIDIA apex"] == "other":
+        yield f"The apex {where} is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex."
+    if states["NVIDIA apex"] == "not compiled":
+        yield f"NVIDIA's apex {where} has no kernels (amp_C): build it with --cpp_ext and --cuda_ext, or uninstall it."
+    reason = states["Transformer Engine"]
+    if reason.startswith(BROKEN):
+        yield (
+            f"Transformer Engine {where} cannot be imported ({reason.removeprefix(BROKEN)}), and stops megatron-core: "
+            "pip uninstall transformer-engine, or install transformer-engine[pytorch]."
+        )
+
+
+def apex() -> str:
+    """`none`, `found` (NVIDIA's), `not compiled` (NVIDIA's, without kernels), or `other`."""
+    spec = importlib.util.find_spec("apex")
+    if spec is None:
+        return "none"
+    # Its folder is looked at and nothing imported: another package of that name does who knows what.
+    if not any((Path(folder) / "optimizers").is_dir() for folder in spec.submodule_search_locations or ()):
+        return "other"
+    return "found" if importlib.util.find_spec("amp_C") else "not compiled"
+
+
+def transformer_engine() -> str:
+    """`none`, `found`, or `broken: why`: it installs without its parts for torch, and then fails to be imported."""
+    if importlib.util.find_spec("transformer_engine") is None:
+        return "none"
+    command = [sys.executable, "-c", "import transformer_engine.pytorch"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{BROKEN}nothing in {PATIENCE_SECONDS} s"
+    if done.returncode == 0:
+        return "found"
+    said = done.stderr.strip().rpartition("\n")[2]
+    return BROKEN + (said[:200] or f"exit code {done.returncode}")
+
+
+PATIENCE_SECONDS = 30
+
+
+def gpus() -> dict[str, Any]:
+    """GPUs, their driver, the newest CUDA that it knows (nvidia-smi says), and the one that torch is built for."""
+    lines = nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader").splitlines()
+    listed = [line.split(", ") for line in lines if line.count(", ") == 2]
+    known = re.search(r"CUDA Version:\s*([\d.]+)", nvidia_smi()) if listed else None
+    return {
+        "gpus": [f"{name} {memory}" for name, memory, _ in listed],
+        "driver": listed[0][2] if listed else None,
+        "driver_cuda": known[1] if known else None,
+        "torch_cuda": torch_cuda(),
+    }
+
+
+def wrong_build(facts: dict[str, Any], where: str) -> Iterator[str]:
+    """A sentence where there are GPUs that torch, as it is built, cannot use."""
+    built, known = facts["torch_cuda"], facts["driver_cuda"]
+    if facts["gpus"] and built is None:
+        yield f"torch {where} is built without CUDA though there are GPUs: install its build for CUDA {known or ''}."
+    # Within a major version an older driver runs what a newer toolkit built.
+    elif facts["gpus"] and known and major(built) > major(known):
+        yield (
+            f"torch {where} is built for CUDA {built} but the GPUs' driver {facts['driver']} ends at CUDA {known}: "
+            f"update the driver, or install torch's build for CUDA {major(known)}."
+        )
+
+
+def torch_cuda() -> str | None:
+    """From the file in which torch's build notes it; torch itself takes seconds to import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    noted = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    built = re.search(r"^cuda\b.*=\s*'([\d.]+)'", noted, re.MULTILINE)
+    return built[1] if built else None
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """What it prints; nothing where it is not, or fails."""
+    try:
+        command = ["nvidia-smi", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout
+
+
+def major(version: str) -> int:
+    return int(version.partition(".")[0])

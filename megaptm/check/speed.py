@@ -1,64 +1,106 @@
-"""`python -m megaptm.check.speed`: how fast this node multiplies, writes, reads and reaches the others."""
+"""Topic `speed`: products, disk and links of every node, beside the others and the machine that the plan assumes."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
 
-import click
+from megaptm.check.finding import Case, Finding
+from megaptm.check.node_probe import Answers, probe_nodes
+from megaptm.plan.machine import Machine
 
-from megaptm.check.node import nearest, own_name, say
-from megaptm.errors import storage_errors_told
-from megaptm.train.environment import worker_environment
-
-BLOCK_BYTES = 16 << 20
-BLOCKS = 16
-MEETING_MINUTES = 2.0
+TOPIC = "speed"
+SHARE = 0.8
+"""Of what the others reach, or of the plan's number: what lies below is told."""
+PATIENCE_SECONDS = 300.0
 
 
-@click.command()
-@click.option("--place", required=True, type=click.Path(path_type=Path), help="Where checkpoints will be written.")
-@click.option("--precision", required=True, help="Number format of the run.")
-def main(place: Path, precision: str) -> None:
-    """Each rate as soon as it is measured: who hangs has said what came before."""
-    say("node", own_name())
-    with storage_errors_told(place):
-        for name, rate in disk_rates(nearest(place)).items():
-            say(name, rate)
-    from megaptm.parallel import groups, probe
+@dataclass(frozen=True)
+class Measured:
+    """One kind of rate, by node."""
 
-    say("products", probe.product_rates(precision))
-    here = worker_environment()
-    if here is None or here.world == 1:
+    what: str
+    rates: Mapping[str, float]
+    scale: float
+    unit: str
+    planned: float | None
+
+
+def check_speed(case: Case) -> Iterator[Finding]:
+    """Half a minute of every node's time, and its GPUs'."""
+    if not case.speed:
         return
-    groups.join(rank=here.rank, world=here.world, local_rank=0, timeout_minutes=MEETING_MINUTES)
-    say("all_reduce", probe.all_reduce_rate())
-    say("pairs", probe.pair_rates())
-    groups.leave()
+    words = [f"--place={case.config.run}", f"--precision={case.config.train.precision}"]
+    answers = probe_nodes("megaptm.check.speed_probe", words, seconds=PATIENCE_SECONDS)
+    yield from failed(answers)
+    for measured in (*own_rates(answers, case), *link_rates(answers, case.machine)):
+        yield from tell(measured)
 
 
-def disk_rates(folder: Path) -> dict[str, float]:
-    """Bytes a second of a file written to the disk, and read from there."""
-    path, block = folder / f".megaptm-speed-{secrets.token_hex(8)}", os.urandom(BLOCK_BYTES)
-    try:
-        begin = time.perf_counter()
-        with path.open("wb", buffering=0) as file:
-            for _ in range(BLOCKS):
-                file.write(block)
-            os.fsync(file.fileno())
-        written = time.perf_counter() - begin
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what memory still has of it is no measure
-            begin = time.perf_counter()
-            while file.read(BLOCK_BYTES):
-                pass
-        read = time.perf_counter() - begin
-    finally:
-        path.unlink(missing_ok=True)
-    return {"written": BLOCKS * BLOCK_BYTES / written, "read": BLOCKS * BLOCK_BYTES / read}
+def failed(answers: Answers) -> Iterator[Finding]:
+    for node, why in answers.silent.items():
+        yield Finding(TOPIC, "fault", f"{node} could not be measured ({why}): mend that node, or leave it out.")
+    met = {node for node, said in answers.said.items() if "pairs" in said}
+    if len(answers.said) > 1 and not met:
+        yield Finding(TOPIC, "fault", "The nodes do not reach each other: is the first one's port open to the others?")
 
 
-if __name__ == "__main__":
-    main()
+def own_rates(answers: Answers, case: Case) -> Iterator[Measured]:
+    machine, said = case.machine, answers.said.items()
+    products = {name(node, n, found): rate for node, found in said for n, rate in enumerate(found.get("products", ()))}
+    peak = machine.peak(case.config.train.precision) * machine.efficiency.matmul if machine else None
+    yield Measured("Matrix products", products, 1e12, "TFLOP/s", peak)
+    disk = machine.disk_gigabytes_per_second * 1e9 if machine else None
+    yield Measured(
+        "Writing to the run's disk", {node: f["written"] for node, f in said if "written" in f}, 1e9, "GB/s", disk
+    )
+    yield Measured(
+        "Reading from the run's disk", {node: f["read"] for node, f in said if "read" in f}, 1e9, "GB/s", None
+    )
+
+
+def link_rates(answers: Answers, machine: Machine | None) -> Iterator[Measured]:
+    """The sum over all is as fast as the slowest node; of its own links a node is as fast as its best pair."""
+    nodes, said = list(answers.said), answers.said.items()
+    planned = machine.between.gigabytes_per_second * machine.between.efficiency * 1e9 if machine else None
+    total = [found["all_reduce"] for _, found in said if "all_reduce" in found]
+    if total:
+        yield Measured(f"All-reduce over {len(nodes)} nodes", {"all": min(total)}, 1e9, "GB/s", planned)
+    best = {node: max(found["pairs"].values()) for node, found in said if found.get("pairs")}
+    if len(best) > 2:  # of two nodes nobody can say whose link is the slow one
+        yield Measured("Links", best, 1e9, "GB/s", None)
+
+
+def tell(measured: Measured) -> Iterator[Finding]:
+    """Who is slower than the others, else how fast all are."""
+    rates = measured.rates
+    if not rates:
+        return
+    slow = list(slower(rates))
+    for node, usual in slow:
+        says = f"{measured.what}: {node} reaches {number(rates[node], measured)}, the others {number(usual, measured)}"
+        yield Finding(TOPIC, "warning", f"{says}: leave it out, or have it looked at.", {"node": node})
+    middle = median(rates.values())
+    says = f"{measured.what}: {number(middle, measured)}"
+    if measured.planned:
+        says += f", planned {number(measured.planned, measured)}"
+    below = measured.planned and middle < SHARE * measured.planned
+    numbers = {"rates": dict(rates), "planned": measured.planned}
+    yield Finding(TOPIC, "warning" if below else "good", f"{says}.", numbers)
+
+
+def slower(rates: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Those below the share of what the others reach in the middle, with that."""
+    for node, rate in rates.items():
+        others = [other for name, other in rates.items() if name != node]
+        if others and rate < SHARE * median(others):
+            yield node, median(others)
+
+
+def name(node: str, device: int, found: Mapping[str, list[float]]) -> str:
+    return node if len(found["products"]) == 1 else f"GPU {device} of {node}"
+
+
+def number(rate: float, measured: Measured) -> str:
+    return f"{rate / measured.scale:.3g} {measured.unit}"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from megaptm.check.finding import Case, Finding
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
-from megaptm.storage.patience import within
+from megaptm.storage.retry import within
 from megaptm.track import default_uri
 
 ANSWER_SECONDS = 5.0

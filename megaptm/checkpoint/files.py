@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from megaptm.errors import FULL_DISK, UserError
-from megaptm.storage.patience import Patience, keep_trying
+from megaptm.storage.retry import RetryPolicy, keep_trying
 
 T = TypeVar("T")
 
 # How long a file system that fails is asked again: a server of files that restarts is back within minutes.
-PATIENCE = Patience()
+PATIENCE = RetryPolicy()
 
 # Handing a chunk of this size to another thread costs nothing beside hashing it, and it stays in the processor's cache.
 CHUNK_BYTES = 1 << 20

@@ -61,10 +61,9 @@ def check(
     """
     from rich.console import Console
 
-    from megaptm.check.show import show
-    from megaptm.check.stated import Stated, look_at
+    from megaptm.check.cli import CommandLine, look_at, show
 
-    stated = Stated(
+    stated = CommandLine(
         config=config,
         overrides=overrides,
         machine=machine,

@@ -27,21 +27,21 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
       megaptm evaluate runs/tiny-gpt2 --step 200 --rows 500 --json
       megaptm evaluate runs/tiny-gpt2 --corpus corpora/poems
     """
-    from megaptm.train.terminal import TimedLog
+    from megaptm.report.terminal import TimedLog
 
     tell = TimedLog(stream=sys.stderr)
     tell("loading PyTorch")
     from rich.console import Console
 
-    from megaptm.train import evaluate as evaluation
-    from megaptm.train.trained import open_run
+    from megaptm.inference import evaluate as evaluation
+    from megaptm.inference.loaded_model import open_run
 
     tell("reading the checkpoint")
-    trained = open_run(run, step=step)
-    tell(f"opening the corpora (step {trained.step:,}, on {trained.device})")
+    loaded = open_run(run, step=step)
+    tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(trained, corpora=corpora, rows=rows, console=bars, tell=tell)
+    found = evaluation.evaluate(loaded, corpora=corpora, rows=rows, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
@@ -49,4 +49,4 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
     sys.stdout.flush()
     if not corpora:
         tell("recording the result in the run folder and in MLflow")
-        evaluation.record(trained.config, found)
+        evaluation.record(loaded.config, found)

@@ -36,16 +36,16 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
     import torch
 
     from megaptm.hub.huggingface import to_hugging_face
-    from megaptm.train.snapshot import open_snapshot
+    from megaptm.run.checkpoint import open_checkpoint
 
-    snapshot = open_snapshot(run, step=step)
+    checkpoint = open_checkpoint(run, step=step)
     to_hugging_face(
-        snapshot.spec,
-        snapshot.weights(),
-        snapshot.tokenizer,
+        checkpoint.spec,
+        checkpoint.weights(),
+        checkpoint.tokenizer,
         folder,
         dtype=getattr(torch, dtype),
-        objective=snapshot.config.objective,
-        sequence=snapshot.config.data.sequence,
+        objective=checkpoint.config.objective,
+        sequence=checkpoint.config.data.sequence,
     )
-    click.echo(f"step {snapshot.step} of {run} is in {folder}")
+    click.echo(f"step {checkpoint.step} of {run} is in {folder}")

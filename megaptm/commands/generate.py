@@ -39,23 +39,23 @@ def generate(
       megaptm generate runs/tiny-t5 --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
       megaptm generate runs/tiny-bert --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
-    from megaptm.train import generate as say
-    from megaptm.train.trained import open_run
+    from megaptm.inference import generate as say
+    from megaptm.inference.loaded_model import open_run
 
     sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
-    trained = open_run(run, step=step)
-    match (*trained.spec.family.stacks,):
+    loaded = open_run(run, step=step)
+    match (*loaded.spec.family.stacks,):
         case ("decoder",):
-            pieces = say.continue_text(trained, prompt, tokens=tokens, sampling=sampling)
+            pieces = say.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
             first = next(pieces, "")
             click.echo(click.style(prompt, bold=True) + first, nl=False)
             for piece in pieces:
                 click.echo(piece, nl=False)
             click.echo()
         case ("encoder", "decoder"):
-            click.echo(say.fill_holes(trained, prompt, tokens=tokens, sampling=sampling))
+            click.echo(say.fill_holes(loaded, prompt, tokens=tokens, sampling=sampling))
         case _:
-            _table(prompt, say.guess_masks(trained, prompt, guesses=guesses))
+            _table(prompt, say.guess_masks(loaded, prompt, guesses=guesses))
 
 
 def _table(prompt: str, found: list) -> None:

@@ -38,8 +38,8 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
       megaptm evaluate runs/gpt2
     """
     from megaptm.config import resolve_model
+    from megaptm.hub.import_run import import_run
     from megaptm.plan.count import count
-    from megaptm.train.imported import import_run
 
     done = import_run(source, run, overrides)
     config = done.config

@@ -74,8 +74,8 @@ def ray(
     Exit codes: 0 done, 1 a failure, 2 a mistake, 75 saved or cut short: start it again, it goes on where it was.
     """
     from megaptm.processes import outlive_terminal
-    from megaptm.ray.cluster import join
-    from megaptm.train.prepare import read_config
+    from megaptm.run.folder import read_config
+    from megaptm.schedulers.ray.cluster import join
 
     recipe = [word.removeprefix(CORPUS) for word in overrides if word.startswith(CORPUS)]
     if recipe and corpus is None:
@@ -105,7 +105,7 @@ def _machine(name: str | None) -> Machine | None:
 
 
 def _check(config: Config, machine: Machine | None) -> None:
-    from megaptm.check.all import before_submission
+    from megaptm.check.api import before_submission
     from megaptm.check.finding import Case
 
     before_submission(Case(config=config, machine=machine))
@@ -151,8 +151,8 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
     from data_pipeline.recipe import read_recipe
     from megaptm.data import Corpus
     from megaptm.data.manifest import MANIFEST
+    from megaptm.run.corpora import cache_of
     from megaptm.storage import exists, join
-    from megaptm.train.corpora import cache_of
 
     if not exists(join(out, MANIFEST)):
         return False
@@ -169,16 +169,16 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
 
 
 def _dry_run(config: Config) -> None:
-    from megaptm.ray.supervise import show_placement
-    from megaptm.train.terminal import title
+    from megaptm.launch.ray.supervisor import show_placement
+    from megaptm.report.terminal import title
 
     click.echo(title(config))
     show_placement(config)
 
 
 def _launch(config: Config, *, wait: float | None, retries: int, machine: Machine | None) -> int:
-    from megaptm.ray.supervise import Supervisor
-    from megaptm.train.terminal import title
+    from megaptm.launch.ray.supervisor import Supervisor
+    from megaptm.report.terminal import title
 
     click.echo(title(config))
     if JOB in os.environ and STOP_SECONDS not in os.environ:

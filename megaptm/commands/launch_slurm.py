@@ -55,9 +55,9 @@ def slurm(
       megaptm launch slurm configs/gpt3/175b.yaml --machine h100-80g --sbatch=--account=PROJECT
       megaptm launch slurm configs/bert/large.yaml devices=32 --jobs 3 --dry-run
     """
-    from megaptm.slurm.wanted import Wanted, submission
+    from megaptm.launch.slurm.request import JobRequest, submission
 
-    asked = Wanted(
+    asked = JobRequest(
         config=config,
         overrides=overrides,
         machine=machine,
@@ -79,9 +79,9 @@ def slurm(
 
 
 def _submit(config: Config, jobs: int, follow: bool) -> int:
-    from megaptm.slurm.chain import Chain
+    from megaptm.launch.slurm.chain import JobChain
 
-    chain, run = Chain(config), config.run
+    chain, run = JobChain(config), config.run
     numbers = chain.submit(jobs)
     click.echo(f"Submitted job {', '.join(numbers)}; run folder {run}")
     if not follow:

@@ -12,9 +12,9 @@ from megaptm.errors import EXIT_FAILURE, UserError
 
 if TYPE_CHECKING:
     from megaptm.config import Config
-    from megaptm.plan.dry import Dry
+    from megaptm.plan.dry import DryRunReport
     from megaptm.plan.machine import Machine
-    from megaptm.plan.work import Work
+    from megaptm.plan.workload import Workload
 
 
 @click.command()
@@ -122,7 +122,7 @@ def _devices(machine: Machine, nodes: int) -> int:
     return nodes * machine.devices
 
 
-def _dry(config: Config, work: Work, ranks: str | None) -> Dry:
+def _dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
     from megaptm.objectives import objective_of
     from megaptm.plan.dry import chosen_ranks, compare
 

@@ -44,8 +44,8 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     saved, or ended because a process hung: start it again; 130 left at once, unsaved, by Ctrl-C a second time.
     """
     from megaptm.processes import outlive_terminal
-    from megaptm.train.environment import check_processes, worker_environment
-    from megaptm.train.prepare import read_config
+    from megaptm.run.folder import read_config
+    from megaptm.run.rank import check_processes, worker_environment
 
     outlive_terminal()
     place = worker_environment()
@@ -64,10 +64,10 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 
 
 def _launch(config: Config) -> int:
-    from megaptm.train.corpora import check_corpora
-    from megaptm.train.launch import launch
-    from megaptm.train.prepare import discard_unused, environment_of, note_launch, only_start, prepare
-    from megaptm.train.terminal import title
+    from megaptm.launch.local import launch
+    from megaptm.report.terminal import title
+    from megaptm.run.corpora import check_corpora
+    from megaptm.run.folder import discard_unused, environment_of, note_launch, only_start, prepare
 
     is_new = not Path(config.run).exists()
     check_corpora(config)
@@ -93,8 +93,8 @@ def _launch(config: Config) -> int:
 
 
 def _be_a_worker(config: Config, *, rank: int) -> int:
-    from megaptm.train.corpora import check_corpora
-    from megaptm.train.prepare import note_launch, only_start, prepare, wait_until_prepared
+    from megaptm.run.corpora import check_corpora
+    from megaptm.run.folder import note_launch, only_start, prepare, wait_until_prepared
     from megaptm.train.run import run_worker
 
     if rank > 0:

@@ -1,34 +1,34 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.read import Draft, Written, draft, dump, load, offered
+from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices
 from megaptm.config.schema import (
-    Checkpoint,
-    Communication,
+    CheckpointConfig,
+    CommunicationConfig,
     Config,
-    Data,
+    DataConfig,
     Layout,
-    Model,
-    Optimizer,
-    Track,
-    Train,
+    ModelConfig,
+    OptimizerConfig,
+    TrackConfig,
+    TrainConfig,
     resolve_model,
 )
 
 __all__ = [
-    "Checkpoint",
-    "Communication",
+    "CheckpointConfig",
+    "CommunicationConfig",
     "Config",
-    "Data",
+    "DataConfig",
     "Draft",
     "Layout",
-    "Model",
-    "Optimizer",
-    "Track",
-    "Train",
+    "ModelConfig",
+    "OptimizerConfig",
+    "TrackConfig",
+    "TrainConfig",
     "Written",
     "draft",
     "dump",
     "load",
-    "offered",
+    "offered_devices",
     "resolve_model",
 ]

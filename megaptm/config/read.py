@@ -13,11 +13,11 @@ import yaml
 from pydantic import ValidationError
 
 from megaptm.config.check import broken
-from megaptm.config.complain import sentences
-from megaptm.config.offered import choose, misfit, spread
+from megaptm.config.device_layouts import choose, misfit, spread
+from megaptm.config.errors import sentences
 from megaptm.config.schema import Config, resolved
 from megaptm.config.shipped import find_config
-from megaptm.config.yamls import Dumper, Layer, read_file, read_override
+from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_override
 from megaptm.errors import UserError
 
 MOST_TOLD = 20
@@ -42,7 +42,7 @@ class Written:
     """What files and overrides say, before it is checked."""
 
     path: Path
-    levels: tuple[tuple[Layer, ...], ...]
+    levels: tuple[tuple[ConfigLayer, ...], ...]
     """The layers of the files, furthest ancestor first, each alone; then, together, what was typed."""
 
     @classmethod
@@ -120,7 +120,7 @@ def _complaint(mistakes: Sequence[str]) -> UserError:
     return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MOST_TOLD], *more)
 
 
-def offered(path: str | Path) -> list[int]:
+def offered_devices(path: str | Path) -> list[int]:
     """Numbers of devices that the file at `path` has a layout for."""
     return sorted(Written.read(path).values.get("layouts", {}))
 
@@ -141,10 +141,10 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
 def dump(config: Config) -> str:
     """The config as YAML that `load` reads back to an equal config."""
     content = config.model_dump(mode="json", exclude_none=True)
-    return yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
 
 
-def _extended(path: Path, above: tuple[Path, ...]) -> list[Layer]:
+def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
     """The layers of a file, furthest ancestor first."""
     here = path.resolve()
     if here in above:

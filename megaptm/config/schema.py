@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
-from megaptm.batches import Batches
+from megaptm.batch_schedule import BatchSchedule
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.spec import ModelSpec, Size
@@ -42,7 +42,7 @@ class Shape(Section):
     """Width of one head; absent: the size's, or width / heads."""
 
 
-class Model(Shape):
+class ModelConfig(Shape):
     """Which model: a family, a size of it, and what differs from the published one."""
 
     family: str
@@ -62,7 +62,7 @@ class Model(Shape):
     """Stack (encoder, decoder) -> what of its numbers is not as above."""
 
 
-class Data(Section):
+class DataConfig(Section):
     """What is read."""
 
     mix: Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
@@ -112,7 +112,7 @@ class Layout(Section):
         return self.data * self.tensor * self.pipeline
 
 
-class Communication(Section):
+class CommunicationConfig(Section):
     """How the processes of a run send each other what they must. Times depend on it, numbers do not; the names are
     megatron-core's."""
 
@@ -124,7 +124,7 @@ class Communication(Section):
     """Whether an interleaved pipeline computes while it sends; a stage's outputs then stay in memory until the end."""
 
 
-class Offered(Section):
+class DeviceLayout(Section):
     """Layouts for machines of several sizes, in a file that is read; the config that is made of it has one `layout`."""
 
     devices: Count | None = None
@@ -133,7 +133,7 @@ class Offered(Section):
     """Number of devices -> layout for so many and more, without `data`, which follows; keys of `layout` win."""
 
 
-class Optimizer(Section):
+class OptimizerConfig(Section):
     """How weights move."""
 
     name: Literal["adamw"] = "adamw"
@@ -158,7 +158,7 @@ class Optimizer(Section):
     """Step, counted from the start of the run, at which cosine and linear reach the end; absent: train.steps."""
 
 
-class Ramp(Section):
+class RampConfig(Section):
     """A batch that grows linearly in the samples seen."""
 
     start: Count
@@ -169,7 +169,7 @@ class Ramp(Section):
     """Rows read when it has grown to train.batch."""
 
 
-class Train(Section):
+class TrainConfig(Section):
     """How long, how much at a time, and what is said meanwhile."""
 
     steps: Count
@@ -178,7 +178,7 @@ class Train(Section):
     """Steps of the run's phase before this one, whose last checkpoint it continues; only rows and layout may differ."""
     batch: Count
     """Rows in one step, over all processes."""
-    ramp: Ramp | None = None
+    ramp: RampConfig | None = None
     """Fewer rows at the beginning; the learning rate counts as steps what is a whole batch."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Everything random follows from it."""
@@ -201,7 +201,7 @@ class Train(Section):
     start-up (five minutes at least), validation and saving. null: never."""
 
 
-class Checkpoint(Section):
+class CheckpointConfig(Section):
     """When the run is saved. The last step and a signal always save."""
 
     every: Count = 1000
@@ -214,7 +214,7 @@ class Checkpoint(Section):
     signal wait for it."""
 
 
-class Track(Section):
+class TrackConfig(Section):
     """Where metrics go besides the run folder's own metrics.jsonl."""
 
     enabled: bool = True
@@ -233,14 +233,14 @@ class Config(Section):
     objective: str
     """Pre-training objective, one of the family's, or an `Objective` of your own: package.module:NAME; absent: its
     first."""
-    model: Model
-    data: Data
+    model: ModelConfig
+    data: DataConfig
     layout: Layout = Layout()
-    communication: Communication = Communication()
-    optimizer: Optimizer
-    train: Train
-    checkpoint: Checkpoint = Checkpoint()
-    track: Track = Track()
+    communication: CommunicationConfig = CommunicationConfig()
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    track: TrackConfig = TrackConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -264,10 +264,10 @@ class Config(Section):
         return self.train.batch // (self.layout.data * self.layout.microbatch)
 
     @property
-    def batches(self) -> Batches:
+    def batches(self) -> BatchSchedule:
         """Which rows each step takes."""
         ramp = self.train.ramp
-        return Batches(self.train.batch, **(ramp.model_dump() if ramp else {}))
+        return BatchSchedule(self.train.batch, **(ramp.model_dump() if ramp else {}))
 
 
 SHAPE = ("layers", "width", "heads", "ffn", "head_width")

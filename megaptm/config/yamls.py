@@ -13,7 +13,7 @@ from megaptm.credentials import in_brief, refuse_credentials, refuse_credentials
 from megaptm.errors import UserError
 
 
-class Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """The safe loader, with the plain words of YAML 1.2: 1e-4 is a number; `no` and `on`, 1:30 (ninety, once) and
     2026-01-01 are strings. 010, eight then and ten now, is one too, so that no number can be misread. A URL with a
     password in it is refused before anything else is said of the text."""
@@ -29,21 +29,21 @@ class Loader(yaml.SafeLoader):
 
 
 # `!!binary` is no word that can be looked at for secrets, and no config holds bytes.
-Loader.yaml_constructors = {
+YamlLoader.yaml_constructors = {
     tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag != "tag:yaml.org,2002:binary"
 }
 READ_ANEW = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
-Loader.yaml_implicit_resolvers = {
+YamlLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in READ_ANEW]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
-Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
     re.compile(r"^([-+]?(0|[1-9][\d_]*)|0o[0-7]+|0x[\da-fA-F]+)$"),
     list("-+0123456789"),
 )
-Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?((\d[\d_]*)?\.\d+([eE][-+]?\d+)?|\d[\d_]*\.([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.inf|\.nan)$"),
     list("-+.0123456789"),
@@ -61,25 +61,25 @@ TOO_DEEP = f"sections within sections, more than {DEEPEST} deep; a config has a 
 NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
-class Dumper(yaml.SafeDumper):
+class YamlDumper(yaml.SafeDumper):
     """The safe dumper, which puts a string in quotes that any reader would take for something else, ours or another."""
 
 
-Dumper.yaml_implicit_resolvers = {
-    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *Loader.yaml_implicit_resolvers.get(first, ())]
-    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys() | Loader.yaml_implicit_resolvers.keys()
+YamlDumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *YamlLoader.yaml_implicit_resolvers.get(first, ())]
+    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys() | YamlLoader.yaml_implicit_resolvers.keys()
 }
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConfigLayer:
     """Values from one place, and for each dotted key where it was written: `file:line`, or the override itself."""
 
     values: dict[str, Any]
     origins: dict[str, str]
 
 
-def read_file(path: Path) -> Layer:
+def read_file(path: Path) -> ConfigLayer:
     """The mapping in one YAML file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
@@ -96,10 +96,10 @@ def read_file(path: Path) -> Layer:
         values = {}
     if not isinstance(values, dict):
         raise UserError(f"{path}: a config is a mapping of sections, not {type(values).__name__}.")
-    return Layer(values, {key: f"{path}:{line}" for key, line in lines.items()})
+    return ConfigLayer(values, {key: f"{path}:{line}" for key, line in lines.items()})
 
 
-def read_override(text: str) -> Layer:
+def read_override(text: str) -> ConfigLayer:
     """The mapping that `a.b=value` stands for; the value is YAML."""
     refuse_credentials_in_words([text])
     key, equals, written = text.partition("=")
@@ -113,12 +113,12 @@ def read_override(text: str) -> Layer:
     parts = key.split(".")
     for depth in range(1, len(parts) + 1):
         origins[".".join(parts[:depth])] = f"override {text!r}"
-    return Layer(value, origins)
+    return ConfigLayer(value, origins)
 
 
 def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
     try:
-        loader = Loader(text, where)
+        loader = YamlLoader(text, where)
         node = loader.get_single_node()
         if node is None:
             return None, {}

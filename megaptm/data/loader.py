@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megaptm.batches import Batches
+from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError, storage_errors_told
 from megaptm.objectives.objective import Sample
@@ -32,7 +32,7 @@ MicroBatch = dict[str, torch.Tensor]
 class Share:
     """Which samples of a step one data rank reads: the contiguous `rank`-th part, in micro-batches."""
 
-    batches: Batches
+    batches: BatchSchedule
     """Samples of each step over all ranks."""
     microbatch: int
     rank: int
@@ -63,7 +63,7 @@ class Loader:
         mix: Mix,
         *,
         start_step: int = 0,
-        batch: int | Batches,
+        batch: int | BatchSchedule,
         microbatch: int,
         rank: int = 0,
         ranks: int = 1,
@@ -74,7 +74,7 @@ class Loader:
         self.mix = mix
         self.step = start_step
         """The step that comes next."""
-        batches = batch if isinstance(batch, Batches) else Batches(batch)
+        batches = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.share = Share(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
         self.wait_seconds = 0.0
         """Time the consumer has spent waiting for data, so far."""
@@ -113,7 +113,7 @@ def validation_batches(
     mix: Mix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
-    share = Share(batches=Batches(batch), microbatch=microbatch, rank=rank, ranks=ranks)
+    share = Share(batches=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
     steps = mix.fresh_batches(batch)
     steps = steps if most is None else min(steps, most)
     return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in range(steps)]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from megaptm.batch import BatchSpec
+from megaptm.data.lru import LRUCache
 from megaptm.data.order import WINDOW, Order, PairOrder, StreamOrder
-from megaptm.data.recent import Recent
 from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
@@ -55,7 +55,7 @@ class Mix:
         self.document_mask = document_mask
         self.special = special
         self.quotas = _quotas(names, orders, weights)
-        self._block: Recent[int, tuple[np.ndarray, np.ndarray]] = Recent(self._deal, 2)
+        self._block: LRUCache[int, tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
 
     @property
     def fingerprint(self) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.data.recent import Recent
+from megaptm.data.lru import LRUCache
 from megaptm.data.seeds import generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Chunk, Cut, Part, Piece
+from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, SentenceGroup
 
 WINDOW = 8
 """Shards whose documents are shuffled together."""
@@ -78,7 +78,7 @@ class OpenShards:
         self.verify = verify
         # One byte a shard, shared with the loader's forked processes: each shard is hashed once, whoever comes first.
         self._checked = mmap.mmap(-1, len(self.rows))
-        self.get: Recent[int, Shard] = Recent(self._open, most_open)
+        self.get: LRUCache[int, Shard] = LRUCache(self._open, most_open)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -128,8 +128,8 @@ class Order(ABC):
         self.shards = OpenShards(corpus, split, verify, most_open=2 * window)
         self.shard_measures = self._shard_measures()
         self.total = int(self.shard_measures.sum())
-        self._epoch: Recent[int, Epoch] = Recent(self._deal, 2)
-        self._window: Recent[tuple[int, int], Window] = Recent(self._shuffle, 2)
+        self._epoch: LRUCache[int, Epoch] = LRUCache(self._deal, 2)
+        self._window: LRUCache[tuple[int, int], Window] = LRUCache(self._shuffle, 2)
 
     @abstractmethod
     def piece(self, epoch: int, position: int) -> Piece:
@@ -185,7 +185,7 @@ class StreamOrder(Order):
     """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
     dropped."""
 
-    def __init__(self, corpus: Corpus, split: str, *, cut: Cut, words: bool = False, **options: Any):
+    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, words: bool = False, **options: Any):
         """With `words`, each part says where the words begin that begin in it."""
         self.cut = cut
         self.words = words
@@ -202,19 +202,19 @@ class StreamOrder(Order):
                 f"{cut.stride + cut.lookahead}: shorten data.sequence or build the corpus from more text."
             )
 
-    def piece(self, epoch: int, position: int) -> list[Part]:
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         window, row = self._find(epoch, position)
         start = row * self.cut.stride
         stop = start + self.cut.stride + self.cut.lookahead
         edges = self._epoch(epoch).measures
-        parts: list[Part] = []
+        parts: list[DocumentSlice] = []
         while start < stop:
             end = min(stop, int(edges[window + 1]))
             parts += self._parts(self._window((epoch, window)), start - int(edges[window]), end - int(edges[window]))
             start, window = end, window + 1
         return parts
 
-    def _parts(self, window: Window, start: int, stop: int) -> Iterator[Part]:
+    def _parts(self, window: Window, start: int, stop: int) -> Iterator[DocumentSlice]:
         """The documents that lie between two places of a window."""
         number = int(np.searchsorted(window.edges, start, side="right")) - 1
         while start < stop:
@@ -225,7 +225,7 @@ class StreamOrder(Order):
             document = int(window.document[number])
             tokens = shard.tokens(document, begin, finish)
             words = shard.words(document, begin, finish) if self.words else None
-            yield Part(tokens, slots=end - start - (finish - begin), words=words)
+            yield DocumentSlice(tokens, slots=end - start - (finish - begin), words=words)
             start, number = end, number + 1
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
@@ -256,13 +256,13 @@ class PairOrder(Order):
         super().__init__(corpus, split, **options)
         self.per_epoch = self.total
 
-    def piece(self, epoch: int, position: int) -> Chunk:
+    def piece(self, epoch: int, position: int) -> SentenceGroup:
         window, sample = self._find(epoch, position)
         table = self._window((epoch, window))
         sample -= int(self._epoch(epoch).samples[window])
         number = int(np.searchsorted(table.edges, sample, side="right")) - 1
         sentences = self._chunk(table, number, sample - int(table.edges[number]))
-        return Chunk(sentences, other=partial(self._other, epoch, window, number))
+        return SentenceGroup(sentences, other=partial(self._other, epoch, window, number))
 
     def _chunk(self, window: Window, number: int, chunk: int) -> list[np.ndarray]:
         """The sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""

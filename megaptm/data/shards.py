@@ -25,7 +25,7 @@ from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
 from megaptm.storage import Cache, is_remote, local_path
-from megaptm.storage.patience import Patience, keep_trying
+from megaptm.storage.retry import RetryPolicy, keep_trying
 
 __all__ = [
     "ANNOTATIONS",
@@ -47,7 +47,7 @@ Verify = Literal["none", "size", "hash"]
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
-PATIENCE = Patience()
+PATIENCE = RetryPolicy()
 OUTAGES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
 CHECKED_AT_ONCE = 10_000
 """Shards whose sizes are compared when a corpus is opened: a second on a slow disk."""

@@ -16,7 +16,7 @@ import numpy as np
 from megaptm.data.files import npy_bytes, tar_header
 from megaptm.data.manifest import ANNOTATIONS, np_name
 from megaptm.data.table import ShardInfo, index_name
-from megaptm.storage import Appearing, write_whole
+from megaptm.storage import AtomicFile, write_whole
 
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
@@ -44,7 +44,7 @@ class ShardWriter:
         """Tokens added so far, to decide when the next shard begins."""
         self._text_bytes = 0
         self._info: ShardInfo | None = None
-        self._appearing = Appearing(self.path)
+        self._appearing = AtomicFile(self.path)
         self._file: BinaryIO = self._appearing.part.open("xb")
 
     def __enter__(self) -> ShardWriter:

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.hub.tables import BERT_ROWS, GPT2_ROWS, T5_ROWS, Row
+from megaptm.hub.tables import BERT_ROWS, GPT2_ROWS, T5_ROWS, TensorRule
 from megaptm.spec import Family, ModelSpec, Size, change
 
 # Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
@@ -28,7 +28,7 @@ class Counterpart:
     """Their field -> ours. Several of theirs may be one of ours (dropouts); they must then agree."""
     fixed: dict[str, Any]
     """Fields to which the architecture leaves one value."""
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRule, ...]
     tied: dict[str, str] = field(default_factory=dict)
     """Their parameters that are other names of parameters in `rows`: the other name -> the one in `rows`."""
     prefix: str = ""

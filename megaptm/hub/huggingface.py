@@ -25,7 +25,7 @@ from megaptm.hub.tables import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec
-from megaptm.storage import Appearing, read_object
+from megaptm.storage import AtomicFile, read_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -92,7 +92,7 @@ def to_hugging_face(
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with Appearing(folder) as unfinished:
+    with AtomicFile(folder) as unfinished:
         unfinished.mkdir()
         if tokenizer is not None:
             tokenizer.save(unfinished)

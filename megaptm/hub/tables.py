@@ -59,7 +59,7 @@ CONV_QKV_BIAS = Form(
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRule:
     """`{n}` in a name stands for every layer's number."""
 
     ours: str
@@ -67,17 +67,17 @@ class Row:
     form: Form = SAME
 
 
-def _pair(ours: str, *theirs: str, weight: Form = SAME, bias: Form = SAME) -> tuple[Row, Row]:
+def _pair(ours: str, *theirs: str, weight: Form = SAME, bias: Form = SAME) -> tuple[TensorRule, TensorRule]:
     """Rows for `.weight` and `.bias`."""
     return (
-        Row(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight),
-        Row(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias),
+        TensorRule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight),
+        TensorRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias),
     )
 
 
 GPT2_ROWS = (
-    Row("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
-    Row("embed.position.weight", ("transformer.wpe.weight",)),
+    TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
+    TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
     *_pair("decoder.{n}.attention_norm", "transformer.h.{n}.ln_1"),
     *_pair("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=CONV_QKV_BIAS),
     *_pair("decoder.{n}.attention.output", "transformer.h.{n}.attn.c_proj", weight=TRANSPOSED),
@@ -89,9 +89,9 @@ GPT2_ROWS = (
 
 _BERT_SELF = "bert.encoder.layer.{n}.attention.self"
 BERT_ROWS = (
-    Row("embed.token.weight", ("bert.embeddings.word_embeddings.weight",), VOCABULARY),
-    Row("embed.position.weight", ("bert.embeddings.position_embeddings.weight",)),
-    Row("embed.segment.weight", ("bert.embeddings.token_type_embeddings.weight",)),
+    TensorRule("embed.token.weight", ("bert.embeddings.word_embeddings.weight",), VOCABULARY),
+    TensorRule("embed.position.weight", ("bert.embeddings.position_embeddings.weight",)),
+    TensorRule("embed.segment.weight", ("bert.embeddings.token_type_embeddings.weight",)),
     *_pair("embed.norm", "bert.embeddings.LayerNorm"),
     *_pair(
         "encoder.{n}.attention.qkv",
@@ -108,41 +108,43 @@ BERT_ROWS = (
     *_pair("encoder.{n}.ffn_norm", "bert.encoder.layer.{n}.output.LayerNorm"),
     *_pair("head.mlm.transform", "cls.predictions.transform.dense"),
     *_pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
-    Row("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
+    TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
     *_pair("head.next-sentence.pooler", "bert.pooler.dense"),
     *_pair("head.next-sentence.classify", "cls.seq_relationship"),
 )
 
 
-def _t5_stack(stack: str, ffn: int) -> tuple[Row, ...]:
+def _t5_stack(stack: str, ffn: int) -> tuple[TensorRule, ...]:
     """Rows that both stacks have; the feed-forward is the last of a block's sub-layers, number `ffn`."""
     block = f"{stack}.block.{{n}}.layer"
     attention = f"{block}.0.SelfAttention"
     return (
-        Row(f"{stack}.bias_table.weight", (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",)),
-        Row(f"{stack}.{{n}}.attention_norm.weight", (f"{block}.0.layer_norm.weight",)),
-        Row(f"{stack}.{{n}}.attention.qkv.weight", tuple(f"{attention}.{name}.weight" for name in "qkv"), QKV),
-        Row(f"{stack}.{{n}}.attention.output.weight", (f"{attention}.o.weight",)),
-        Row(f"{stack}.{{n}}.ffn_norm.weight", (f"{block}.{ffn}.layer_norm.weight",)),
-        Row(f"{stack}.{{n}}.ffn.up.weight", (f"{block}.{ffn}.DenseReluDense.wi.weight",)),
-        Row(f"{stack}.{{n}}.ffn.down.weight", (f"{block}.{ffn}.DenseReluDense.wo.weight",)),
-        Row(f"{stack}.final.weight", (f"{stack}.final_layer_norm.weight",)),
+        TensorRule(
+            f"{stack}.bias_table.weight", (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",)
+        ),
+        TensorRule(f"{stack}.{{n}}.attention_norm.weight", (f"{block}.0.layer_norm.weight",)),
+        TensorRule(f"{stack}.{{n}}.attention.qkv.weight", tuple(f"{attention}.{name}.weight" for name in "qkv"), QKV),
+        TensorRule(f"{stack}.{{n}}.attention.output.weight", (f"{attention}.o.weight",)),
+        TensorRule(f"{stack}.{{n}}.ffn_norm.weight", (f"{block}.{ffn}.layer_norm.weight",)),
+        TensorRule(f"{stack}.{{n}}.ffn.up.weight", (f"{block}.{ffn}.DenseReluDense.wi.weight",)),
+        TensorRule(f"{stack}.{{n}}.ffn.down.weight", (f"{block}.{ffn}.DenseReluDense.wo.weight",)),
+        TensorRule(f"{stack}.final.weight", (f"{stack}.final_layer_norm.weight",)),
     )
 
 
 _T5_CROSS = "decoder.block.{n}.layer.1.EncDecAttention"
 T5_ROWS = (
-    Row("embed.token.weight", ("shared.weight",), VOCABULARY),
+    TensorRule("embed.token.weight", ("shared.weight",), VOCABULARY),
     *_t5_stack("encoder", ffn=1),
     *_t5_stack("decoder", ffn=2),
-    Row("decoder.{n}.cross_norm.weight", ("decoder.block.{n}.layer.1.layer_norm.weight",)),
-    Row("decoder.{n}.cross.query.weight", (f"{_T5_CROSS}.q.weight",)),
-    Row("decoder.{n}.cross.kv.weight", (f"{_T5_CROSS}.k.weight", f"{_T5_CROSS}.v.weight"), KV),
-    Row("decoder.{n}.cross.output.weight", (f"{_T5_CROSS}.o.weight",)),
+    TensorRule("decoder.{n}.cross_norm.weight", ("decoder.block.{n}.layer.1.layer_norm.weight",)),
+    TensorRule("decoder.{n}.cross.query.weight", (f"{_T5_CROSS}.q.weight",)),
+    TensorRule("decoder.{n}.cross.kv.weight", (f"{_T5_CROSS}.k.weight", f"{_T5_CROSS}.v.weight"), KV),
+    TensorRule("decoder.{n}.cross.output.weight", (f"{_T5_CROSS}.o.weight",)),
 )
 
 
-def export_weights(rows: tuple[Row, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def export_weights(rows: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our parameters under Hugging Face's names, without padded rows. Nothing may be missing or left over."""
     theirs: dict[str, Tensor] = {}
     used = set()
@@ -158,7 +160,7 @@ def export_weights(rows: tuple[Row, ...], spec: ModelSpec, weights: Mapping[str,
 
 
 def import_weights(
-    rows: tuple[Row, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]
+    rows: tuple[TensorRule, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Hugging Face's parameters under our names, float32, with padded rows of zeros; and the names that are missing.
 
@@ -180,10 +182,10 @@ def _part(ours: str) -> str:
     return ours.rpartition(".")[0]
 
 
-def _each_layer(rows: tuple[Row, ...], spec: ModelSpec) -> Iterator[Row]:
+def _each_layer(rows: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[TensorRule]:
     for row in rows:
         if "{n}" not in row.ours:
             yield row
             continue
         for n in range(spec.size.layers):
-            yield Row(row.ours.format(n=n), tuple(name.format(n=n) for name in row.theirs), row.form)
+            yield TensorRule(row.ours.format(n=n), tuple(name.format(n=n) for name in row.theirs), row.form)

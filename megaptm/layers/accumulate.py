@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def kept_gradient(parameter: Tensor) -> Tensor | None:
+def main_grad_of(parameter: Tensor) -> Tensor | None:
     """Where the engine sums this parameter's gradients; None without an engine."""
     gradient: Tensor | None = getattr(parameter, "main_grad", None)
     return gradient
 
 
-def accounted(parameter: Tensor) -> Tensor | None:
+def mark_grad_added(parameter: Tensor) -> Tensor | None:
     """What a backward pass returns for a parameter whose gradient it has already added to `main_grad`.
 
     Where the engine reduces gradients during the backward pass it waits to see one for every parameter: it gets one
@@ -45,13 +45,13 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[None, Tensor | None]:
         (d_output,) = d_outputs
         (ids,) = ctx.saved_tensors
-        weight_VD, total_VD = ctx.weight, kept_gradient(ctx.weight)
+        weight_VD, total_VD = ctx.weight, main_grad_of(ctx.weight)
         if total_VD is None:
             return None, _summed(d_output, ids, len(weight_VD))
         # To count the distinct rows, the host would have to wait for a GPU.
         add = add_all_rows if weight_VD.is_cuda else add_distinct_rows
         add(total_VD, d_output.to(total_VD.dtype), ids)
-        return None, accounted(weight_VD)
+        return None, mark_grad_added(weight_VD)
 
 
 def add_all_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:

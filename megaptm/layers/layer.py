@@ -100,7 +100,7 @@ class Layer(nn.Module):
 
 
 def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """Runs the layer: what `Stack.around` is until activations are recomputed."""
+    """Runs the layer: what `Stack.run_layer` is until activations are recomputed."""
     return layer(*tensors)
 
 
@@ -117,7 +117,7 @@ class Stack(nn.ModuleDict):
         super().__init__()
         check_words(block)
         self.block, self.size, self.numbers = block, size, layers
-        self.around: Callable[..., Tensor] = run
+        self.run_layer: Callable[..., Tensor] = run
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
         # Before the layers, so that a parameter is called by the place where it is shared, whatever a part holds.
@@ -152,7 +152,7 @@ class Stack(nn.ModuleDict):
         scores = mask.scores(self._score_bias(mask))
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         for number in self.numbers:
-            x = self.around(self[str(number)], x, scores, memory, memory_scores)
+            x = self.run_layer(self[str(number)], x, scores, memory, memory_scores)
         return self["final"](x) if "final" in self else x
 
     def _score_bias(self, mask: Mask) -> Tensor | None:

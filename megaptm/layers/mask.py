@@ -59,7 +59,7 @@ class Mask:
 
 def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
     """The mask within one stream of a batch, named by the prefix of its `tokens`, `documents` and `order` [B, S]."""
-    tokens, documents, order = (batch.get(prefix + name) for name in ("tokens", "documents", "order"))
+    tokens, documents, order = (batch.get(prefix + name) for name in ("tokens", "document_ids", "order"))
     assert tokens is not None
     if visibility == "ordered" and order is None:
         raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
@@ -75,7 +75,7 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
 def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
     """The mask between two streams of a batch: a position sees all of the same document's."""
     query, key = batch[queries + "tokens"], batch[keys + "tokens"]
-    numbers = batch.get(queries + "documents"), batch.get(keys + "documents")
+    numbers = batch.get(queries + "document_ids"), batch.get(keys + "document_ids")
     if (numbers[0] is None) != (numbers[1] is None):
         raise UserError(
             f"The batch has document numbers for one of {queries}tokens and {keys}tokens; give both or neither."

@@ -77,8 +77,8 @@ class MaskedHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["labels"]
-        if "asked" in batch:
-            x_BSD = x_BSD.gather(1, batch["asked"][:, :, None].expand(-1, -1, x_BSD.shape[-1]))
+        if "masked_positions" in batch:
+            x_BSD = x_BSD.gather(1, batch["masked_positions"][:, :, None].expand(-1, -1, x_BSD.shape[-1]))
         assert tied is not None
         loss = self.project(self._read(x_BSD).flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1))
         return loss, _count(labels)

@@ -37,7 +37,7 @@ def stream_lengths(batch: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> 
 
 
 def same(x: Tensor) -> Tensor:
-    """x: what `Model.enter` and `Model.leave` are on one device."""
+    """x: what `Model.scatter_sequence` and `Model.gather_sequence` are on one device."""
     return x
 
 
@@ -55,9 +55,9 @@ class Model(nn.Module):
         super().__init__()
         self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
         family = spec.family
-        self.enter: Callable[[Tensor], Tensor] = same
+        self.scatter_sequence: Callable[[Tensor], Tensor] = same
         """Applied to each stream once it is embedded (splits the sequence over ranks)."""
-        self.leave: Callable[[Tensor], Tensor] = same
+        self.gather_sequence: Callable[[Tensor], Tensor] = same
         """Applied to the stream before the heads (gathers it)."""
 
         self.embed = self.head = None
@@ -84,13 +84,13 @@ class Model(nn.Module):
         x = self._run(batch, x)
         if self.head is None:
             return x
-        x = self.leave(x)
+        x = self.gather_sequence(x)
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         return {name: head.loss(x, batch, self._table) for name, head in asked.items()} or self._logits(x)
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]."""
-        return self._logits(self.leave(self._run(batch, x)))
+        return self._logits(self.gather_sequence(self._run(batch, x)))
 
     def _logits(self, x: Tensor) -> dict[str, Tensor]:
         return {name: head.logits(x, self._table) for name, head in self._heads().items()}
@@ -127,7 +127,7 @@ class Model(nn.Module):
     def _embed(self, batch: dict[str, Tensor], prefixes: dict[str, str]) -> dict[str, Tensor]:
         assert self.embed is not None
         assert self.chunk.first, "only the first chunk embeds; the others are handed a stream"
-        return {name: self.embed(batch, prefix, self.enter) for name, prefix in prefixes.items()}
+        return {name: self.embed(batch, prefix, self.scatter_sequence) for name, prefix in prefixes.items()}
 
     def _divide(self, batch: dict[str, Tensor], prefixes: dict[str, str], x: Tensor) -> dict[str, Tensor]:
         """The concatenated stream, cut where one ends and the next begins; ranks may hold a slice of each."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import BatchSpec, fields
-from megaptm.objectives.objective import IGNORED, Cut, Objective, Piece, Sample, documents_of
+from megaptm.objectives.objective import IGNORED, Objective, Piece, RowWindow, Sample, documents_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -24,12 +24,12 @@ class CausalLM(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> Cut:
-        return Cut(stride=sequence, lookahead=1, slots=1)
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=sequence, lookahead=1, slots=1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         # A row is always full: without borders in it, it is one document, and attention takes its fast path.
-        names = ("tokens", "positions", *(("documents",) if document_mask else ()), "labels")
+        names = ("tokens", "positions", *(("document_ids",) if document_mask else ()), "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *names))
 
     def make(
@@ -54,4 +54,4 @@ class CausalLM(Objective):
         if document_mask:
             labels[[stop - 1 for stop in stops[:-1]]] = IGNORED
         sample = {"tokens": text[:-1], "positions": positions[:-1], "labels": labels}
-        return sample | {"documents": documents[:-1]} if document_mask else sample
+        return sample | {"document_ids": documents[:-1]} if document_mask else sample

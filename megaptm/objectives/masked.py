@@ -11,12 +11,12 @@ from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.denoise import Denoise, hidden_in_place, iid, masked
 from megaptm.objectives.objective import (
     IGNORED,
-    Chunk,
-    Cut,
+    DocumentSlice,
     Objective,
-    Part,
     Piece,
+    RowWindow,
     Sample,
+    SentenceGroup,
     documents_of,
     padded,
 )
@@ -41,7 +41,7 @@ def bert_masking(sequence: int) -> Denoise:
 
 
 @dataclass(frozen=True)
-class Row:
+class MaskedRow:
     """A row before noise: its text with `cls` and `sep` in place (not padded), segments and documents."""
 
     text: list[np.ndarray]
@@ -62,14 +62,14 @@ class MaskedLM(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def cut(self, sequence: int, document_mask: bool) -> Cut:
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         # Whatever borders a row holds, only its ends may need a cls or sep that no slot was counted for: hence - 2.
         # Unmasked, the row is one document and a sep stands between neighbors (RoBERTa's FULL-SENTENCES).
-        return Cut(stride=sequence - 2, slots=2 if document_mask else 1)
+        return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        row = fields((sequence,), "tokens", "segments", "positions", "documents")
-        return BatchSpec({"": sequence}, row | fields((most_asked(sequence),), "asked", "labels"))
+        row = fields((sequence,), "tokens", "segments", "positions", "document_ids")
+        return BatchSpec({"": sequence}, row | fields((most_asked(sequence),), "masked_positions", "labels"))
 
     def make(
         self,
@@ -82,16 +82,16 @@ class MaskedLM(Objective):
         assert isinstance(piece, list)
         cls, sep = np.array([special.cls]), np.array([special.sep])
         texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
-        row = Row(texts, [0] * len(texts), [len(text) for text in texts])
+        row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
         return mask_row(row, self.masking(piece, sequence, document_mask), special, rng, sequence)
 
-    def masking(self, piece: list[Part], sequence: int, document_mask: bool) -> Denoise:
+    def masking(self, piece: list[DocumentSlice], sequence: int, document_mask: bool) -> Denoise:
         """How this row is spoiled."""
         return bert_masking(sequence)
 
 
 def laid_out(
-    pieces: list[np.ndarray], parts: list[Part], cls: np.ndarray, sep: np.ndarray, document_mask: bool
+    pieces: list[np.ndarray], parts: list[DocumentSlice], cls: np.ndarray, sep: np.ndarray, document_mask: bool
 ) -> list[np.ndarray]:
     """What each document of a row holds: a `cls`, the piece of its part, a `sep`; without document mask all as one."""
     if document_mask:
@@ -126,16 +126,18 @@ class MaskedLMNextSentence(Objective):
         sequence: int,
         document_mask: bool,
     ) -> Sample:
-        assert isinstance(piece, Chunk)
+        assert isinstance(piece, SentenceGroup)
         pair: Pair = next_sentence_pair(piece, rng, self.raw_length(sequence))
         cls, sep = np.array([special.cls]), np.array([special.sep])
         text = [np.concatenate((cls, pair.first, sep)), np.concatenate((pair.second, sep))]
-        row = Row(text, [0, 1], [sum(map(len, text))])
+        row = MaskedRow(text, [0, 1], [sum(map(len, text))])
         sample = mask_row(row, bert_masking(sequence), special, rng, sequence)
         return sample | {"next_sentence": np.array(pair.random, dtype=np.int64)}
 
 
-def mask_row(row: Row, masking: Denoise, special: SpecialTokens, rng: np.random.Generator, sequence: int) -> Sample:
+def mask_row(
+    row: MaskedRow, masking: Denoise, special: SpecialTokens, rng: np.random.Generator, sequence: int
+) -> Sample:
     """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds."""
     assert special.pad is not None
     text = padded(row.text, sum(row.documents), 0)
@@ -147,7 +149,7 @@ def mask_row(row: Row, masking: Denoise, special: SpecialTokens, rng: np.random.
         "tokens": padded([shown], sequence, special.pad),
         "segments": padded(segments, sequence, 0),
         "positions": positions,
-        "documents": documents,
-        "asked": padded([np.flatnonzero(hidden)], most, 0),
+        "document_ids": documents,
+        "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
         "labels": padded([answers], most, IGNORED),
     }

@@ -23,7 +23,7 @@ Sample = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Cut:
+class RowWindow:
     """How rows are cut out of an epoch's documents laid end to end, each followed by `slots` places for special tokens.
 
     Counting the places in the stream is what lets every token be used exactly once although a row also holds the
@@ -38,7 +38,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Part:
+class DocumentSlice:
     """What one row holds of one document: raw tokens, and how many of the document's slots fell into the row."""
 
     tokens: np.ndarray
@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SentenceGroup:
     """Consecutive sentences of one document, and a way to draw another document's for comparison."""
 
     sentences: list[np.ndarray]
@@ -56,7 +56,7 @@ class Chunk:
     """The sentences of a random other document, from a random one to its last."""
 
 
-Piece = list[Part] | Chunk
+Piece = list[DocumentSlice] | SentenceGroup
 
 
 class Objective(ABC):
@@ -66,7 +66,7 @@ class Objective(ABC):
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight, of `lm`, `mlm`, `next-sentence`."""
     unit: Literal["stream", "pair"] = "stream"
-    """What a sample is made of: a list of `Part` cut from the stream, or one `Chunk`."""
+    """What a sample is made of: a list of `DocumentSlice` cut from the stream, or one `SentenceGroup`."""
     every_token: ClassVar[bool] = False
     """Whether it asks for each token of a text: its loss then says how well text is compressed."""
     draws: bool = True
@@ -86,7 +86,7 @@ class Objective(ABC):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         """What every sample holds."""
 
-    def cut(self, sequence: int, document_mask: bool) -> Cut:
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         """How the stream is cut into rows (unit `stream`)."""
         raise NotImplementedError(f"{self.name} reads {self.unit}s, not a stream")
 

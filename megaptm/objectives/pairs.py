@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megaptm.objectives.objective import Chunk
+from megaptm.objectives.objective import SentenceGroup
 
 # arXiv:1810.04805, appendix A.2, and the released code.
 SHORTER = 0.1
@@ -23,7 +23,7 @@ class Pair:
     random: bool
 
 
-def next_sentence_pair(chunk: Chunk, rng: np.random.Generator, length: int) -> Pair:
+def next_sentence_pair(chunk: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
     """A random prefix of the chunk, then its rest or another document's sentences; `length` tokens at most together.
 
     A chunk of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code

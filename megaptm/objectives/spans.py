@@ -11,7 +11,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise, hidden_after_sentinels, random_spans, sentinel_per_span, span_counts
-from megaptm.objectives.objective import IGNORED, Cut, Objective, Piece, Sample, documents_of, padded
+from megaptm.objectives.objective import IGNORED, Objective, Piece, RowWindow, Sample, documents_of, padded
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RATE, MEAN = 0.15, 3.0
@@ -49,13 +49,13 @@ class SpanCorruption(Objective):
     def raw_length(self, sequence: int) -> int:
         return raw_length(sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> Cut:
-        return Cut(stride=raw_length(sequence))
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=raw_length(sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         targets = target_length(raw_length(sequence))
-        said = fields((targets,), "decoder_tokens", "decoder_documents", "labels")
-        return BatchSpec({"": sequence, "decoder_": targets}, fields((sequence,), "tokens", "documents") | said)
+        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "labels")
+        return BatchSpec({"": sequence, "decoder_": targets}, fields((sequence,), "tokens", "document_ids") | said)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -88,9 +88,9 @@ class SpanCorruption(Objective):
             heard.append(np.concatenate((start, asked)))
         return {
             "tokens": padded(inputs, sequence, special.pad),
-            "documents": documents_of([len(text) for text in inputs], sequence)[0],
+            "document_ids": documents_of([len(text) for text in inputs], sequence)[0],
             "decoder_tokens": padded(heard, targets, special.pad),
-            "decoder_documents": documents_of([len(text) for text in heard], targets)[0],
+            "decoder_document_ids": documents_of([len(text) for text in heard], targets)[0],
             "labels": padded(spoken, targets, IGNORED),
         }
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from megaptm.checkpoint.store import GoneError
 from megaptm.errors import UserError
-from megaptm.parallel.world import agree_on, from_all, wait_for_all
+from megaptm.parallel.collectives import agree_on, from_all, wait_for_all
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.batch import BatchSpec
-from megaptm.config import Communication, Layout
+from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.split import Dropout
 from megaptm.models.model import Model, even_chunks, stream_lengths
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
@@ -98,7 +98,7 @@ def _without_memory(layout: Layout) -> AbstractContextManager[object]:
 
 def _stages(spec: ModelSpec, layout: Layout, precision: str, place: Ranks) -> list[Stage]:
     """This rank's chunks as `parallel.stage.build_stages` cuts them, without values."""
-    config = transformer_config(spec, layout, Communication(), precision, lambda *_, **__: None)
+    config = transformer_config(spec, layout, CommunicationConfig(), precision, lambda *_, **__: None)
     chunks, made = even_chunks(spec, layout.pipeline * layout.virtual), []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(config.params_dtype)

@@ -16,16 +16,16 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from megaptm.bricks import HEADS
-from megaptm.config import Communication, Layout, Optimizer
+from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.losses.token import IGNORED
 from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
+from megaptm.parallel.collectives import numbers
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
-from megaptm.parallel.shared import SharedParameters
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
-from megaptm.parallel.world import numbers
+from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec
 
 MicroBatch = dict[str, Tensor]
@@ -59,12 +59,12 @@ class Engine:
         self,
         spec: ModelSpec,
         layout: Layout,
-        optimizer: Optimizer,
+        optimizer: OptimizerConfig,
         *,
         losses: Mapping[str, float],
         seed: int,
         precision: str = "fp32",
-        communication: Communication | None = None,
+        communication: CommunicationConfig | None = None,
         timeout_minutes: float = 30.0,
         filled: bool = True,
     ) -> None:
@@ -74,10 +74,10 @@ class Engine:
         """
         self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
-        communication = communication or Communication()
+        communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
         self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses)
-        self.shared = SharedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
+        self.shared = TiedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
         overlap_grad_reduce = communication.overlap_grad_reduce and self.ranks.data_size > 1
         data_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer,

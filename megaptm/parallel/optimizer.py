@@ -12,13 +12,13 @@ from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from torch import Tensor
 
-from megaptm.config import Layout, Optimizer
+from megaptm.config import Layout, OptimizerConfig
+from megaptm.parallel.collectives import numbers
 from megaptm.parallel.groups import device
-from megaptm.parallel.world import numbers
 
 
 def build_optimizer(
-    chunks: list[DistributedDataParallel], layout: Layout, settings: Optimizer, precision: str
+    chunks: list[DistributedDataParallel], layout: Layout, settings: OptimizerConfig, precision: str
 ) -> ChainedOptimizer:
     """AdamW over this rank's parameters; norms and biases do not decay."""
     config = MegatronOptimizerConfig(

@@ -112,8 +112,8 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
         _swap(model, config, ranks, rank)
         _set_random_streams(model, sequence_parallel=config.sequence_parallel)
         if config.sequence_parallel:
-            model.enter = scatter_to_sequence_parallel_region
-            model.leave = _gather_for_replicated_heads
+            model.scatter_sequence = scatter_to_sequence_parallel_region
+            model.gather_sequence = _gather_for_replicated_heads
     return placements
 
 

@@ -11,7 +11,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
 from megaptm.bricks import ModelChunk
-from megaptm.config import Communication, Layout
+from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.layer import Stack
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, even_chunks
@@ -49,7 +49,7 @@ class Stage(MegatronModule):
 
 
 def transformer_config(
-    spec: ModelSpec, layout: Layout, communication: Communication, precision: str, finalize: Callable[..., None]
+    spec: ModelSpec, layout: Layout, communication: CommunicationConfig, precision: str, finalize: Callable[..., None]
 ) -> TransformerConfig:
     """megatron-core's configuration of the same model and layout."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -115,7 +115,7 @@ def _build(
     if layout.recompute == "full":
         for module in model.modules():
             if isinstance(module, Stack):
-                module.around = recompute
+                module.run_layer = recompute
     return Stage(model, config, placements, chunk)
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from megaptm.bricks import Brick, ModelChunk, heads, kinds, memory_width, sublayers
 from megaptm.bricks.heads import ROWS_PROJECTED
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
 
-def layer(work: Work, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
+def layer(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
     """Bytes that one layer of a stack keeps for one micro-batch on one rank.
 
     `block` is that `at` the layer; absent: the first's.
@@ -42,7 +42,7 @@ def layer(work: Work, stack: str, block: Block | None = None, *, recompute: str 
     return kept
 
 
-def _scores(work: Work, brick: Brick, queries: str, keys: str, recompute: str) -> float:
+def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: str) -> float:
     """What lies between queries, keys, values and the output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element
     asking, rows = work.lengths[queries], layout.microbatch
@@ -58,7 +58,7 @@ def _scores(work: Work, brick: Brick, queries: str, keys: str, recompute: str) -
     return rows * asking * size.heads * 4 / layout.tensor + shared
 
 
-def chunk(work: Work, held: ModelChunk) -> float:
+def chunk(work: Workload, held: ModelChunk) -> float:
     """Bytes of one micro-batch in one chunk: its layers, the stack's bias, the embedding's mask."""
     total = 0.0
     rows, spec, element = work.layout.microbatch, work.spec, work.element
@@ -75,7 +75,7 @@ def chunk(work: Work, held: ModelChunk) -> float:
     return total
 
 
-def in_flight(work: Work, stage: int) -> int:
+def in_flight(work: Workload, stage: int) -> int:
     """Passes through one chunk that stage holds at once, at most.
 
     1F1B: the first stage is `pipeline` micro-batches ahead, the last one ahead of itself. Interleaved
@@ -89,7 +89,7 @@ def in_flight(work: Work, stage: int) -> int:
     return min(ahead, layout.virtual * work.microbatches)
 
 
-def held(work: Work, stage: int, chunks: list[ModelChunk]) -> float:
+def held(work: Workload, stage: int, chunks: list[ModelChunk]) -> float:
     """Bytes of all micro-batches that a stage holds at its fullest."""
     passes, sizes = in_flight(work, stage), [chunk(work, one) for one in chunks]
     rounds, rest = divmod(passes, len(chunks) * work.layout.pipeline)
@@ -100,7 +100,7 @@ def held(work: Work, stage: int, chunks: list[ModelChunk]) -> float:
     return total
 
 
-def logits(work: Work) -> float:
+def logits(work: Workload) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
     spec, tensor = work.spec, work.layout.tensor
     rows, width, element = work.layout.microbatch, spec.last_size.width, work.element
@@ -119,7 +119,7 @@ def logits(work: Work) -> float:
     return hidden + places * vocabulary / tensor * (4 if element == 4 else element + 4)
 
 
-def workspace(work: Work, largest: int) -> float:
+def workspace(work: Workload, largest: int) -> float:
     """What a backward pass needs for a moment: gradients of activations, of one weight, of a layer computed again."""
     spec, element = work.spec, work.element
     longest = max(work.lengths, key=lambda name: work.lengths[name])
@@ -135,7 +135,7 @@ def workspace(work: Work, largest: int) -> float:
     return gradients + largest * element + again
 
 
-def buffers(work: Work) -> float:
+def buffers(work: Workload) -> float:
     """Received from and sent to other stages, and the gathered input of a sequence-parallel layer."""
     stream = work.layout.microbatch * work.stream * work.spec.width * work.element
     passed = 4 * stream / work.slice if work.layout.pipeline > 1 else 0.0

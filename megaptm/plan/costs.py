@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaptm.bricks import Brick, ModelChunk, SubLayer, heads, kinds, memory_width, sublayers
-from megaptm.plan.links import collective
 from megaptm.plan.machine import Machine
-from megaptm.plan.work import Work
+from megaptm.plan.network import collective
+from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
 
 @dataclass(frozen=True)
-class Seconds:
+class OperationTime:
     """Of one pass over something, by what the device does meanwhile."""
 
     products: float = 0.0
@@ -35,26 +35,26 @@ class Seconds:
     def total(self) -> float:
         return self.products + self.attention + self.memory + self.tensor
 
-    def __add__(self, other: Seconds) -> Seconds:
+    def __add__(self, other: OperationTime) -> OperationTime:
         # Written out: a search adds some hundred thousand of these.
-        return Seconds(
+        return OperationTime(
             self.products + other.products,
             self.attention + other.attention,
             self.memory + other.memory,
             self.tensor + other.tensor,
         )
 
-    def __mul__(self, times: float) -> Seconds:
-        return Seconds(self.products * times, self.attention * times, self.memory * times, self.tensor * times)
+    def __mul__(self, times: float) -> OperationTime:
+        return OperationTime(self.products * times, self.attention * times, self.memory * times, self.tensor * times)
 
 
 @dataclass(frozen=True)
 class Passes:
     """Forward, backward, and what the backward pass computes again."""
 
-    forward: Seconds
-    backward: Seconds
-    again: Seconds = Seconds()
+    forward: OperationTime
+    backward: OperationTime
+    again: OperationTime = OperationTime()
 
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.forward + other.forward, self.backward + other.backward, self.again + other.again)
@@ -67,16 +67,16 @@ class Passes:
         return self.forward.total + self.backward.total + self.again.total
 
 
-def product(machine: Machine, work: Work, rows: float, inputs: float, outputs: float) -> float:
+def product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Seconds of [rows, inputs] @ [inputs, outputs]."""
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
     moved = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + moved + machine.efficiency.kernel_microseconds * 1e-6
 
 
-def stage(machine: Machine, work: Work, held: list[ModelChunk]) -> Passes:
+def stage(machine: Machine, work: Workload, held: list[ModelChunk]) -> Passes:
     """One micro-batch through all chunks of a stage."""
-    total = Passes(Seconds(), Seconds())
+    total = Passes(OperationTime(), OperationTime())
     layers: dict[tuple[str, Block], Passes] = {}
     for chunk in held:
         for name, span in chunk.layers.items():
@@ -91,10 +91,10 @@ def stage(machine: Machine, work: Work, held: list[ModelChunk]) -> Passes:
     return total
 
 
-def layer(machine: Machine, work: Work, stack: str, block: Block | None = None) -> Passes:
+def layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:
     """One layer of a stack, for one micro-batch; `block` is that `at` it, absent: the first's."""
     block = work.spec.family.stacks[stack].at(0) if block is None else block
-    passes, again = Passes(Seconds(), Seconds()), Seconds()
+    passes, again = Passes(OperationTime(), OperationTime()), OperationTime()
     subs = sublayers(block, work.spec.size_of(stack), memory_width(work.spec, stack))
     for sub in subs:
         keys = block.cross if sub.name == "cross" and block.cross else stack
@@ -113,7 +113,7 @@ def layer(machine: Machine, work: Work, stack: str, block: Block | None = None) 
     return passes
 
 
-def _linears(machine: Machine, work: Work, sub: SubLayer, stack: str, keys: str) -> Passes:
+def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> Passes:
     tensor, forward = work.layout.tensor, 0.0
     for one in sub.brick.maps.values():
         tokens = work.layout.microbatch * work.lengths[keys if one.of_memory else stack]
@@ -121,10 +121,10 @@ def _linears(machine: Machine, work: Work, sub: SubLayer, stack: str, keys: str)
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
         forward += product(machine, work, tokens, inputs, outputs)
     # The same operations for the input's gradient and for the weight's, whose operands are the same three matrices.
-    return Passes(Seconds(products=forward), Seconds(products=2 * forward))
+    return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
 
-def _attention(machine: Machine, work: Work, brick: Brick, queries: str, keys: str) -> Passes:
+def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, keys: str) -> Passes:
     """Scores, softmax, dropout, mean of values; fused in one kernel or one by one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
@@ -137,10 +137,10 @@ def _attention(machine: Machine, work: Work, brick: Brick, queries: str, keys: s
     seconds = operations / (rate if work.software.attention == "fused" else rate / 2)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     # The backward pass computes the scores again: five products where the forward pass has two.
-    return Passes(Seconds(attention=seconds + kernel), Seconds(attention=2.5 * seconds + 2 * kernel))
+    return Passes(OperationTime(attention=seconds + kernel), OperationTime(attention=2.5 * seconds + 2 * kernel))
 
 
-def _materialized(machine: Machine, work: Work, pairs: float, key: int) -> Passes:
+def _materialized(machine: Machine, work: Workload, pairs: float, key: int) -> Passes:
     element = work.element
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
@@ -152,11 +152,12 @@ def _materialized(machine: Machine, work: Work, pairs: float, key: int) -> Passe
     backward = pairs * (element + dropped + 3 * element + apart + 3 * element) / machine.bandwidth
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     return Passes(
-        Seconds(attention=products + forward + 4 * kernel), Seconds(attention=2 * products + backward + 6 * kernel)
+        OperationTime(attention=products + forward + 4 * kernel),
+        OperationTime(attention=2 * products + backward + 6 * kernel),
     )
 
 
-def _elementwise(machine: Machine, work: Work, subs: Sequence[SubLayer], stack: str) -> Passes:
+def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> Passes:
     """Bytes read and written between products, at the memory's rate."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element
     tokens = work.layout.microbatch * work.lengths[stack]
@@ -177,12 +178,12 @@ def _elementwise(machine: Machine, work: Work, subs: Sequence[SubLayer], stack: 
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     kernels = 5 * len(subs)
     return Passes(
-        Seconds(memory=forward / machine.bandwidth + kernels * kernel),
-        Seconds(memory=backward / machine.bandwidth + 2 * kernels * kernel),
+        OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
+        OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),
     )
 
 
-def _communication(machine: Machine, work: Work, sublayers: int, stack: str) -> Passes:
+def _communication(machine: Machine, work: Workload, sublayers: int, stack: str) -> Passes:
     """What tensor ranks say to each other in a layer, less what products hide.
 
     Each sub-layer sums its output over ranks, forward, and the gradient of its input, backward; with sequence
@@ -190,7 +191,7 @@ def _communication(machine: Machine, work: Work, sublayers: int, stack: str) -> 
     """
     layout = work.layout
     if layout.tensor == 1:
-        return Passes(Seconds(), Seconds())
+        return Passes(OperationTime(), OperationTime())
     tokens = layout.microbatch * work.lengths[stack]
     size = tokens * work.spec.size_of(stack).width * work.element
     one = collective(machine, size, ranks=layout.tensor, stride=1)  # a gather or a scatter
@@ -204,22 +205,22 @@ def _communication(machine: Machine, work: Work, sublayers: int, stack: str) -> 
         # Beside the weight's gradient: the sum of the input's. With sequence parallelism its scatter, and the gather of
         # the kept input; the gather of the output's gradient finds nothing to hide behind.
         hidden, backward = backward, (one * sublayers if layout.sequence_parallel else 0.0)
-    return Passes(Seconds(tensor=forward), Seconds(tensor=backward + beside * hidden))
+    return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
 
 
-def embedding(machine: Machine, work: Work) -> Passes:
+def embedding(machine: Machine, work: Workload) -> Passes:
     """Lookups, their sum and dropout, and gradients added to the tables."""
     size = work.layout.microbatch * work.stream * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)
-    return Passes(Seconds(memory=seconds, tensor=summed), Seconds(memory=2 * seconds))
+    return Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
 
 
-def head(machine: Machine, work: Work) -> Passes:
+def head(machine: Machine, work: Workload) -> Passes:
     """Projection on the vocabulary and cross-entropy, where a model has them."""
     spec, tensor = work.spec, work.layout.tensor
     if not any(head.projects for head in heads(spec).values()):
-        return Passes(Seconds(), Seconds())
+        return Passes(OperationTime(), OperationTime())
     length = work.lengths[next(reversed(spec.family.stacks))]
     places = work.layout.microbatch * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary / tensor
@@ -230,6 +231,6 @@ def head(machine: Machine, work: Work) -> Passes:
     )
     # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
     return Passes(
-        Seconds(products=forward, memory=30 * passes, tensor=gathered),
-        Seconds(products=2 * forward, memory=16 * passes, tensor=gathered),
+        OperationTime(products=forward, memory=30 * passes, tensor=gathered),
+        OperationTime(products=2 * forward, memory=16 * passes, tensor=gathered),
     )

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from megaptm.errors import UserError
 from megaptm.plan.stages import parameters, stages
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 
 
-class Found(Protocol):
+class BuiltRank(Protocol):
     """A rank as it was built (parallel/dry.py)."""
 
     @property
@@ -25,10 +25,10 @@ class Found(Protocol):
 
 
 @dataclass(frozen=True)
-class Dry:
+class DryRunReport:
     """Built ranks, and the formula's count of parameters for each."""
 
-    found: Sequence[Found]
+    found: Sequence[BuiltRank]
     planned: list[int]
     counted_flops: int | None
     """Of a step on all devices, from one rank of every stage; None when some stage was not built."""
@@ -55,7 +55,7 @@ class Dry:
         }
 
 
-def chosen_ranks(work: Work, ranks: str | None) -> list[int]:
+def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
     """The ranks in `0,8,511`, or the first of every stage."""
     layout, world = work.layout, work.layout.processes
     if ranks is None:
@@ -71,7 +71,7 @@ def chosen_ranks(work: Work, ranks: str | None) -> list[int]:
     return chosen
 
 
-def compare(work: Work, found: Sequence[Found]) -> Dry:
+def compare(work: Workload, found: Sequence[BuiltRank]) -> DryRunReport:
     """The formulas beside what was built."""
     held = stages(work)
     counted = [parameters(work, held[one.stage]) for one in found]
@@ -79,4 +79,4 @@ def compare(work: Work, found: Sequence[Found]) -> Dry:
     whole = None
     if len(by_stage) == work.layout.pipeline:
         whole = sum(by_stage.values()) * work.layout.tensor * work.layout.data * work.microbatches
-    return Dry(found, [one.trained + one.frozen for one in counted], whole, work.flops)
+    return DryRunReport(found, [one.trained + one.frozen for one in counted], whole, work.flops)

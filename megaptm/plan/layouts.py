@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.config import load, offered
+from megaptm.config import load, offered_devices
 from megaptm.plan.machine import FOLDER, load_machine
 from megaptm.plan.plan import Plan, plan
 
@@ -19,7 +19,7 @@ def rows() -> Iterator[tuple[str, Plan]]:
     for family in FAMILIES:
         paths = (FOLDER.parent / family).glob("*.yaml")
         for path in sorted(paths, key=lambda path: (plan(load(path), machine).parameters, path.stem)):
-            for devices in offered(path):
+            for devices in offered_devices(path):
                 yield f"{family}/{path.stem}", plan(load(path, [f"devices={devices}"]), machine)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from megaptm.config.complain import shown, wanted
+from megaptm.config.errors import shown, wanted
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file

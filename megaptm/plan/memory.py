@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from megaptm.bricks import ModelChunk
-from megaptm.plan import activations, sharded
+from megaptm.plan import activations, fsdp
 from megaptm.plan.stages import parameters, stages
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def memory(work: Work) -> list[Memory]:
+def memory(work: Workload) -> list[Memory]:
     """Stage -> what each of its ranks holds."""
     return [_rank(work, stage, held) for stage, held in enumerate(stages(work))]
 
@@ -41,13 +41,13 @@ def fullest(stages: list[Memory]) -> int:
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
-def _rank(work: Work, stage: int, held: list[ModelChunk]) -> Memory:
+def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
     counted = parameters(work, held)
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen)
     logits = activations.logits(work) if any(chunk.last for chunk in held) else 0.0
     buffers, workspace = activations.buffers(work), activations.workspace(work, counted.largest)
     if work.software.sharding == "full":
-        whole_weights, whole_gradients = sharded.gathered_bytes(work, held)
+        whole_weights, whole_gradients = fsdp.gathered_bytes(work, held)
         buffers, workspace = buffers + whole_weights, workspace + whole_gradients
     return Memory(
         weights=weights,
@@ -61,7 +61,7 @@ def _rank(work: Work, stage: int, held: list[ModelChunk]) -> Memory:
     )
 
 
-def states(work: Work, trained: int, frozen: int = 0) -> tuple[float, float, float]:
+def states(work: Workload, trained: int, frozen: int = 0) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer of `trained` parameters of a rank.
 
     As megatron-core holds them (parallel/engine.py, parallel/optimizer.py): gradients of all micro-batches are summed

@@ -12,8 +12,8 @@ from megaptm.plan.failures import DAY, Failures, failures
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, fullest, memory
 from megaptm.plan.saving import Saving, saving
-from megaptm.plan.step import Step, step
-from megaptm.plan.work import Work, work_of
+from megaptm.plan.step import StepTime, step
+from megaptm.plan.workload import Workload, workload_of
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Plan:
 
     title: str
     machine: Machine
-    work: Work
+    work: Workload
     nodes: int
     parameters: int
     memory: list[Memory]
     """Of a rank of each stage."""
-    step: Step
+    step: StepTime
     steps: int
     """Of this phase of the run."""
     samples: int
@@ -120,7 +120,7 @@ class Plan:
 
 def plan(config: Config, machine: Machine) -> Plan:
     """The plan of a checked config on as many of these machines as its layout needs."""
-    work = work_of(config)
+    work = workload_of(config)
     timed = step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)
     parameters = count(work.spec, with_heads=True)

@@ -11,8 +11,8 @@ from megaptm.config.check import check
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest, memory
-from megaptm.plan.step import Step, step
-from megaptm.plan.work import Work, work_of
+from megaptm.plan.step import StepTime, step
+from megaptm.plan.workload import Workload, workload_of
 
 FULL = 0.95
 """Share of a device's memory that a search fills: formulas of activations are right to some percent."""
@@ -23,7 +23,7 @@ class Candidate:
     """A legal layout with its time, and the memory of its fullest rank."""
 
     layout: Layout
-    step: Step
+    step: StepTime
     bytes: float
     stage: int
     """The stage that holds most."""
@@ -46,7 +46,7 @@ def search(config: Config, machine: Machine, devices: int) -> Search:
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     refused = Counter[str]()
-    base = work_of(config)
+    base = workload_of(config)
     for layout in _layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
@@ -75,7 +75,7 @@ def best(found: Search, config: Config, machine: Machine, devices: int) -> Candi
     )
 
 
-def _candidate(machine: Machine, work: Work) -> Candidate:
+def _candidate(machine: Machine, work: Workload) -> Candidate:
     held = memory(work)
     stage = fullest(held)
     return Candidate(work.layout, step(machine, work), held[stage].total, stage)
@@ -83,7 +83,7 @@ def _candidate(machine: Machine, work: Work) -> Candidate:
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
     """Combinations worth looking at: tensor ranks within a node, moments divided wherever there are copies."""
-    work = work_of(config)
+    work = workload_of(config)
     layers = work.spec.layers
     for tensor in divisors(min(machine.devices, devices)):
         for pipeline in divisors(layers):
@@ -106,7 +106,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
                         )
 
 
-def _can_slice(work: Work, tensor: int) -> bool:
+def _can_slice(work: Workload, tensor: int) -> bool:
     return tensor > 1 and not any(length % tensor for length in work.lengths.values())
 
 

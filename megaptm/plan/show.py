@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.config import Layout
-from megaptm.plan.dry import Dry
+from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
 from megaptm.plan.saving import Saving
 from megaptm.plan.search import Candidate, Search
@@ -152,7 +152,7 @@ def show_search(found: Search, console: Console, *, usable: float, most: int = 1
     console.print()
 
 
-def show_dry(dry: Dry, console: Console) -> None:
+def show_dry(dry: DryRunReport, console: Console) -> None:
     """Ranks as they were built, beside the formulas."""
     table = Table(title="\nBuilt without memory", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):

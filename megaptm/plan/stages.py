@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megaptm.bricks import ModelChunk, chunks, heads, memory_width
 from megaptm.bricks import held as layers_held
 from megaptm.bricks.layer import embedding_tables, final_norm, kinds, sublayers
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
 
 
@@ -24,14 +24,14 @@ class Parameters:
     """Of the largest matrix: what its gradient needs for a moment."""
 
 
-def stages(work: Work) -> list[list[ModelChunk]]:
+def stages(work: Workload) -> list[list[ModelChunk]]:
     """Stage -> its chunks: chunk c of stage p is part c * pipeline + p, as in `parallel.stage.build_stages`."""
     layout = work.layout
     cut = chunks(work.spec, layout.pipeline * layout.virtual)
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
 
 
-def parameters(work: Work, held: list[ModelChunk]) -> Parameters:
+def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
     """What one tensor rank of a stage with these chunks holds."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest = 0, 0, 0, 0

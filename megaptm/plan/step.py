@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaptm.bricks import ModelChunk
-from megaptm.plan import costs, sharded
+from megaptm.plan import costs, fsdp
 from megaptm.plan.costs import Passes
-from megaptm.plan.links import collective, message
 from megaptm.plan.machine import Machine
+from megaptm.plan.network import collective, message
 from megaptm.plan.stages import parameters, stages, table_size
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import change
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """A step on the slowest stage, which the others wait for."""
 
     products: float
@@ -58,7 +58,7 @@ class Step:
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 
-def step(machine: Machine, work: Work) -> Step:
+def step(machine: Machine, work: Workload) -> StepTime:
     """The time of a step of `work` on enough of these machines."""
     layout = work.layout
     held = stages(work)
@@ -69,7 +69,7 @@ def step(machine: Machine, work: Work) -> Step:
     compute = mine.forward + mine.backward
     # The slowest stage waits for the first micro-batch to reach it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
-    return Step(
+    return StepTime(
         products=compute.products,
         attention=compute.attention,
         memory=compute.memory,
@@ -86,7 +86,7 @@ def step(machine: Machine, work: Work) -> Step:
     )
 
 
-def recomputed_flops(work: Work) -> float:
+def recomputed_flops(work: Workload) -> float:
     """Operations of a step that are done a second time: the layers' forward pass, or attention's two products."""
     if work.recompute == "none":
         return 0.0
@@ -98,7 +98,7 @@ def recomputed_flops(work: Work) -> float:
     return 4.0 * work.batch * sum(pairs[name] * size.heads * size.key_width for name, size in sizes.items())
 
 
-def _messages(machine: Machine, work: Work) -> float:
+def _messages(machine: Machine, work: Workload) -> float:
     """A micro-batch is received and sent on, forward and backward, once a chunk."""
     layout = work.layout
     if layout.pipeline == 1:
@@ -110,7 +110,7 @@ def _messages(machine: Machine, work: Work) -> float:
     return 2 * layout.virtual * work.microbatches * one * exposed
 
 
-def _data(machine: Machine, work: Work, held: list[ModelChunk], passes: Passes) -> float:
+def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Passes) -> float:
     """Gradients over data ranks, and the tied table's over the stages that hold it."""
     layout, software = work.layout, work.software
     counted = parameters(work, held)
@@ -122,7 +122,7 @@ def _data(machine: Machine, work: Work, held: list[ModelChunk], passes: Passes) 
     beside = machine.efficiency.beside
     if software.sharding == "full":
         # Gathered for the forward pass and again for the backward pass, scattered after it, beside the products.
-        gather, scatter = sharded.gather(machine, work, held), sharded.scatter(machine, work, held)
+        gather, scatter = fsdp.gather(machine, work, held), fsdp.scatter(machine, work, held)
         forward = _uncovered(gather, passes.forward.total, beside)
         backward = _uncovered(gather + scatter, passes.backward.total + passes.again.total, beside)
         return (forward + backward) * work.microbatches
@@ -150,7 +150,7 @@ def _uncovered(communication: float, products: float, beside: float) -> float:
     return communication - hidden + beside * hidden
 
 
-def _optimizer(machine: Machine, work: Work, held: list[ModelChunk]) -> float:
+def _optimizer(machine: Machine, work: Workload, held: list[ModelChunk]) -> float:
     """Norm, clipping and Adam: bytes read and written."""
     trained = parameters(work, held).trained
     divided = work.layout.distributed_optimizer or work.software.sharding == "full"

@@ -61,7 +61,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def deaf_from_now_on(self) -> None:
+    def ignore_from_now_on(self) -> None:
         """The work is done and saved: a signal that comes late, or again, must not make a death of an orderly end."""
         self._before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
 

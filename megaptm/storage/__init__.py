@@ -1,6 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
 
-from megaptm.storage.appearing import Appearing, appeared, sync, write_whole
+from megaptm.storage.atomic_file import AtomicFile, appeared, sync, write_whole
 from megaptm.storage.cache import Cache, default_folder
 from megaptm.storage.files import (
     download,
@@ -26,16 +26,16 @@ from megaptm.storage.outside import (
     shown,
     validated,
 )
-from megaptm.storage.patience import Patience
+from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.stream import open_remote
 
 __all__ = [
-    "Appearing",
+    "AtomicFile",
     "Cache",
     "FileName",
     "JournalFile",
-    "Patience",
     "Record",
+    "RetryPolicy",
     "appeared",
     "default_folder",
     "download",

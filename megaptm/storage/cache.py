@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megaptm.errors import UserError
-from megaptm.storage.appearing import SUFFIX, Appearing
+from megaptm.storage.atomic_file import SUFFIX, AtomicFile
 from megaptm.storage.files import download, size_of
-from megaptm.storage.patience import Patience
+from megaptm.storage.retry import RetryPolicy
 
 TRIES = 3
 """Downloads of a file whose hash is not the expected one, before it is given up."""
@@ -35,7 +35,7 @@ class Cache:
 
     folder: Path = field(default_factory=default_folder)
     most_bytes: int = 64 << 30
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
 
     def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
         """See that `path`, in the cache's folder, is a copy of the file at `url`; whether it had to be fetched."""
@@ -58,8 +58,8 @@ class Cache:
         for path in paths:
             path.unlink(missing_ok=True)
 
-    def _download(self, url: str, path: Path, sha256: str, size: int, patience: Patience) -> None:
-        with Appearing(path) as arrived:
+    def _download(self, url: str, path: Path, sha256: str, size: int, patience: RetryPolicy) -> None:
+        with AtomicFile(path) as arrived:
             for _ in range(TRIES):
                 if download(url, arrived, size=size, patience=patience) == sha256:
                     return

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megaptm.errors import UserError
-from megaptm.storage.appearing import Appearing
-from megaptm.storage.patience import Patience
+from megaptm.storage.atomic_file import AtomicFile
 from megaptm.storage.remote import CHUNK, Remote
+from megaptm.storage.retry import RetryPolicy
 
-PATIENCE = Patience()
+PATIENCE = RetryPolicy()
 LARGEST = 256 << 20
 """Bytes of a manifest or a file of a tokenizer. The largest vocabularies take 40 MB."""
 
@@ -32,16 +32,16 @@ def join(place: str | os.PathLike[str], *names: str) -> str:
     return "/".join([str(place).rstrip("/"), *names])
 
 
-def exists(place: str, patience: Patience = PATIENCE) -> bool:
+def exists(place: str, patience: RetryPolicy = PATIENCE) -> bool:
     return Remote(place, patience).exists() if is_remote(place) else local_path(place).exists()
 
 
-def size_of(place: str, patience: Patience = PATIENCE) -> int:
+def size_of(place: str, patience: RetryPolicy = PATIENCE) -> int:
     """Bytes of a file."""
     return Remote(place, patience).size() if is_remote(place) else _present(place).stat().st_size
 
 
-def read(place: str, patience: Patience = PATIENCE) -> bytes:
+def read(place: str, patience: RetryPolicy = PATIENCE) -> bytes:
     """The whole of a small file."""
     return Remote(place, patience).read() if is_remote(place) else _present(place).read_bytes()
 
@@ -54,7 +54,7 @@ def refuse_large(place: str, size: int) -> None:
         )
 
 
-def listed(place: str, patience: Patience = PATIENCE) -> dict[str, int]:
+def listed(place: str, patience: RetryPolicy = PATIENCE) -> dict[str, int]:
     """Name -> bytes of the files in a folder, by name; none where there is no such folder."""
     if is_remote(place):
         return dict(sorted(Remote(place, patience).listed().items()))
@@ -63,12 +63,12 @@ def listed(place: str, patience: Patience = PATIENCE) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in files}
 
 
-def remove(place: str, patience: Patience = PATIENCE) -> None:
+def remove(place: str, patience: RetryPolicy = PATIENCE) -> None:
     """Remove a file, if it is there."""
     Remote(place, patience).remove() if is_remote(place) else local_path(place).unlink(missing_ok=True)
 
 
-def download(place: str, path: Path, *, size: int | None = None, patience: Patience = PATIENCE) -> str:
+def download(place: str, path: Path, *, size: int | None = None, patience: RetryPolicy = PATIENCE) -> str:
     """Copy a file to `path`, whole or not at all; returns its sha256. `size` is what it must have, if known."""
     found = size_of(place, patience)
     if size is not None and found != size:
@@ -76,14 +76,14 @@ def download(place: str, path: Path, *, size: int | None = None, patience: Patie
     chunks = Remote(place, patience).chunks(found) if is_remote(place) else _local_chunks(_present(place))
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Appearing(path) as part, part.open("wb") as file:
+    with AtomicFile(path) as part, part.open("wb") as file:
         for chunk in chunks:
             file.write(chunk)
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def upload(path: Path, place: str, *, sha256: str | None = None, patience: Patience = PATIENCE) -> None:
+def upload(path: Path, place: str, *, sha256: str | None = None, patience: RetryPolicy = PATIENCE) -> None:
     """Copy a local file to `place`, whole or not at all, and compare the sizes; with `sha256` read it back, too.
 
     A copy that differs is sent again twice; then it is a `UserError`.
@@ -93,7 +93,7 @@ def upload(path: Path, place: str, *, sha256: str | None = None, patience: Patie
             Remote(place, patience).write(path)
         else:
             local_path(place).parent.mkdir(parents=True, exist_ok=True)
-            with Appearing(local_path(place)) as part:
+            with AtomicFile(local_path(place)) as part:
                 shutil.copyfile(path, part)
         if size_of(place, patience) == path.stat().st_size and (sha256 is None or hash_of(place, patience) == sha256):
             return
@@ -102,7 +102,7 @@ def upload(path: Path, place: str, *, sha256: str | None = None, patience: Patie
     )
 
 
-def hash_of(place: str, patience: Patience = PATIENCE) -> str:
+def hash_of(place: str, patience: RetryPolicy = PATIENCE) -> str:
     """sha256 of a file, read through."""
     remote = Remote(place, patience)
     chunks = remote.chunks(remote.size()) if is_remote(place) else _local_chunks(_present(place))

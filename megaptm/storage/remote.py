@@ -8,7 +8,7 @@ from typing import Any
 
 from megaptm.credentials import refuse_credentials
 from megaptm.errors import UserError
-from megaptm.storage.patience import Patience, patiently
+from megaptm.storage.retry import RetryPolicy, patiently
 
 CHUNK = 16 << 20
 """Bytes asked for at once: what is fetched again when a connection breaks."""
@@ -17,7 +17,7 @@ CHUNK = 16 << 20
 class Remote:
     """The file or folder at a URL."""
 
-    def __init__(self, url: str, patience: Patience):
+    def __init__(self, url: str, patience: RetryPolicy):
         refuse_credentials(url, where="the address of a file")
         self.url = url.rstrip("/")
         self.patience = patience

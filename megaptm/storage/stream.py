@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
-from megaptm.storage.patience import Patience
 from megaptm.storage.remote import Remote
+from megaptm.storage.retry import RetryPolicy
 
 RANGE = 4 << 20
 """Bytes asked for at once: small enough to wait for, large enough to keep a connection busy."""
 
 
-def open_remote(url: str, patience: Patience | None = None) -> BinaryIO:
+def open_remote(url: str, patience: RetryPolicy | None = None) -> BinaryIO:
     """The bytes at a URL; every read is made again with patience."""
-    return io.BufferedReader(_Ranges(Remote(url, patience or Patience())), buffer_size=RANGE)
+    return io.BufferedReader(_Ranges(Remote(url, patience or RetryPolicy())), buffer_size=RANGE)
 
 
 class _Ranges(io.RawIOBase):

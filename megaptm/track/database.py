@@ -21,7 +21,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from megaptm.storage.appearing import SUFFIX, Appearing
+from megaptm.storage.atomic_file import SUFFIX, AtomicFile
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def ensure_database(uri: str) -> None:
                 raise BlockingIOError(f"{path} is being made by somebody else")
             _move_aside(path)
         _remove_halves(path)
-        with Appearing(path) as part:
+        with AtomicFile(path) as part:
             store = SqlAlchemyStore(str(url.set(database=str(part))), "./mlruns")
             store.engine.dispose()
 

@@ -43,16 +43,18 @@ class Shipper(threading.Thread):
             return sum(1 for _ in journal)
 
     def run(self) -> None:
-        from megaptm.track.store import Store  # imports MLflow: seconds, which are this thread's and not the trainer's
+        from megaptm.track.store import (
+            MlflowRun,  # imports MLflow: seconds, which are this thread's and not the trainer's
+        )
 
-        store: Store | None = None
+        store: MlflowRun | None = None
         pause, complained = self._retry_seconds, False
         while True:
             self.wake.clear()
             closing = self._closing  # after the line above: `finish` sets this first, so that its call is not missed
             try:
                 if store is None:
-                    store = Store(self._run, self._state)
+                    store = MlflowRun(self._run, self._state)
                 self._send_new(store)
                 if closing:
                     return

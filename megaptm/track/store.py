@@ -41,7 +41,7 @@ PARAMS_A_CALL = 100
 LONGEST_PARAM = 6000
 
 
-class Store:
+class MlflowRun:
     """The MLflow run of a run folder."""
 
     def __init__(self, run: Path, state: State) -> None:

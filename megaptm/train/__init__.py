@@ -1,1 +1,1 @@
-"""A run, from the command to the last checkpoint: launcher, assembly, loop, what is said about it."""
+"""One process of a run: its parts put together, the loop, its batches, checkpoints and metrics."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
+from megaptm.parallel.collectives import agree, from_all
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
-from megaptm.parallel.world import agree, from_all
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
-from megaptm.train.reporting import Seconds, StepReport
-from megaptm.train.saving import Saver
+from megaptm.train.checkpointer import Checkpointer
+from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.schedule import rate_of
 
 ACCOUNTS = {"step": "productive", "saving": "checkpoint"}
@@ -24,16 +24,16 @@ ACCOUNTS = {"step": "productive", "saving": "checkpoint"}
 
 @dataclass
 class Training:
-    """The parts of a run, opened by `train.run`; the loop turns the crank."""
+    """What the loop works on, opened by `train.run`."""
 
     config: Config
     engine: Engine
     batches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
     held_out: Callable[[], Iterator[Any]]
-    saver: Saver
+    checkpointer: Checkpointer
     stop: StopRequest
-    seconds: Seconds
+    seconds: SecondsSpent
     report: StepReport | None
     """On rank 0."""
     heartbeat: Heartbeat
@@ -68,7 +68,7 @@ def train(run: Training, *, start: int) -> int:
         if last or stopping or done % run.config.checkpoint.every == 0:
             _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
         else:
-            run.saver.advance()
+            run.checkpointer.advance()
         if (last or stopping) and (mistake := _first_mistake(unreadable)):
             raise UserError(f"{str(mistake).removesuffix('.')}; the run is saved at step {done}.")
         if stopping and not last:
@@ -106,7 +106,7 @@ def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
 def _finish_saving(run: Training) -> None:
     """Where the numbers are no longer good: the checkpoint under way is of a step when they were."""
     with run.during("saving"):
-        run.saver.finish()
+        run.checkpointer.finish()
 
 
 def _try_to_read(run: Training) -> tuple[Any, UserError | StopError | None]:
@@ -153,6 +153,6 @@ def _validate(run: Training, step: int, unreadable: UserError | StopError | None
 def _save(run: Training, step: int, *, wait: bool) -> None:
     before = run.seconds.checkpoint
     with run.during("saving"):
-        run.saver.save(step, wait=wait)
+        run.checkpointer.save(step, wait=wait)
     if run.report is not None:
         run.report.stood_still(step, run.seconds.checkpoint - before)

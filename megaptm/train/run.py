@@ -11,13 +11,13 @@ from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.objectives import objective_of
 from megaptm.processes import end_with_parent
+from megaptm.report.terminal import TimedLog, device_title, next_commands, resumed
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
-from megaptm.train.environment import Environment, check_processes, worker_environment
-from megaptm.train.prepare import CONFIG, refuse_anothers
-from megaptm.train.terminal import TimedLog, device_title, next_commands, resumed
+from megaptm.run.folder import CONFIG, refuse_anothers
+from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 
 # MLflow's words for how a job ended, by its exit code; any other is a failure.
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
@@ -48,12 +48,12 @@ def run_worker(folder: str) -> int:
             code = _work(run, config, place, lock, stop, heartbeat)
         except StopError:  # before the first step: what was saved earlier stands
             code = EXIT_CONTINUE
-        stop.deaf_from_now_on()
+        stop.ignore_from_now_on()
         return code
 
 
 def _work(
-    run: Path, config: Config, place: Environment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
+    run: Path, config: Config, place: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
     tell = TimedLog(enabled=place.rank == 0)
     tell("loading PyTorch and megatron-core")
@@ -61,11 +61,11 @@ def _work(
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.engine import Engine
     from megaptm.parallel.groups import join, leave
-    from megaptm.train.feed import Feed
+    from megaptm.train.batch_source import BatchSource
+    from megaptm.train.checkpointer import Checkpointer
     from megaptm.train.loop import Training, train
-    from megaptm.train.reporting import Seconds, StepReport
-    from megaptm.train.saving import Saver
-    from megaptm.train.watching import collective_minutes, watch_each_other
+    from megaptm.train.metrics import SecondsSpent, StepReport
+    from megaptm.train.peer_watch import collective_minutes, watch_each_other
 
     spec, losses = resolve_model(config), objective_of(config.objective).losses
     events = Events(run, fence=lock.must_be_mine) if lock else None
@@ -90,27 +90,27 @@ def _work(
     )
     tell("opening the corpora")
     with stop.ends_waiting():
-        feed = Feed(config, engine.ranks)
-    saver = Saver(run, config, engine, feed, place, lock=lock, events=events)
+        source = BatchSource(config, engine.ranks)
+    checkpointer = Checkpointer(run, config, engine, source, place, lock=lock, events=events)
     tell("looking for a checkpoint")
     with stop.ends_waiting(), heartbeat.during("loading"):
-        start = saver.restore()
+        start = checkpointer.restore()
     heartbeat.continues_from(start)
-    tell(resumed(start, saver.layout_before, config) if start else "begins at step 0")
+    tell(resumed(start, checkpointer.layout_before, config) if start else "begins at step 0")
     report = None
     if events:
-        feed.tokenizer.save(run / "tokenizer")
+        source.tokenizer.save(run / "tokenizer")
         fence = lock.must_be_mine if lock else lambda: None
-        report = StepReport(run, config, spec, feed.train, events, start=start, fence=fence)
-        saver.tell = report.saved
+        report = StepReport(run, config, spec, source.train, events, start=start, fence=fence)
+        checkpointer.tell = report.saved
     training = Training(
         config=config,
         engine=engine,
-        batches=feed.steps(start),
-        held_out=feed.held_out,
-        saver=saver,
+        batches=source.steps(start),
+        held_out=source.held_out,
+        checkpointer=checkpointer,
         stop=stop,
-        seconds=report.seconds if report else Seconds(),
+        seconds=report.seconds if report else SecondsSpent(),
         report=report,
         heartbeat=heartbeat,
     )
@@ -123,7 +123,7 @@ def _work(
         raise
     finally:
         heartbeat.enter("ending")
-        feed.close()
+        source.close()
         # A run that another job took over is said to have ended by that job alone.
         if report and events and lock and lock.still_mine():
             if stop.name:

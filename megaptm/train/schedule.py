@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from megaptm.config import Config, Optimizer
+from megaptm.config import Config, OptimizerConfig
 
 
 def rate_of(config: Config, step: int) -> float:
@@ -21,7 +21,7 @@ def rate_of(config: Config, step: int) -> float:
     )
 
 
-def learning_rate(step: float, optimizer: Optimizer, *, steps: float, size: float = 1.0) -> float:
+def learning_rate(step: float, optimizer: OptimizerConfig, *, steps: float, size: float = 1.0) -> float:
     """The rate of the step after `step` others: a linear warm-up to the peak, then the decay, never below `final`.
 
     `size`: this step's share of a whole one. `cosine` and `linear` reach the end at `decay_steps` (all of `steps` when

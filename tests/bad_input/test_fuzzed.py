@@ -13,12 +13,12 @@ from data_pipeline.inspection import _source
 from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
+from megaptm.report.page import _seconds
 from megaptm.resilience.events import last_saved, read_events
+from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load
 from megaptm.tokenizers.memory import library_errors_told, splits_at_spaces
 from megaptm.track import read_metrics
-from megaptm.train.accounts import Accounts
-from megaptm.train.report import _seconds
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.seals import seal_corpus
 
@@ -128,7 +128,7 @@ def test_several_sentences_have_a_line_each():
 def test_a_model_that_answers_without_numbers_says_nothing():
     from types import SimpleNamespace
 
-    from megaptm.train.generate import Draw, Sampling
+    from megaptm.inference.generate import Draw, Sampling
 
     draw = Draw(Sampling(), SimpleNamespace(special=SimpleNamespace(pad=None, begin=None, end=None), vocabulary=3))
     with pytest.raises(UserError, match="not finite"):
@@ -162,4 +162,4 @@ def test_parts_of_a_tokenizer_without_a_type_are_none_that_we_know():
 
 
 def test_a_run_that_took_no_time_is_reported():
-    assert _seconds(Accounts(productive=5.0, other=-5.0)).row_count == 3
+    assert _seconds(TimeSpent(productive=5.0, other=-5.0)).row_count == 3

@@ -12,7 +12,7 @@ from megaptm.checkpoint.manifest import content_id
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import Piece
 from megaptm.errors import UserError
-from megaptm.train.identity import layout_of
+from megaptm.run.compatibility import layout_of
 
 CHANGES = [
     (("files",), None),

@@ -13,7 +13,7 @@ from megaptm.data import Corpus, open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.data.manifest import content_id
 from megaptm.errors import UserError
-from megaptm.storage import Cache, Patience, file_name
+from megaptm.storage import Cache, RetryPolicy, file_name
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.seals import seal_corpus, seal_manifest
 
@@ -60,7 +60,7 @@ def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path):
     store.pipe("/escaped.shards.npy", b"evil")
     inside = tmp_path / "a/b/c/cache"
     with pytest.raises(UserError, match="is no plain file name"):
-        Corpus.open("memory://evil", Cache(inside, patience=Patience(seconds=0)))
+        Corpus.open("memory://evil", Cache(inside, patience=RetryPolicy(seconds=0)))
     assert not inside.exists()
     assert not list(tmp_path.rglob("*escaped*"))
 

@@ -10,7 +10,7 @@ from megaptm.families import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
 from megaptm.plan.saving import CHECKPOINT_BYTES
 from megaptm.plan.software import Software
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 
 ROWS = compare_all()
 
@@ -87,7 +87,7 @@ def test_operations_are_those_of_the_2021_paper():
     layers, width, rows, vocabulary = 80, 12288, 2304, 51200
     size = Size(layers=layers, width=width, heads=96, ffn=4 * width)
     spec = ModelSpec(family=GPT3, size=size, vocabulary=vocabulary, context=2048, dropout=0.1)
-    work = Work(spec=spec, lengths={"decoder": 2048}, layout=Layout(), batch=rows, recompute="full")
+    work = Workload(spec=spec, lengths={"decoder": 2048}, layout=Layout(), batch=rows, recompute="full")
     paper = 96 * rows * 2048 * layers * width**2 * (1 + 2048 / (6 * width) + vocabulary / (16 * layers * width))
     assert work.flops + recomputed_flops(work) == pytest.approx(paper, rel=1e-9)
 

@@ -27,8 +27,8 @@ from megaptm.data.files import npy_bytes
 from megaptm.plan.machine import FOLDER
 from megaptm.resilience.events import CheckpointEvent, Events
 from megaptm.resilience.lock import RunLock
-from megaptm.train.identity import identity
-from megaptm.train.prepare import read_config
+from megaptm.run.compatibility import compatibility
+from megaptm.run.folder import read_config
 from tests.storage.server import free_port
 
 # The corpus
@@ -185,7 +185,7 @@ def begin(bench, *, steps=(10,), config=True, corpora=None):
     path, *overrides = bench.words()
     wanted = read_config(Path(path), overrides)
     manifest = read_manifest(bench.real_corpus("byte-bpe"))
-    state = identity(resolve_model(wanted), manifest.tokenizer["fingerprint"])
+    state = compatibility(resolve_model(wanted), manifest.tokenizer["fingerprint"])
     state["corpora"] = corpora or {str(bench.real_corpus("byte-bpe")): manifest.id}
     store = Store(bench.run, fence=lambda: True)
     with Events(bench.run) as events:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.check.all import before_submission
+from megaptm.check.api import before_submission
 from megaptm.check.finding import Case, Request
 from megaptm.errors import UserError
-from megaptm.train.prepare import read_config
+from megaptm.run.folder import read_config
 from tests.drills.program import arguments
 
 

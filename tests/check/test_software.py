@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from megaptm.check.gpus import wrong_build
-from megaptm.check.process import facts
-from megaptm.check.software import fit, version, versions, wrong
+from megaptm.check.software import fit, version, versions, wrong, wrong_build
+from megaptm.schedulers.node_process import facts
 
 # What nvidia-smi prints, as far as it is read.
 NVIDIA_SMI = """#!/bin/sh

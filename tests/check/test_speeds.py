@@ -2,8 +2,8 @@
 
 import pytest
 
-from megaptm.check.ask import ask
-from megaptm.check.speeds import Measured, slower, tell
+from megaptm.check.node_probe import probe_nodes
+from megaptm.check.speed import Measured, slower, tell
 from megaptm.parallel.probe import rounds
 
 
@@ -50,7 +50,7 @@ def test_all_are_beside_what_is_planned():
 
 def test_this_machine_multiplies_writes_and_reads(tmp_path):
     words = [f"--place={tmp_path / 'run'}", "--precision=fp32"]
-    answers = ask("megaptm.check.speed", words, seconds=120)
+    answers = probe_nodes("megaptm.check.speed_probe", words, seconds=120)
     [said] = answers.said.values()
     [product] = said["products"]
     assert min(product, said["written"], said["read"]) > 0

@@ -19,7 +19,8 @@ pretend.install()
 
 from megaptm.config import Layout
 from megaptm.layers.layer import Stack
-from megaptm.parallel import dry, engine, stage, world
+from megaptm.parallel import dry, engine, stage
+from megaptm.parallel import collectives
 from megaptm.parallel.groups import Ranks
 from megaptm.spec import ModelSpec
 from megatron.core.transformer import TransformerConfig
@@ -45,7 +46,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             pretend.messages.clear()
             batches = [{name: field[at * rows :][:rows].clone() for name, field in fields.items()} for at in range(2)]
             built.step(batches, step=step, lr=1e-3)
-            world.agree(False)
+            collectives.agree(False)
     return {"waits": dict(pretend.waits), "messages": dict(pretend.messages)}
 
 
@@ -59,7 +60,7 @@ def build_stages(
         if hasattr(module, "config"):
             module.config = config
         if layout.recompute == "full" and isinstance(module, Stack):
-            module.around = stage.recompute
+            module.run_layer = stage.recompute
     return stages
 
 

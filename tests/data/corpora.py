@@ -11,7 +11,7 @@ from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import Manifest, ShardInfo, ShardWriter, read_manifest, write_manifest
 from megaptm.data.table import table_name
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.storage import Patience
+from megaptm.storage import RetryPolicy
 
 SPECIALS = 106
 """The first ids of `tiny_special` are special; `tiny_corpus` draws its tokens from the rest."""
@@ -79,7 +79,7 @@ def word_starts(tokens: np.ndarray) -> np.ndarray:
     return np.union1d([0], np.flatnonzero(tokens % 3))
 
 
-def publish(folder: Path, url: str, patience: Patience) -> None:
+def publish(folder: Path, url: str, patience: RetryPolicy) -> None:
     """Copy a finished corpus to a URL as a build does: the manifest goes last."""
     manifest = read_manifest(folder)
     storage.remove(storage.join(url, MANIFEST), patience)

@@ -110,11 +110,11 @@ def test_noise_differs_from_epoch_to_epoch(tmp_path):
     mix = opened({str(tmp_path): 1}, "masked-lm", sequence=32)
     assert mix.orders[0].per_epoch == 1
     first, second = mix.sample(0), mix.sample(1)
-    assert not np.array_equal(first["asked"], second["asked"])
+    assert not np.array_equal(first["masked_positions"], second["masked_positions"])
     restored = [sample["tokens"].copy() for sample in (first, second)]
     for tokens, sample in zip(restored, (first, second), strict=True):
         real = sample["labels"] != IGNORED
-        tokens[sample["asked"][real]] = sample["labels"][real]
+        tokens[sample["masked_positions"][real]] = sample["labels"][real]
     assert np.array_equal(*restored)
 
 
@@ -128,7 +128,7 @@ def test_packed_masked_rows_use_every_token_once(tmp_path):
     for number in range(order.per_epoch):
         sample = mix.sample(number)
         real = sample["labels"] != IGNORED
-        sample["tokens"][sample["asked"][real]] = sample["labels"][real]
+        sample["tokens"][sample["masked_positions"][real]] = sample["labels"][real]
         packed += sample["tokens"][~special.is_special[sample["tokens"]]].tolist()
     assert sorted(packed) == raw
     assert order.corpus.split("train").tokens - len(raw) < 30

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megaptm.data.order import PairOrder, StreamOrder
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Cut
+from megaptm.objectives.objective import RowWindow
 from tests.data.corpora import tiny_corpus
 
 
@@ -43,7 +43,7 @@ def laid_out(order, epoch=0):
 @pytest.mark.parametrize("slots", [0, 1, 2])
 def test_an_epoch_holds_every_token_once_but_for_a_tail_shorter_than_a_row(corpus, window, slots):
     places = Counter(
-        place for row in laid_out(stream(corpus, Cut(stride=16, slots=slots), window=window)) for place in row
+        place for row in laid_out(stream(corpus, RowWindow(stride=16, slots=slots), window=window)) for place in row
     )
     everything = Counter(token for document in documents(corpus) for token in document)
     everything[-1] = slots * len(documents(corpus))
@@ -53,7 +53,7 @@ def test_an_epoch_holds_every_token_once_but_for_a_tail_shorter_than_a_row(corpu
 
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_documents_lie_end_to_end_each_with_its_slot(corpus, window):
-    rows = laid_out(stream(corpus, Cut(stride=16, slots=1), window=window))
+    rows = laid_out(stream(corpus, RowWindow(stride=16, slots=1), window=window))
     ends = " ".join(str(place) for row in rows for place in row).split(" -1")
     found = [[int(token) for token in document.split()] for document in ends[:-1]]
     assert all(document in documents(corpus) for document in found)
@@ -61,13 +61,13 @@ def test_documents_lie_end_to_end_each_with_its_slot(corpus, window):
 
 
 def test_rows_overlap_by_the_lookahead_only(corpus):
-    rows = laid_out(stream(corpus, Cut(stride=16, lookahead=1, slots=1)))
+    rows = laid_out(stream(corpus, RowWindow(stride=16, lookahead=1, slots=1)))
     assert {len(row) for row in rows} == {17}
     assert all(before[-1] == after[0] for before, after in pairwise(rows))
 
 
 def test_any_position_alone_equals_reading_through(corpus):
-    cut = Cut(stride=16, lookahead=1, slots=1)
+    cut = RowWindow(stride=16, lookahead=1, slots=1)
     order = stream(corpus, cut)
     sequential = [order.piece(epoch, position) for epoch in (0, 1) for position in range(order.per_epoch)]
     for number in np.random.default_rng(0).permutation(len(sequential))[:40].tolist():
@@ -79,7 +79,7 @@ def test_any_position_alone_equals_reading_through(corpus):
 
 def test_epochs_and_seeds_differ(corpus):
     def texts(seed, epoch):
-        order = stream(corpus, Cut(stride=16), seed=seed)
+        order = stream(corpus, RowWindow(stride=16), seed=seed)
         return [
             [t for part in order.piece(epoch, position) for t in part.tokens.tolist()]
             for position in range(order.per_epoch)
@@ -92,21 +92,21 @@ def test_epochs_and_seeds_differ(corpus):
 
 
 def test_only_touched_shards_are_opened(corpus):
-    order = stream(corpus, Cut(stride=16), window=1)
+    order = stream(corpus, RowWindow(stride=16), window=1)
     order.piece(0, 0)
     assert order.shards._checked[:].count(1) <= 2
 
 
 def test_a_long_document_does_not_come_in_one_piece(tmp_path):
     tiny_corpus(tmp_path, documents=2, shards=1, lengths=(2000, 2000))
-    order = stream(Corpus.open(tmp_path), Cut(stride=20))
+    order = stream(Corpus.open(tmp_path), RowWindow(stride=20))
     rows = [order._find(0, position)[1] for position in range(order.per_epoch)]
     assert np.mean(np.diff(rows) == 1) < 0.05
 
 
 def test_text_shorter_than_a_row_is_refused(corpus):
     with pytest.raises(UserError, match=r"less than one row of 1000000: shorten data\.sequence"):
-        stream(corpus, Cut(stride=1_000_000))
+        stream(corpus, RowWindow(stride=1_000_000))
 
 
 def pairs(corpus, length=16, window=2, split="train"):

@@ -10,10 +10,10 @@ import pytest
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.storage import Cache, Patience
+from megaptm.storage import Cache, RetryPolicy
 from tests.data.corpora import publish, tiny_corpus, tiny_special
 
-PATIENCE = Patience(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+PATIENCE = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
 URL = "s3://corpora/tiny"
 
 
@@ -74,7 +74,7 @@ def test_a_server_that_was_down_for_a_while_changes_nothing(folder, cache, fault
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_when_patience_ends_the_consumer_is_told(folder, tmp_path, faults, workers):
-    patience = Patience(seconds=3.0, deadline=3.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+    patience = RetryPolicy(seconds=3.0, deadline=3.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
     mix = opened(URL, Cache(tmp_path, patience=patience))
     faults.down()
     with (
@@ -158,7 +158,7 @@ def test_half_a_copy_is_no_corpus(tmp_path, faults):
     publish(tmp_path / "corpus", place, PATIENCE)
     faults.inject("error", match=r"PUT .*train-000002\.tar$", times=1000)
     with pytest.raises(UserError, match="could not be reached"):
-        publish(tmp_path / "corpus", place, Patience(seconds=3, deadline=5, pause=0.05, tell=lambda line: None))
+        publish(tmp_path / "corpus", place, RetryPolicy(seconds=3, deadline=5, pause=0.05, tell=lambda line: None))
     with pytest.raises(
         UserError, match=rf"^{place}/manifest\.json does not exist, so {place} is not a finished corpus"
     ):

@@ -10,7 +10,7 @@ import pytest
 
 from megaptm.data.shards import Corpus, Shard, ShardWriter, check_shard, read_manifest
 from megaptm.errors import UserError
-from megaptm.storage.patience import Patience
+from megaptm.storage.retry import RetryPolicy
 from tests.data.corpora import tiny_corpus
 
 FIELDS = ("tokens", "sentences")
@@ -50,7 +50,7 @@ def test_a_disk_that_fails_once_is_asked_again_and_never_takes_a_shard_for_damag
     assert len(Shard.open(folder, info, "uint16", FIELDS)) == 3
     assert fails == 0
     fails = -1
-    monkeypatch.setattr("megaptm.data.shards.PATIENCE", Patience(seconds=0.0))
+    monkeypatch.setattr("megaptm.data.shards.PATIENCE", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=r"could not be reached for 0 s .* see that its disk or server answers"):
         Shard.open(folder, info, "uint16", FIELDS)
 

@@ -16,7 +16,7 @@ from data_pipeline.sources import Source
 from data_pipeline.verify import Check, verify_corpus
 from megaptm import storage
 from megaptm.data.shards import ShardWriter, read_manifest, write_manifest
-from megaptm.storage import Patience
+from megaptm.storage import RetryPolicy
 from tests.data.corpora import publish
 
 
@@ -133,7 +133,7 @@ def test_an_index_that_points_elsewhere_is_found_though_its_hash_is_right(corpus
 def test_a_corpus_at_a_url_is_inspected_and_checked_as_one_in_a_folder(corpus, tmp_path, faults, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url = "s3://corpora/verified"
-    publish(corpus, url, Patience(seconds=20))
+    publish(corpus, url, RetryPolicy(seconds=20))
     assert all(check.good for check in verify_corpus(url))
     shown = [Console(record=True, width=120, file=io.StringIO()) for _ in range(2)]
     for place, console in zip((str(corpus), url), shown, strict=True):

@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from megaptm.train.snapshot import open_snapshot
+from megaptm.run.checkpoint import open_checkpoint
 from tests.drills.program import arguments, checkpoints, finish, losses, resumed_at
 
 pytestmark = pytest.mark.drill
@@ -57,7 +57,7 @@ def _story(disk, corpus):
     left_of_it = [path.name for path in (other / "checkpoints").iterdir()]
     shutil.rmtree(other)
     short_of_room = finish("train", *words)
-    saved = open_snapshot(run, step=10).step  # which compares its hashes
+    saved = open_checkpoint(run, step=10).step  # which compares its hashes
     _fill(ballast, leaving=0)
     before = (run / "config.yaml").read_bytes()
     without_room = finish("train", *words)

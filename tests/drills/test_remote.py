@@ -11,7 +11,7 @@ from rich.console import Console
 
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.resilience.events import read_events
-from megaptm.storage import Patience
+from megaptm.storage import RetryPolicy
 from tests.data.corpora import publish
 from tests.drills.program import arguments, checkpoints, finish, last_step, losses, resumed_at, start, wait_for
 
@@ -34,7 +34,7 @@ def corpus(tmp_path_factory, s3):
     tokenizer = ("tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512")
     build = [str(source), f"out={folder}", "workers=0", "validation=0.1", "shard_bytes=4096", *tokenizer]
     commands.build(build, console=Console(quiet=True))
-    publish(folder, URL, Patience(seconds=20, deadline=5))
+    publish(folder, URL, RetryPolicy(seconds=20, deadline=5))
     return folder
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from megaptm.config import load
 from megaptm.parallel.groups import Ranks
-from megaptm.train.feed import Feed
-from megaptm.train.prepare import settle
+from megaptm.run.folder import settle
+from megaptm.train.batch_source import BatchSource
 from tests.drills.program import arguments
 
 KINDS = {"gpt2": "byte-bpe", "bert": "wordpiece", "t5": "unigram"}
@@ -27,7 +27,7 @@ def read(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, start=0)
     config = settle(load(path, [*overrides, *layout]))
     parts = []
     for ranks in ranks_of(data):
-        feed = Feed(config, ranks)
+        feed = BatchSource(config, ranks)
         parts.append([batches for batches, _ in zip(feed.steps(start), range(STEPS), strict=False)])
         feed.close()
     return [together([batch for rank in step for batch in rank]) for step in zip(*parts, strict=True)]

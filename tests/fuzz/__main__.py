@@ -38,7 +38,7 @@ def prepare(sandbox: Path) -> None:
     from tests.fuzz.materials import make
 
     make(sandbox / "materials")
-    for module in ("data_pipeline.commands", "megaptm.train.evaluate", "megaptm.train.generate"):
+    for module in ("data_pipeline.commands", "megaptm.inference.evaluate", "megaptm.inference.generate"):
         importlib.import_module(module)
 
     for target in TARGETS.values():  # whatever its reader imports is imported now

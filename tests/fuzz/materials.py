@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.train.snapshot import open_snapshot
+from megaptm.run.checkpoint import open_checkpoint
 from tests.train.runs import build, save_untrained, write_text
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +25,8 @@ def make(folder: Path) -> None:
     (run / "tokenizer").unlink()
     shutil.copytree(folder / "corpus-gpt2/tokenizer", run / "tokenizer")
     _write_journals(run)
-    snapshot = open_snapshot(run)
-    to_hugging_face(snapshot.spec, snapshot.weights(), snapshot.tokenizer, folder / "hf", dtype=torch.float32)
+    checkpoint = open_checkpoint(run)
+    to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder / "hf", dtype=torch.float32)
     (folder / "config").mkdir()
     (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
     config = yaml.safe_load((ROOT / "configs/tiny/gpt2.yaml").read_text())

@@ -44,7 +44,7 @@ def read_corpus(folder: Path) -> Any:
     from data_pipeline.verify import verify_corpus
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
-    from megaptm.train.corpora import tokenizer_of
+    from megaptm.run.corpora import tokenizer_of
 
     corpus = Corpus.open(folder)
     special = tokenizer_of(corpus).special
@@ -222,13 +222,13 @@ def spoil_tensors(folder: Path, draw: Random) -> bool:
 
 
 def read_run(folder: Path) -> Any:
-    from megaptm.train.identity import identity, refuse_another, refuse_other_text
-    from megaptm.train.trained import open_run
+    from megaptm.inference.loaded_model import open_run
+    from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
 
     trained = open_run(folder)
-    for check, wanted in ((refuse_another, identity(trained.spec, "")), (refuse_other_text, {})):
+    for check, wanted in ((refuse_another, compatibility(trained.spec, "")), (refuse_other_text, {})):
         try:
-            check(trained.snapshot.checkpoint, wanted)  # type: ignore[operator]
+            check(trained.checkpoint.checkpoint, wanted)  # type: ignore[operator]
         except UserError:
             continue
     return float(sum(value.double().nan_to_num(0, 1, -1).sum() for value in trained.model.parameters()))
@@ -258,11 +258,11 @@ def spoil_journals(folder: Path, draw: Random) -> bool:
 def read_journals(folder: Path) -> Any:
     from rich.console import Console
 
+    from megaptm.report import page
     from megaptm.resilience.events import last_saved
-    from megaptm.train import report
 
     last_saved(folder)
-    report.report(folder, console=Console(file=io.StringIO()))
+    page.report(folder, console=Console(file=io.StringIO()))
 
 
 def spoil_safetensors(folder: Path, draw: Random) -> bool:
@@ -298,7 +298,7 @@ def _header(path: Path) -> bytes:
 
 
 def read_hugging_face(folder: Path) -> Any:
-    from megaptm.train.imported import import_run
+    from megaptm.hub.import_run import import_run
 
     import_run(str(folder), folder / "imported")
 
@@ -315,7 +315,7 @@ def spoil_yaml(folder: Path, draw: Random) -> bool:
 def read_config(folder: Path) -> Any:
     from megaptm.config import draft, dump, load, resolve_model
     from megaptm.plan.count import count
-    from megaptm.train.prepare import flat, settle
+    from megaptm.run.folder import flat, settle
 
     draft(folder / "it.yaml")
     config = settle(load(folder / "it.yaml"))

@@ -17,7 +17,7 @@ from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import Chunk, Part
+from megaptm.objectives.objective import DocumentSlice, SentenceGroup
 from megaptm.tokenizers import load, train
 from tests.models.tiny import tiny_spec
 
@@ -82,9 +82,9 @@ def test_a_batch_that_is_filled_up_says_what_each_text_says_alone(family: str, e
 def row_of(objective: str, texts: list[str], tokenizer: Any) -> dict[str, np.ndarray]:
     """A row of the training that nothing is hidden in."""
     ids = [tokenizer.encode(text) for text in texts]
-    piece: Any = Chunk(ids, lambda rng: ids[1:])
+    piece: Any = SentenceGroup(ids, lambda rng: ids[1:])
     if len(texts) == 1:
-        piece = [Part(ids[0], OBJECTIVES[objective].cut(LONGEST, True).slots)]
+        piece = [DocumentSlice(ids[0], OBJECTIVES[objective].cut(LONGEST, True).slots)]
     return OBJECTIVES[objective].make(piece, tokenizer.special, np.random.default_rng(1), 40, True)
 
 

@@ -85,7 +85,7 @@ def test_layers_run_again_give_the_same_gradients(family: str) -> None:
 
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for stack in stacks:
-        stack.around = again
+        stack.run_layer = again
     recomputed = gradients()
     assert len(runs) == sum(len(stack.numbers) for stack in stacks)
     assert all(a.equal(b) for a, b in zip(remembered, recomputed, strict=True))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.checkpoint.tensors import Piece
-from megaptm.config import Communication, Layout, Optimizer
+from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import ModelSpec, Size
 from tests.models.grammar import VARIANTS, variant
@@ -25,7 +25,7 @@ ROWS = 8
 LENGTH = 16
 
 
-ADAM = Optimizer(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
+ADAM = OptimizerConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
 
 LOSSES = {
     "gpt2": {"lm": 1.0},
@@ -58,7 +58,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     documents[:, LENGTH // 2 :] = 2
     documents[::3, -3:] = 0
     positions = torch.arange(LENGTH).expand(ROWS, -1).clone()
-    fields = {"tokens": ids(ROWS, LENGTH), "documents": documents, "positions": positions}
+    fields = {"tokens": ids(ROWS, LENGTH), "document_ids": documents, "positions": positions}
     if family == "gpt2":
         fields["labels"] = ids(ROWS, LENGTH).masked_fill(documents == 0, -100)
     if family == "bert":
@@ -67,7 +67,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         labels[1::4, 2] = -100  # uneven counts, so that a mean of means would be wrong
         fields |= {
             "segments": (documents == 2).long(),
-            "asked": asked,
+            "masked_positions": asked,
             "labels": labels,
             "next_sentence": torch.randint(0, 2, (ROWS,), generator=g),
         }
@@ -78,7 +78,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         decoder[1::3, -1:] = 0
         fields |= {
             "decoder_tokens": ids(ROWS, half),
-            "decoder_documents": decoder,
+            "decoder_document_ids": decoder,
             "labels": ids(ROWS, half).masked_fill(decoder == 0, -100),
         }
         del fields["positions"]
@@ -99,7 +99,7 @@ def train_steps(
     layout: Layout,
     steps: int = 5,
     precision: str = "fp32",
-    communication: Communication | None = None,
+    communication: CommunicationConfig | None = None,
     rows: tuple[int, ...] = (ROWS,),
     layers: int = 4,
 ) -> dict[str, Any]:
@@ -187,12 +187,12 @@ def train_and_save(
 
     With `meanwhile` the checkpoint is written after so many more steps, from a copy.
     """
-    from megaptm.checkpoint.host import HostCopies
+    from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
     from megaptm.parallel import state
     from megaptm.parallel.background import Background
+    from megaptm.parallel.collectives import wait_for_all
     from megaptm.parallel.engine import Engine
-    from megaptm.parallel.world import wait_for_all
 
     engine = Engine(
         tiny(family, dropout=dropout),
@@ -222,7 +222,7 @@ def train_and_save(
             store.prepare(end)
         wait_for_all()
         pieces = list(state.pieces(engine))
-        background.begin(partial(write, HostCopies().take(pieces) if meanwhile else pieces), commit)
+        background.begin(partial(write, HostStaging().take(pieces) if meanwhile else pieces), commit)
 
     for step in range(start, end + meanwhile):
         if step == end:

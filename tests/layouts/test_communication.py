@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import Communication, Layout
+from megaptm.config import CommunicationConfig, Layout
 from tests.layouts.cases import train_steps
 from tests.ranks import run_ranks
 
@@ -43,12 +43,12 @@ def train(layout, communication):
 
 @pytest.fixture(scope="module")
 def alone():
-    return train(Layout(microbatch=1), Communication())[0]
+    return train(Layout(microbatch=1), CommunicationConfig())[0]
 
 
 @pytest.mark.parametrize(("setting", "value", "name"), CASES)
 def test_what_is_set_changes_no_number(alone, setting, value, name):
-    for result in train({**DATA, **STAGES}[name], Communication(**{setting: value})):
+    for result in train({**DATA, **STAGES}[name], CommunicationConfig(**{setting: value})):
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert result["norms"] == pytest.approx(alone["norms"], rel=1e-5)
         assert result["evaluation"] == pytest.approx(alone["evaluation"], rel=1e-5)
@@ -56,8 +56,8 @@ def test_what_is_set_changes_no_number(alone, setting, value, name):
 
 def test_every_setting_is_in_the_table():
     tried = {(setting, value) for setting, value, _ in CASES}
-    default = Communication()
-    for setting in Communication.model_fields:
+    default = CommunicationConfig()
+    for setting in CommunicationConfig.model_fields:
         # The default of one is what the cases of the others have.
         assert (setting, not getattr(default, setting)) in tried, setting
         assert getattr(default, setting) in (True, False)

@@ -15,7 +15,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import IGNORED, Chunk, Cut, Objective, Piece, Sample
+from megaptm.objectives.objective import IGNORED, Objective, Piece, RowWindow, Sample, SentenceGroup
 from megaptm.objectives.vocabulary import SpecialTokens
 
 CONFIGS = Path(__file__).parents[2] / "configs/tiny"
@@ -57,7 +57,7 @@ class Shuffled(Objective):
     def raw_length(self, sequence: int) -> int:
         return self.objective.raw_length(sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> Cut:
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         return self.objective.cut(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
@@ -70,8 +70,8 @@ class Shuffled(Objective):
 
 
 def _permuted(piece: Piece, rng: np.random.Generator) -> Piece:
-    if isinstance(piece, Chunk):
-        return Chunk(_resplit(piece.sentences, rng), other=lambda rng: _resplit(piece.other(rng), rng))
+    if isinstance(piece, SentenceGroup):
+        return SentenceGroup(_resplit(piece.sentences, rng), other=lambda rng: _resplit(piece.other(rng), rng))
     return [replace(part, tokens=_shuffle(part.tokens, rng)) for part in piece]
 
 

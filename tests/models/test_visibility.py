@@ -35,7 +35,7 @@ def changed(batch: dict[str, Tensor], field: str, places: Tensor) -> dict[str, T
 def test_the_future_is_hidden_from_a_decoder(family: str, document_numbers: bool) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     if not document_numbers:
-        batch = {name: value for name, value in batch.items() if not name.endswith("documents")}
+        batch = {name: value for name, value in batch.items() if not name.endswith("document_ids")}
     field = "decoder_tokens" if family == "t5" else "tokens"
     before = says(model, family, batch)
     for place in range(1, batch[field].shape[1]):
@@ -49,17 +49,17 @@ def test_the_future_is_hidden_from_a_decoder(family: str, document_numbers: bool
 def test_padding_is_hidden(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     before = says(model, family, batch)
-    after = says(model, family, changed(batch, "tokens", batch["documents"] == 0))
-    real = batch["decoder_documents" if family == "t5" else "documents"] > 0
+    after = says(model, family, changed(batch, "tokens", batch["document_ids"] == 0))
+    real = batch["decoder_document_ids" if family == "t5" else "document_ids"] > 0
     torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_gives_finite_numbers_and_no_gradient(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
-    batch["documents"][2] = 0  # a row of nothing but padding
+    batch["document_ids"][2] = 0  # a row of nothing but padding
     if family == "t5":
-        batch["decoder_documents"][2] = 0
+        batch["decoder_document_ids"][2] = 0
     batch["labels"][2] = -100
     batch.pop("next_sentence", None)
     seen: list[Tensor] = []
@@ -76,7 +76,7 @@ def test_padding_gives_finite_numbers_and_no_gradient(family: str) -> None:
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     grad = seen[0].grad
     assert grad is not None
-    padding = batch["documents"].t() == 0
+    padding = batch["document_ids"].t() == 0
     assert grad[padding].abs().max() == 0
     assert grad[~padding].abs().max() > 0
 
@@ -84,15 +84,15 @@ def test_padding_gives_finite_numbers_and_no_gradient(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_documents_are_hidden(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
-    batch["documents"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
+    batch["document_ids"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
     if family == "t5":
-        batch["decoder_documents"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
+        batch["decoder_document_ids"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
     before = says(model, family, batch)
-    numbers = batch["decoder_documents" if family == "t5" else "documents"]
+    numbers = batch["decoder_document_ids" if family == "t5" else "document_ids"]
     for document, other in ((1, 2), (2, 1)):
-        perturbed = changed(batch, "tokens", batch["documents"] == other)
+        perturbed = changed(batch, "tokens", batch["document_ids"] == other)
         if family == "t5":
-            perturbed = changed(perturbed, "decoder_tokens", batch["decoder_documents"] == other)
+            perturbed = changed(perturbed, "decoder_tokens", batch["decoder_document_ids"] == other)
         after = says(model, family, perturbed)
         mine = numbers == document
         torch.testing.assert_close(after[mine], before[mine], rtol=0, atol=1e-6)
@@ -101,10 +101,10 @@ def test_other_documents_are_hidden(family: str) -> None:
 
 def test_cross_attention_sees_the_encoder_of_its_own_document_only() -> None:
     model, batch = tiny_model("t5"), tiny_batch("t5")
-    batch["documents"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
-    batch["decoder_documents"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
+    batch["document_ids"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
+    batch["decoder_document_ids"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
     before = says(model, "t5", batch)
-    after = says(model, "t5", changed(batch, "tokens", batch["documents"] == 2))
+    after = says(model, "t5", changed(batch, "tokens", batch["document_ids"] == 2))
     torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=1e-6)
     assert (after[:, 3:] - before[:, 3:]).abs().amax((0, 2)).min() > 1e-4
 
@@ -120,14 +120,14 @@ def test_full_attention_sees_both_ways() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_document_without_padding_needs_no_numbers(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family, rows=1)
-    assert batch["documents"].all()
-    bare = {name: value for name, value in batch.items() if not name.endswith("documents")}
+    assert batch["document_ids"].all()
+    bare = {name: value for name, value in batch.items() if not name.endswith("document_ids")}
     torch.testing.assert_close(says(model, family, bare), says(model, family, batch), rtol=0, atol=2e-6)
 
 
 def test_numbers_for_one_stream_of_two_are_refused() -> None:
     batch = tiny_batch("t5")
-    del batch["decoder_documents"]
+    del batch["decoder_document_ids"]
     with pytest.raises(UserError, match="both or neither"):
         tiny_model("t5")(batch)
 
@@ -169,7 +169,7 @@ def _apart_and_packed(
         for field, values in columns.items():
             filler = -100 if field == "labels" else 0
             apart[field] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=filler)
-            if field.endswith("documents"):
+            if field.endswith("document_ids"):
                 values = [value * number for number, value in enumerate(values, 1)]
             row = torch.cat(values)
             packed[field] = torch.nn.functional.pad(row, (0, 2), value=filler)[None]
@@ -188,7 +188,7 @@ def test_an_order_says_who_is_seen() -> None:
     orders = torch.arange(sequence).expand(rows, -1).clone()
     orders[0, :5] = 0
     orders[1] = torch.randperm(sequence, generator=torch.Generator().manual_seed(0))
-    batch |= {"order": orders, "documents": torch.ones_like(batch["documents"])}
+    batch |= {"order": orders, "document_ids": torch.ones_like(batch["document_ids"])}
     before = says(model, "gpt2", batch)
     for place in range(sequence):
         here = (torch.arange(sequence) == place).expand(rows, -1)

@@ -44,17 +44,17 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
         kept = length - 2 * torch.arange(rows)[:, None]
         return (torch.arange(length)[None] < kept).long()
 
-    batch = {"tokens": ids(sequence), "documents": documents(sequence)}
+    batch = {"tokens": ids(sequence), "document_ids": documents(sequence)}
     if family == "t5":
-        batch |= {"decoder_tokens": ids(target), "decoder_documents": documents(target)}
-        batch["labels"] = ids(target).masked_fill(batch["decoder_documents"] == 0, -100)
+        batch |= {"decoder_tokens": ids(target), "decoder_document_ids": documents(target)}
+        batch["labels"] = ids(target).masked_fill(batch["decoder_document_ids"] == 0, -100)
     elif family == "bert":
         batch["segments"] = ids(sequence, high=3) - 1
-        batch["asked"] = torch.tensor([[1, 4, 9], [2, 0, 0], [5, 3, 0]])[:rows]
-        batch["labels"] = ids(3).masked_fill(batch["asked"] == 0, -100)
+        batch["masked_positions"] = torch.tensor([[1, 4, 9], [2, 0, 0], [5, 3, 0]])[:rows]
+        batch["labels"] = ids(3).masked_fill(batch["masked_positions"] == 0, -100)
         batch["next_sentence"] = torch.tensor([0, 1, 1])[:rows]
     else:
-        batch["labels"] = ids(sequence).masked_fill(batch["documents"] == 0, -100)
+        batch["labels"] = ids(sequence).masked_fill(batch["document_ids"] == 0, -100)
     return batch
 
 

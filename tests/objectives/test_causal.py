@@ -3,13 +3,13 @@
 import numpy as np
 
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import IGNORED, Part
+from megaptm.objectives.objective import IGNORED, DocumentSlice
 from tests.objectives.rows import SPECIAL
 
 CAUSAL = OBJECTIVES["causal-lm"]
 RNG = np.random.default_rng(0)
 # The tail of a document and its end; a whole document; the head of a third with the lookahead.
-PIECE = [Part(np.array([7, 8]), 1), Part(np.array([9]), 1), Part(np.array([11, 12, 13]), 0)]
+PIECE = [DocumentSlice(np.array([7, 8]), 1), DocumentSlice(np.array([9]), 1), DocumentSlice(np.array([11, 12, 13]), 0)]
 
 
 def test_documents_end_and_do_not_predict_each_other():
@@ -17,7 +17,7 @@ def test_documents_end_and_do_not_predict_each_other():
     end = SPECIAL.end
     assert sample["tokens"].tolist() == [7, 8, end, 9, end, 11, 12]
     assert sample["labels"].tolist() == [8, end, IGNORED, end, IGNORED, 12, 13]
-    assert sample["documents"].tolist() == [1, 1, 1, 2, 2, 3, 3]
+    assert sample["document_ids"].tolist() == [1, 1, 1, 2, 2, 3, 3]
     assert sample["positions"].tolist() == [0, 1, 2, 0, 1, 0, 1]
 
 
@@ -25,11 +25,13 @@ def test_without_document_mask_the_row_is_one_text():
     sample = CAUSAL.make(PIECE, SPECIAL, RNG, 7, False)
     end = SPECIAL.end
     assert sample["labels"].tolist() == [8, end, 9, end, 11, 12, 13]
-    assert "documents" not in sample  # attention takes its fast path
+    assert "document_ids" not in sample  # attention takes its fast path
     assert sample["positions"].tolist() == list(range(7))
 
 
 def test_a_row_may_begin_with_the_end_of_a_document():
-    sample = CAUSAL.make([Part(np.array([], dtype=int), 1), Part(np.array([5, 6, 7]), 0)], SPECIAL, RNG, 3, True)
+    sample = CAUSAL.make(
+        [DocumentSlice(np.array([], dtype=int), 1), DocumentSlice(np.array([5, 6, 7]), 0)], SPECIAL, RNG, 3, True
+    )
     assert sample["tokens"].tolist() == [SPECIAL.end, 5, 6]
     assert sample["labels"].tolist() == [IGNORED, 6, 7]

@@ -6,7 +6,7 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.masked import most_asked
-from megaptm.objectives.objective import IGNORED, Chunk, Part
+from megaptm.objectives.objective import IGNORED, DocumentSlice, SentenceGroup
 from tests.data.corpora import SPECIALS
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -18,7 +18,7 @@ def unmasked(sample):
     """The row before noise."""
     tokens = sample["tokens"].copy()
     real = sample["labels"] != IGNORED
-    tokens[sample["asked"][real]] = sample["labels"][real]
+    tokens[sample["masked_positions"][real]] = sample["labels"][real]
     return sample | {"tokens": tokens}
 
 
@@ -33,7 +33,7 @@ def test_each_document_has_its_own_cls_and_sep():
     assert documents(unmasked(sample)) == [[CLS, *p.tokens.tolist(), SEP] for p in piece if len(p.tokens)]
     assert sample["positions"].tolist()[:10] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     assert sample["tokens"][64:].tolist() == [SPECIAL.pad] * 2
-    assert sample["documents"][64:].tolist() == [0, 0]
+    assert sample["document_ids"][64:].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -53,7 +53,7 @@ def test_the_masked_share_and_the_80_10_10_split_are_the_published_ones():
         sample = MLM.make([part(300, 2, seed=maskable), part(208)], SPECIAL, rng, 512, True)
         before = unmasked(sample)["tokens"]
         real = sample["labels"] != IGNORED
-        asked = sample["asked"][real]
+        asked = sample["masked_positions"][real]
         assert (before[asked] >= SPECIALS).all()
         assert len(np.unique(asked)) == len(asked)
         assert (sample["tokens"] == before)[np.setdiff1d(np.arange(512), asked)].all()
@@ -65,15 +65,15 @@ def test_the_masked_share_and_the_80_10_10_split_are_the_published_ones():
     assert fates / selected == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
 
 
-def chunk(*lengths: int) -> Chunk:
+def chunk(*lengths: int) -> SentenceGroup:
     """Sentences of ids 200.., 210.., ...; the other document's tokens are 900."""
     sentences = [np.full(length, 200 + 10 * number) for number, length in enumerate(lengths)]
-    return Chunk(sentences, other=lambda rng: [np.full(30, 900) for _ in range(10)])
+    return SentenceGroup(sentences, other=lambda rng: [np.full(30, 900) for _ in range(10)])
 
 
 def test_a_pair_is_cls_a_sep_b_sep():
     sample = unmasked(NSP.make(chunk(10, 10, 10), SPECIAL, np.random.default_rng(3), 64, True))
-    used = int((sample["documents"] == 1).sum())
+    used = int((sample["document_ids"] == 1).sum())
     tokens, segments = sample["tokens"][:used].tolist(), sample["segments"][:used].tolist()
     first, second = tokens.index(SEP), used - 1
     assert (tokens[0], tokens[second]) == (CLS, SEP)
@@ -81,7 +81,7 @@ def test_a_pair_is_cls_a_sep_b_sep():
     assert (900 in tokens[first:]) == bool(sample["next_sentence"])
     assert sample["positions"][:used].tolist() == list(range(used))
     assert (sample["tokens"][used:] == SPECIAL.pad).all()
-    assert not sample["documents"][used:].any()
+    assert not sample["document_ids"][used:].any()
 
 
 def test_next_sentence_labels_are_half_and_half_and_say_the_truth():
@@ -100,7 +100,7 @@ def test_a_chunk_of_one_sentence_gets_a_random_second_text():
 
 def test_a_tenth_of_the_pairs_are_shorter():
     rng = np.random.default_rng(0)
-    full = [NSP.make(chunk(40, 40, 40), SPECIAL, rng, 64, True)["documents"].all() for _ in range(3000)]
+    full = [NSP.make(chunk(40, 40, 40), SPECIAL, rng, 64, True)["document_ids"].all() for _ in range(3000)]
     assert np.mean(full) == pytest.approx(0.9, abs=0.02)
 
 
@@ -118,5 +118,5 @@ def test_a_row_too_short_for_text_is_refused():
 
 
 def test_a_row_of_special_tokens_only_asks_nothing():
-    sample = MLM.make([Part(np.array([2, 2, 2]), 2)], SPECIAL, np.random.default_rng(0), 8, True)
+    sample = MLM.make([DocumentSlice(np.array([2, 2, 2]), 2)], SPECIAL, np.random.default_rng(0), 8, True)
     assert (sample["labels"] == IGNORED).all()

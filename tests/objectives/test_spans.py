@@ -35,8 +35,8 @@ def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
     assert input_length(raw) == sequence < input_length(raw + 1)
     sample = T5.make([part(raw)], SPECIAL, np.random.default_rng(0), sequence, True)
     T5.batch(sequence, document_mask=True).check(sample, maker=T5.name)
-    assert sample["documents"].all()
-    assert sample["decoder_documents"].all()
+    assert sample["document_ids"].all()
+    assert sample["decoder_document_ids"].all()
 
 
 def test_the_hidden_share_is_the_published_one():
@@ -54,20 +54,20 @@ def test_each_document_is_noised_by_itself_and_can_be_put_back():
     piece = [part(300), part(1), part(150, seed=1)]
     sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
     inputs = documents(sample)
-    targets = documents(sample, "labels", "decoder_documents")
-    heard = documents(sample, "decoder_tokens", "decoder_documents")
+    targets = documents(sample, "labels", "decoder_document_ids")
+    heard = documents(sample, "decoder_tokens", "decoder_document_ids")
     rebuilt = [put_back(*sides) for sides in zip(inputs, targets, strict=True)]
     assert rebuilt == [p.tokens.tolist() for p in piece]
     # The decoder of each document starts afresh, from the start token.
     assert heard == [[PAD, *target[:-1]] for target in targets]
-    assert (sample["labels"][sample["decoder_documents"] == 0] == IGNORED).all()
-    assert (sample["tokens"][sample["documents"] == 0] == PAD).all()
+    assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
+    assert (sample["tokens"][sample["document_ids"] == 0] == PAD).all()
 
 
 def test_a_row_that_would_overflow_shortens_its_last_document():
     piece = [part(200), part(200, seed=1), part(168)]
     sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
-    sides = zip(documents(sample), documents(sample, "labels", "decoder_documents"), strict=True)
+    sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [put_back(*side) for side in sides]
     whole = [p.tokens.tolist() for p in piece]
     assert rebuilt[:2] == whole[:2]
@@ -83,7 +83,7 @@ def test_a_row_that_would_overflow_shortens_its_last_document():
 def test_many_tiny_documents_never_overflow():
     piece = [part(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
     sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
-    sides = zip(documents(sample), documents(sample, "labels", "decoder_documents"), strict=True)
+    sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [put_back(*side) for side in sides]
     assert rebuilt[:-1] == [p.tokens.tolist() for p in piece][: len(rebuilt) - 1]
     assert len(rebuilt) > 30
@@ -92,7 +92,7 @@ def test_many_tiny_documents_never_overflow():
 def test_without_document_mask_the_row_is_one_text():
     piece = [part(300), part(268)]
     sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, False)
-    assert set(sample["documents"]) == set(sample["decoder_documents"]) == {1}
+    assert set(sample["document_ids"]) == set(sample["decoder_document_ids"]) == {1}
     text = put_back(sample["tokens"].tolist(), sample["labels"].tolist())
     assert text == [token for p in piece for token in p.tokens.tolist()]
 

@@ -8,7 +8,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.denoise import whole_words
 from megaptm.objectives.masked import most_asked
-from megaptm.objectives.objective import IGNORED, Part
+from megaptm.objectives.objective import IGNORED, DocumentSlice
 from tests.data.corpora import SPECIALS, tiny_corpus, word_starts
 from tests.objectives.rows import SPECIAL, part
 
@@ -16,16 +16,18 @@ WHOLE = OBJECTIVES["masked-lm-whole-word"]
 MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
 
 
-def with_words(part: Part) -> Part:
-    return Part(part.tokens, part.slots, words=word_starts(part.tokens) if len(part.tokens) else np.zeros(0, dtype=int))
+def with_words(part: DocumentSlice) -> DocumentSlice:
+    return DocumentSlice(
+        part.tokens, part.slots, words=word_starts(part.tokens) if len(part.tokens) else np.zeros(0, dtype=int)
+    )
 
 
 def unmasked(sample):
     """Tokens before noise, and bool: which places are asked about."""
     tokens, asked = sample["tokens"].copy(), np.zeros(len(sample["tokens"]), dtype=bool)
     real = sample["labels"] != IGNORED
-    tokens[sample["asked"][real]] = sample["labels"][real]
-    asked[sample["asked"][real]] = True
+    tokens[sample["masked_positions"][real]] = sample["labels"][real]
+    asked[sample["masked_positions"][real]] = True
     return tokens, asked
 
 

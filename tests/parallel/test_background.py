@@ -25,7 +25,7 @@ def phases_of_unequal_ranks(folder):
     import torch.distributed as dist
 
     from megaptm.parallel.background import Background
-    from megaptm.parallel.world import wait_for_all
+    from megaptm.parallel.collectives import wait_for_all
 
     folder, rank, background = Path(folder), dist.get_rank(), Background()
 

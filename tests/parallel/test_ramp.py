@@ -3,15 +3,15 @@
 import pytest
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 
-from megaptm.batches import Batches
+from megaptm.batch_schedule import BatchSchedule
 
 
 @pytest.mark.parametrize(
     "batches",
     [
-        Batches(1536, start=16, increment=16, samples=5_859_375),
-        Batches(2048, start=192, increment=16, samples=9_765_625),
-        Batches(256, start=32, increment=32, samples=1000),
+        BatchSchedule(1536, start=16, increment=16, samples=5_859_375),
+        BatchSchedule(2048, start=192, increment=16, samples=9_765_625),
+        BatchSchedule(256, start=32, increment=32, samples=1000),
     ],
     ids=["GPT-3", "BLOOM", "short"],
 )

@@ -19,11 +19,11 @@ from tests.parity.reference import (
 def test_logits_loss_and_gradient() -> None:
     model, batch = tiny_model("bert"), tiny_batch("bert")
     theirs = reference_of(model)
-    real = batch["documents"] > 0
+    real = batch["document_ids"] > 0
     # They want a label for each position, where we have positions asked and a label for each.
     labels = torch.full_like(batch["tokens"], -100)
     rows, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
-    labels[rows, batch["asked"][rows, slots]] = batch["labels"][rows, slots]
+    labels[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
     out = theirs(
         input_ids=batch["tokens"],
         token_type_ids=batch["segments"],
@@ -48,8 +48,8 @@ def test_asking_some_positions_equals_labeling_them() -> None:
     model, batch = tiny_model("bert"), tiny_batch("bert")
     labels = torch.full_like(batch["tokens"], -100)
     rows, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
-    labels[rows, batch["asked"][rows, slots]] = batch["labels"][rows, slots]
-    everywhere = {name: value for name, value in batch.items() if name != "asked"} | {"labels": labels}
+    labels[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
+    everywhere = {name: value for name, value in batch.items() if name != "masked_positions"} | {"labels": labels}
     loss, count = model(everywhere)["mlm"]
     expected, expected_count = model(batch)["mlm"]
     assert_close(loss, expected)

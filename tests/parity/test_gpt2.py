@@ -22,7 +22,7 @@ from tests.parity.reference import (
 def test_logits_loss_and_gradient(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     theirs = reference_of(model)
-    real = batch["documents"] > 0
+    real = batch["document_ids"] > 0
     logits = theirs(input_ids=batch["tokens"], attention_mask=real.long()).logits
 
     assert_close(model.logits(batch)["lm"][real], logits[real])

@@ -22,10 +22,10 @@ from tests.parity.reference import (
 def test_logits_loss_and_gradient() -> None:
     model, batch = tiny_model("t5"), tiny_batch("t5")
     theirs = reference_of(model)
-    real = batch["decoder_documents"] > 0
+    real = batch["decoder_document_ids"] > 0
     logits = theirs(
         input_ids=batch["tokens"],
-        attention_mask=(batch["documents"] > 0).long(),
+        attention_mask=(batch["document_ids"] > 0).long(),
         decoder_input_ids=batch["decoder_tokens"],
         decoder_attention_mask=real.long(),
     ).logits

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load, offered
+from megaptm.config import load, offered_devices
 from megaptm.plan.layouts import FAMILIES, MACHINE, markdown
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import plan
@@ -17,7 +17,7 @@ ROWS = [
     (path, devices)
     for family in FAMILIES
     for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
-    for devices in offered(path)
+    for devices in offered_devices(path)
 ]
 PATHS = sorted({path for path, _ in ROWS})
 
@@ -40,14 +40,14 @@ def test_a_layout_fills_its_devices_leaves_an_eighth_of_the_memory_and_is_among_
 
 def test_8_and_64_devices_have_a_layout_wherever_the_model_fits():
     for path in PATHS:
-        assert 64 in offered(path)
-        assert (8 in offered(path)) == (fastest(path, 8) is not None)
+        assert 64 in offered_devices(path)
+        assert (8 in offered_devices(path)) == (fastest(path, 8) is not None)
 
 
 def test_1024_devices_have_a_layout_but_for_batches_of_256_short_rows_and_less():
     for path in PATHS:
         train, data = load(path).train, load(path).data
-        assert (1024 in offered(path)) == (train.batch * data.sequence > 256 * 512)
+        assert (1024 in offered_devices(path)) == (train.batch * data.sequence > 256 * 512)
 
 
 def test_the_shipped_default_is_one_node_but_for_the_175b():

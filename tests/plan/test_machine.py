@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from megaptm.errors import UserError
-from megaptm.plan.links import collective, message
 from megaptm.plan.machine import FOLDER, known_machines, load_machine
+from megaptm.plan.network import collective, message
 
 A100 = load_machine("a100-80g")
 

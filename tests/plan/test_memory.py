@@ -13,7 +13,7 @@ from megaptm.models import Model, fill
 from megaptm.plan import activations
 from megaptm.plan.memory import memory, states
 from megaptm.plan.software import Software
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.layouts.cases import ADAM, LENGTH, LOSSES, ROWS, batch, micro_batches, tiny
 from tests.models.tiny import VOCABULARY, mean_losses, tiny_batch
@@ -35,7 +35,7 @@ def test_a_rank_holds_the_bytes_that_the_plan_says(case):
     family, precision, layout = CASES[case]
     found = run_ranks(layout.processes, held_by_a_rank, family, precision, layout)
     lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
-    planned = memory(Work(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision))
+    planned = memory(Workload(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision))
     for rank in found:
         stage = planned[rank["stage"]]
         assert rank["weights"] == stage.weights
@@ -84,10 +84,10 @@ TABLE_2 = {
 }
 
 
-def paper_22b(layout: Layout, recompute: str = "none", software: Software = PAPER) -> Work:
+def paper_22b(layout: Layout, recompute: str = "none", software: Software = PAPER) -> Workload:
     layers = Size(layers=48, width=6144, heads=64, ffn=4 * 6144)
     spec = ModelSpec(family=GPT3, size=layers, vocabulary=51200, context=2048, dropout=0.1)
-    return Work(
+    return Workload(
         spec=spec,
         lengths={"decoder": 2048},
         layout=layout,
@@ -117,7 +117,7 @@ def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor)
     family = change(GPT3, dropout=0.0)
     spec = ModelSpec(family=family, size=layers, vocabulary=512, context=64, dropout=0.0)
     layout = Layout(pipeline=8, virtual=virtual)
-    work = Work(spec=spec, lengths={"decoder": 64}, layout=layout, batch=64)
+    work = Workload(spec=spec, lengths={"decoder": 64}, layout=layout, batch=64)
     assert memory(work)[0].activations == pytest.approx(48 * factor * activations.layer(work, "decoder"))
 
 
@@ -145,7 +145,7 @@ def test_a_layer_keeps_what_autograd_saves(bricks, masked):
     """To 2%: norms keep two numbers a token besides. Without dropout, which on a CPU no fused attention has."""
     family = change(BRICKS[bricks], dropout=0.0)
     two, three = (saved_bytes(family, layers, masked=masked) for layers in (2, 3))
-    work = Work(
+    work = Workload(
         spec=small(family, layers=2),
         lengths={next(iter(family.stacks)): 64},
         layout=Layout(microbatch=2),
@@ -174,7 +174,7 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
 
     fields = tiny_batch("bert" if "encoder" in family.stacks else "gpt2", rows=2, sequence=64)
     if not masked:
-        del fields["documents"]
+        del fields["document_ids"]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         mean_losses(model.train()(fields))
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}

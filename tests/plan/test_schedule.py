@@ -8,7 +8,7 @@ from megaptm.config import Layout
 from megaptm.families import GPT3
 from megaptm.plan.activations import in_flight
 from megaptm.plan.schedule import order, timeline
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import published
 
 SHAPES = [(4, 1, 8), (4, 1, 2), (8, 1, 16), (4, 2, 8), (4, 3, 12), (2, 2, 4), (1, 1, 3)]
@@ -37,7 +37,7 @@ def test_every_micro_batch_passes_every_chunk_twice_and_no_stage_does_two_things
 @pytest.mark.parametrize(("stages", "chunks", "microbatches"), SHAPES)
 def test_a_stage_holds_as_many_passes_as_memory_counts(stages, chunks, microbatches):
     layout = Layout(pipeline=stages, virtual=chunks)
-    work = Work(spec=published(GPT3, "175b"), lengths={"decoder": 8}, layout=layout, batch=microbatches)
+    work = Workload(spec=published(GPT3, "175b"), lengths={"decoder": 8}, layout=layout, batch=microbatches)
     for stage in range(stages):
         held = most = 0
         for _, _, backward in order(stage, stages=stages, chunks=chunks, microbatches=microbatches):

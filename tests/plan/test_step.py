@@ -14,7 +14,7 @@ from megaptm.plan.schedule import timeline
 from megaptm.plan.search import best, search
 from megaptm.plan.stages import chunks, stages
 from megaptm.plan.step import step
-from megaptm.plan.work import Work, work_of
+from megaptm.plan.workload import Workload, workload_of
 from megaptm.spec import published
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -25,9 +25,9 @@ ALL = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not i
 STAGES_16 = ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1", "layout.recompute=full"]
 
 
-def work(**layout) -> Work:
+def work(**layout) -> Workload:
     config = load(CONFIGS / "gpt3" / "175b.yaml", STAGES_16)
-    return replace(work_of(config), layout=config.layout.model_copy(update=layout))
+    return replace(workload_of(config), layout=config.layout.model_copy(update=layout))
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: f"{path.parent.name}/{path.stem}")

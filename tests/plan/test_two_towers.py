@@ -11,7 +11,7 @@ from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import memory
 from megaptm.plan.stages import parameters, stages
 from megaptm.plan.step import step
-from megaptm.plan.work import Work
+from megaptm.plan.workload import Workload
 from megaptm.spec import Block, Family, ModelSpec, Size
 
 TEXT = Block()
@@ -25,7 +25,7 @@ def spec(**stacks: Block) -> ModelSpec:
     return ModelSpec(family=Family(**names, stacks=stacks), size=SIZE, vocabulary=49408, context=256, dropout=0.0)
 
 
-BOTH = Work(
+BOTH = Workload(
     spec=spec(text=TEXT, image=IMAGE),
     lengths={"text": 77, "image": 256},
     layout=Layout(data=8, microbatch=32),
@@ -36,7 +36,7 @@ LONE = [
 ]
 
 
-def table(work: Work) -> int:
+def table(work: Workload) -> int:
     return work.spec.vocabulary * work.spec.size.width
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from megaptm.train.crew import free_port
+from megaptm.launch.worker_group import free_port
 from tests.drills.program import ROOT
 from tests.processes import command_of, environment_of
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from megaptm.slurm.submit import COULD_NOT_START
+from megaptm.schedulers.slurm.jobs import COULD_NOT_START
 from tests.processes import environment_of
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import sqlite3
 import pytest
 
 from megaptm.resilience.events import read_events
+from megaptm.run.time_spent import job_times, time_spent
 from megaptm.track import read_metrics
-from megaptm.train.accounts import accounts, jobs
 from tests.drills.program import checkpoints, finish, losses
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
@@ -48,7 +48,7 @@ def check_story(run, unbroken, lost, restarts):
     resumed = [event["step"] for event in events if event["kind"] == "resume"]
     assert len(resumed) == len(restarts)
     assert min(resumed) >= 10
-    total = accounts(jobs(events, read_metrics(run)))
+    total = time_spent(job_times(events, read_metrics(run)))
     assert total.wall == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.1)
 
 

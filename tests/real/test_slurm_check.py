@@ -23,8 +23,8 @@ import json, sys
 from pathlib import Path
 from megaptm.check.finding import Case, look
 from megaptm.check.nodes import check_nodes
-from megaptm.check.speeds import check_speed
-from megaptm.train.prepare import read_config
+from megaptm.check.speed import check_speed
+from megaptm.run.folder import read_config
 
 case = Case(config=read_config(Path(sys.argv[2]), sys.argv[3:]), speed=sys.argv[1] == "speed")
 print(json.dumps([finding.to_json() for finding in look([("nodes", check_nodes), ("speed", check_speed)], case)]))
@@ -124,5 +124,5 @@ def measuring(slurm, node):
     """The node's processes that measure it, once they have loaded what they need."""
     for one in slurm.tasks_of(node):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "megaptm.check.speed" in command_of(one) and one.num_threads() > LOADED_THREADS:
+            if "megaptm.check.speed_probe" in command_of(one) and one.num_threads() > LOADED_THREADS:
                 yield one

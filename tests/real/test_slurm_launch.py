@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.slurm.submit import state
-from megaptm.train.crew import free_port
-from megaptm.train.submitted import queued
+from megaptm.launch.worker_group import free_port
+from megaptm.run.submission import queued
+from megaptm.schedulers.slurm.jobs import state
 from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
 from tests.processes import command_of
 from tests.real.jobs import ENDS, small

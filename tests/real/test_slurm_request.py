@@ -97,7 +97,7 @@ def test_a_slurm_without_gpus_is_asked_for_none(asked):
 
 
 def test_a_slurm_that_does_not_answer_is_named(cluster, asked, monkeypatch, tmp_path):
-    monkeypatch.setattr("megaptm.check.slurm.ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr("megaptm.schedulers.slurm.command.ANSWER_SECONDS", 2.0)
     monkeypatch.setitem(cluster.environment, "SLURM_CONF", str(tmp_path / "slurm.conf"))
     code, findings = asked(cluster, "--nodes=2")
     assert code == 2

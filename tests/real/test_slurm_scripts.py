@@ -5,7 +5,7 @@ import re
 import pytest
 
 from megaptm.config import load
-from megaptm.slurm.script import Job, render
+from megaptm.launch.slurm.script import JobScript, render
 from tests.docs.commands import every_command
 from tests.drills.program import ROOT
 
@@ -33,7 +33,7 @@ def test_a_script_is_what_launch_would_write(path):
     """The array says of each of its jobs where its run is; it differs in that."""
     options, text = asked(path), path.read_text()
     [words] = re.findall(r'^train (.*?) "\$@"', text, re.MULTILINE)
-    job = Job(name=options["job-name"], nodes=int(options["nodes"]), output=options["output"])
+    job = JobScript(name=options["job-name"], nodes=int(options["nodes"]), output=options["output"])
     if "array" in options:
         assert set(job.lines()) < set(text.splitlines())
     else:

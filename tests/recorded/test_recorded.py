@@ -77,12 +77,15 @@ def losses(family: str, layout: Layout, dropout: float) -> list[float]:
 
 
 def samples(corpus: Path, objective: str) -> str:
-    """A hash of a few samples, of two epochs, with every field and its name."""
+    """A hash of a few samples, of two epochs, with every field and the name it had when the table was recorded."""
     special = load(corpus / "tokenizer").special
     mix = open_mix({str(corpus): 1.0}, objective=objective, sequence=48, seed=3, special=special)
     digest = hashlib.sha256()
     for number in (0, 1, 2, 3, mix.fresh_samples + 1):
-        for name, array in sorted(mix.sample(number).items()):
+        sample = {name.replace("document_ids", "documents"): array for name, array in mix.sample(number).items()}
+        if "masked_positions" in sample:
+            sample["asked"] = sample.pop("masked_positions")
+        for name, array in sorted(sample.items()):
             digest.update(name.encode() + np.ascontiguousarray(array).astype("<i8").tobytes())
     return digest.hexdigest()
 

@@ -8,12 +8,12 @@ import pytest
 
 from megaptm import storage
 from megaptm.errors import UserError
-from megaptm.storage import Patience
+from megaptm.storage import RetryPolicy
 from megaptm.storage import remote as remote_module
 from megaptm.storage.remote import Remote
 
 CONTENT = bytes(range(256)) * 400
-QUICK = Patience(seconds=20, deadline=1.0, pause=0.05, longest_pause=0.2, tell_after=0.3)
+QUICK = RetryPolicy(seconds=20, deadline=1.0, pause=0.05, longest_pause=0.2, tell_after=0.3)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_server_that_is_down_is_waited_for_and_that_is_said(sent, faults, tmp_
     said = []
     faults.down()
     threading.Timer(1.5, faults.up).start()
-    patience = Patience(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell_after=0.3, tell=said.append)
+    patience = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell_after=0.3, tell=said.append)
     storage.download(sent, tmp_path / "back", patience=patience)
     assert (tmp_path / "back").read_bytes() == CONTENT
     assert said[0].startswith(f"{sent} does not answer (")
@@ -101,7 +101,7 @@ def test_patience_ends_in_one_sentence(sent, faults, kind):
     faults.down() if kind == "down" else faults.inject(kind, times=1000, seconds=3.0)
     begun = time.monotonic()
     with pytest.raises(UserError) as told:
-        storage.read(sent, Patience(seconds=1.0, deadline=0.4, pause=0.1, longest_pause=0.2, tell=lambda line: None))
+        storage.read(sent, RetryPolicy(seconds=1.0, deadline=0.4, pause=0.1, longest_pause=0.2, tell=lambda line: None))
     assert str(told.value).startswith(f"{sent} could not be reached for ")
     assert str(told.value).endswith("see that its server answers, and start again.")
     assert "\n" not in str(told.value)

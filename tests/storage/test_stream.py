@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from megaptm.storage import Patience, open_remote, stream, upload
+from megaptm.storage import RetryPolicy, open_remote, stream, upload
 from tests.storage.server import BUCKET
 
-QUICK = Patience(seconds=20, deadline=2, pause=0.01, longest_pause=0.05)
+QUICK = RetryPolicy(seconds=20, deadline=2, pause=0.01, longest_pause=0.05)
 CONTENT = bytes(random.Random(1).randbytes(100_000))
 
 

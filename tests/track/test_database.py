@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from megaptm.errors import UserError
-from megaptm.storage.appearing import SUFFIX
+from megaptm.storage.atomic_file import SUFFIX
 from megaptm.track import Tracker, default_uri
 from megaptm.track.database import _is_whole, _remove_halves, ensure_database
 
@@ -156,7 +156,7 @@ TRACK = """
 import sys, time
 import megaptm.track.store
 from megaptm.errors import UserError
-from megaptm.storage.appearing import SUFFIX
+from megaptm.storage.atomic_file import SUFFIX
 from megaptm.track import Tracker, default_uri
 from megaptm.track.database import _is_whole, _remove_halves, ensure_database
 print("ready", flush=True)

@@ -32,7 +32,7 @@ def write_program(folder: Path, *parts: str) -> list[str]:
 def start_launcher(command: list[str], run: Path, *, processes: int = 2) -> subprocess.Popen[str]:
     """The launcher as a process of its own, to send it signals and read what it says."""
     source = (
-        "import sys; from pathlib import Path; from megaptm.train.launch import launch\n"
+        "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"
         f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0))"
     )
     return subprocess.Popen(

@@ -10,7 +10,7 @@ import pytest
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.parallel.deterministic import use_deterministic_kernels
-from megaptm.train.prepare import prepare, settle
+from megaptm.run.folder import prepare, settle
 from tests.drills.program import arguments, losses
 
 WORKER = """

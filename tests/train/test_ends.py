@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from megaptm.resilience.events import read_events
+from megaptm.run.time_spent import job_times, time_spent
 from megaptm.track import read_metrics
-from megaptm.train.accounts import accounts, jobs
 from tests.drills.program import arguments, checkpoints, family_of, resumed_at, start, wait_for
 from tests.processes import send, survivors
 
@@ -60,7 +60,7 @@ def test_a_halted_rank_is_named_and_its_time_is_lost(runs):
     assert (hang["rank"], hang["seconds"] >= HANG_SECONDS) == (1, True)
     [stacks] = runs.run.glob("logs/heartbeats/*/rank-0.stacks")  # those of earlier starts are gone
     assert stacks.stat().st_size
-    total = accounts(jobs(read_events(runs.run), read_metrics(runs.run)))
+    total = time_spent(job_times(read_events(runs.run), read_metrics(runs.run)))
     assert total.lost >= HANG_SECONDS
     assert left_of([*ranks, *loaders]) == []
 

@@ -7,11 +7,11 @@ import sys
 import psutil
 import pytest
 
+from megaptm.launch.local import launch
 from megaptm.resilience.events import read_events
+from megaptm.resilience.failures import exit_code_of_hang
 from megaptm.resilience.heartbeat import LEAVE, give_order
 from megaptm.resilience.watchdog import Hang
-from megaptm.train.launch import launch
-from megaptm.train.verdict import judge_hang
 from tests.drills.program import wait_for
 from tests.processes import survivors
 from tests.train.ranks import pids, start_launcher, write_program
@@ -82,7 +82,7 @@ with heartbeat.during("step"):
 # As on GPUs, where a collective returns at once and its result is waited for.
 COMPUTES_FOR_EVER_ON_ITS_DEVICE = """
 with heartbeat.during("loading"):
-    from megaptm.parallel.world import numbers
+    from megaptm.parallel.collectives import numbers
 class OfOthers:
     def tolist(self):
         ctypes.CDLL(None).sleep(600)
@@ -152,7 +152,7 @@ def test_a_second_start_that_is_refused_is_no_hang_of_the_first(program, tmp_pat
     """Both have prepared the run when the first takes its lock."""
     run, command = tmp_path / "run", program(LONG_SAVING)
     source = (
-        "import sys; from pathlib import Path; from megaptm.train.launch import launch\n"
+        "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"
         f"sys.exit(launch({command!r}, processes=2, run=Path({str(run)!r}), hang_seconds={HANG_SECONDS}))"
     )
     first = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE)
@@ -179,7 +179,7 @@ def test_a_hang_ends_a_run_whose_disk_takes_nothing(tmp_path, capfd):
     (tmp_path / "run").touch()
     give_order(tmp_path / "run", LEAVE)
     told = {"rank": 1, "phase": "saving", "step": 3, "seconds": 4.0, "problem": "rank 1 hangs.", "stack": ""}
-    assert judge_hang(Hang(**told, folder=tmp_path), run=tmp_path / "run") == 75
+    assert exit_code_of_hang(Hang(**told, folder=tmp_path), run=tmp_path / "run") == 75
     assert capfd.readouterr().err.startswith("rank 1 hangs.")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.slurm.begin import begin
+from megaptm.launch.slurm.preflight import preflight
 from megaptm.track import read_metrics
 from tests.bad_input.mistakes import content, told
 from tests.drills.program import arguments, finish, losses, resumed_at
@@ -100,7 +100,7 @@ def test_a_phase_is_not_begun_without_the_one_before(runs):
 def test_a_job_of_slurm_is_refused_before_its_processes_start(runs):
     path, *overrides = runs.words("nothing", *SECOND)[1:]
     with pytest.raises(UserError, match=r"train\.after \(4\): the run in .* has 0 steps"):
-        begin(load(path, overrides), attempt="1.0", tasks=1)
+        preflight(load(path, overrides), attempt="1.0", tasks=1)
 
 
 def test_there_is_no_way_back(runs, second):

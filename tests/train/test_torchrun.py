@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
+from megaptm.launch.worker_group import free_port
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
-from megaptm.train.crew import free_port
 from tests.drills.program import family_of, last_step, wait_for
 from tests.processes import environment_of, survivors
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.corpus import output
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.deduplicate import Deduplicate, Near, Paragraphs
 from data_pipeline.progress import Stages
@@ -20,7 +20,7 @@ from tests.data_pipeline.corpus.test_build import files_of
 class CutOff(BaseException):
     """The corpus was about to appear."""
 
-    def __init__(self, work: Work):
+    def __init__(self, work: JobRunner):
         self.work = work
 
 
@@ -35,7 +35,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(output.LocalOutput, "publish", publish)
     monkeypatch.setattr(output, "WORTH_KEEPING", 0.0)
 
-    def build() -> tuple[dict[str, bytes], Work]:
+    def build() -> tuple[dict[str, bytes], JobRunner]:
         with pytest.raises(CutOff) as end:
             build_corpus(whole, tmp_path / "corpus", workers=0)
         files = files_of(tmp_path / "corpus.building")
@@ -103,7 +103,7 @@ def work_done(job: Job) -> Result:
 def test_a_result_that_someone_else_wrote_is_not_taken_and_runs_nothing(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        work = Work(tmp_path / "scratch", InProcess(), Stages(None))
+        work = JobRunner(tmp_path / "scratch", InProcess(), Stages(None))
         assert work.run("work", work_done, [Job(str(tmp_path / "log"))]) == [Result(1)]
         [kept] = (tmp_path / "scratch" / "finished" / "work").iterdir()
         kept.write_bytes(content)
@@ -116,24 +116,24 @@ FILES_WITHOUT_HASH = '"files":{"a":7},"result":{"number":1}'
 
 def test_a_result_of_another_type_with_a_right_hash_is_not_taken(tmp_path):
     job = Job(str(tmp_path / "log"))
-    Work(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
+    JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
     [kept] = (tmp_path / "finished" / "work").iterdir()
     good = '"files":{},"result":'
     for inner in (*(good + wrong for wrong in ('{"number":"1"}', '{"number":null}', "[]", "{}")), FILES_WITHOUT_HASH):
         inner = f"{{{inner}}}".encode()
         kept.write_bytes(b'{"sha256":"%s","job":%s}' % (hashlib.sha256(inner).hexdigest().encode(), inner))
-        again = Work(tmp_path, InProcess(), Stages(None))
+        again = JobRunner(tmp_path, InProcess(), Stages(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
         assert again.damaged == [kept.relative_to(tmp_path).as_posix()]
 
 
 def test_a_result_that_cannot_be_read_is_made_again(tmp_path):
     job = Job(str(tmp_path / "log"))
-    Work(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
+    JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
     [kept] = (tmp_path / "finished" / "work").iterdir()
     kept.unlink()
     kept.symlink_to(kept.name)  # ELOOP, whoever reads
     for damaged in ([kept.relative_to(tmp_path).as_posix()], []):
-        again = Work(tmp_path, InProcess(), Stages(None))
+        again = JobRunner(tmp_path, InProcess(), Stages(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
         assert again.damaged == damaged

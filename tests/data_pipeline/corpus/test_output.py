@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus.output import building
-from data_pipeline.corpus.work import Work
+from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import Stages
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 
-NO_WORK = Work(Path(), InProcess(), Stages(None))
+NO_WORK = JobRunner(Path(), InProcess(), Stages(None))
 """A folder needs none to appear."""
 
 

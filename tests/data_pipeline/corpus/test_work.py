@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.corpus.work import Work, key_of
+from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import Stages
 
@@ -34,8 +34,8 @@ def jobs(tmp_path):
     return [Job(str(tmp_path / "log"), number, np.arange(number)) for number in range(5)]
 
 
-def work(tmp_path) -> Work:
-    return Work(tmp_path / "work", InProcess(), Stages(None))
+def work(tmp_path) -> JobRunner:
+    return JobRunner(tmp_path / "work", InProcess(), Stages(None))
 
 
 def log(tmp_path) -> list[int]:
@@ -84,9 +84,9 @@ class AnyOrder(InProcess):
 
 
 def test_results_are_in_the_order_of_jobs_whoever_finishes_first(tmp_path, jobs):
-    crew = Work(tmp_path / "work", AnyOrder(), Stages(None))
-    assert crew.run("squares", square, jobs[2:3]) == [4]
-    assert crew.run("squares", square, jobs) == [0, 1, 4, 9, 16]
+    runner = JobRunner(tmp_path / "work", AnyOrder(), Stages(None))
+    assert runner.run("squares", square, jobs[2:3]) == [4]
+    assert runner.run("squares", square, jobs) == [0, 1, 4, 9, 16]
     assert log(tmp_path) != sorted(log(tmp_path))
 
 

@@ -14,10 +14,10 @@ from tests.data_pipeline.corpus.test_build import files_of
 
 
 def test_little_text_is_worked_on_here():
-    with open_workers(None, SMALL - 1) as crew:
-        assert isinstance(crew, InProcess)
-    with open_workers(0, 100 * SMALL) as crew:
-        assert isinstance(crew, InProcess)
+    with open_workers(None, SMALL - 1) as workers:
+        assert isinstance(workers, InProcess)
+    with open_workers(0, 100 * SMALL) as workers:
+        assert isinstance(workers, InProcess)
 
 
 def test_a_ray_that_does_not_answer_is_named_at_once(monkeypatch):
@@ -45,9 +45,9 @@ def test_a_machine_too_busy_for_ray_is_told_in_one_sentence(monkeypatch):
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[OnRay]:
     """One Ray for the module: `open_workers` finds it running and leaves it so."""
-    with open_workers(4, SMALL) as crew:
-        assert isinstance(crew, OnRay)
-        yield crew
+    with open_workers(4, SMALL) as workers:
+        assert isinstance(workers, OnRay)
+        yield workers
 
 
 def square(number: int) -> int:

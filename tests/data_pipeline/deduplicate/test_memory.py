@@ -7,7 +7,7 @@ import numpy.ma  # numpy loads it when it is first needed, which is no job's doi
 import pytest
 
 from data_pipeline.deduplicate import Deduplicate, Near
-from data_pipeline.deduplicate.buckets import Listing
+from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.exact import equal
 from data_pipeline.deduplicate.near import near
 from data_pipeline.deduplicate.tables import save
@@ -47,7 +47,7 @@ def peaks(job_peaks):
 def test_a_job_takes_forty_bytes_for_each_hash_dealt_to_it(tmp_path, monkeypatch, parts):
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", ENTRIES)
     written, job_peaks = [part(tmp_path, number) for number in range(parts)], []
-    listing = Listing.write(str(tmp_path), written, Deduplicate(near=NEAR))
+    listing = PartListing.write(str(tmp_path), written, Deduplicate(near=NEAR))
     near(listing, NEAR, None, peaks(job_peaks))
     equal(listing, "digests", parts * ROWS, peaks(job_peaks))
     assert len(job_peaks) >= parts * ROWS * NEAR.bands / ENTRIES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.deduplicate import Deduplicate, Near
-from data_pipeline.deduplicate.buckets import Listing
+from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.near import near
 from data_pipeline.deduplicate.sketch import sign
 from tests.data_pipeline.deduplicate.corpora import (
@@ -39,7 +39,7 @@ def connected(folder, texts):
     """row -> lowest row that it is a near duplicate of."""
     options = Deduplicate(documents=False, near=Near())
     parts = write_parts(folder, texts, options)
-    components = near(Listing.write(str(folder), parts, options), NEAR, None, in_process)
+    components = near(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
     return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
 
 

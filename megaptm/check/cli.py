@@ -1,0 +1,131 @@
+"""What `megaptm check` is told on its command line, as a case to look at; what cannot be read is a fault as well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from megaptm.check.api import CHECKS
+from megaptm.check.finding import Case, Check, Finding, Request, State, counted, look
+from megaptm.errors import UserError
+from megaptm.plan.machine import load_machine
+from megaptm.run.folder import read_draft
+from megaptm.schedulers.slurm.options import read_options
+from megaptm.schedulers.slurm.slurm_time import seconds_of
+
+Word = TypeVar("Word")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """Words, none of them read yet."""
+
+    config: Path
+    overrides: tuple[str, ...]
+    machine: str | None
+    nodes: int | None
+    processes_per_node: int | None
+    gpus_per_node: int | None
+    time: str | None
+    slurm_options: tuple[str, ...]
+    full: bool
+    speed: bool
+    only: tuple[str, ...]
+    """Topics; none: all."""
+
+
+def look_at(stated: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
+    """All findings, as they come."""
+    faults: list[Finding] = []
+    seconds = _read(seconds_of, stated.time, "time", faults)
+    options = _read(read_options, stated.slurm_options, "slurm", faults) or ()
+    machine = _read(load_machine, stated.machine, "machine", faults)
+    checks = _read(_chosen, stated.only, "topic", faults)
+    draft = _read(lambda path: read_draft(path, stated.overrides), stated.config, "config", faults)
+    yield from faults
+    if draft is None or checks is None:
+        return
+    if draft.config is None:
+        yield from (Finding("config", "fault", mistake) for mistake in draft.mistakes)
+        yield Finding("config", "unknown", "nothing else is looked at before the config can be read.")
+        return
+    case = Case(
+        config=draft.config,
+        mistakes=draft.mistakes,
+        machine=machine,
+        request=_request(stated, seconds, options),
+        hashing="all" if stated.full else "some",
+        speed=stated.speed,
+        tell=tell,
+    )
+    yield from look(checks, case)
+
+
+def _chosen(topics: tuple[str, ...]) -> list[tuple[str, Check]]:
+    known = [topic for topic, _ in CHECKS]
+    for topic in topics:
+        if topic not in known:
+            raise UserError(f"--only {topic}: there is no such topic; choose from {', '.join(known)}.")
+    return [(topic, check) for topic, check in CHECKS if not topics or topic in topics]
+
+
+def _read(how: Callable[[Word], Value], word: Word | None, topic: str, faults: list[Finding]) -> Value | None:
+    """None where nothing was said, or something that cannot be understood."""
+    if word is None:
+        return None
+    try:
+        return how(word)
+    except UserError as error:
+        faults.append(Finding(topic, "fault", str(error)))
+        return None
+
+
+def _request(stated: CommandLine, seconds: float | None, options: tuple[str, ...]) -> Request:
+    asked = stated.slurm_options or any(word is not None for word in (stated.nodes, stated.time, stated.gpus_per_node))
+    return Request(
+        nodes=stated.nodes,
+        processes_per_node=stated.processes_per_node,
+        gpus_per_node=stated.gpus_per_node,
+        seconds=seconds,
+        slurm_options=options if asked else None,
+    )
+
+
+MARKS: dict[State, Text] = {
+    "good": Text("✓", style="green"),
+    "warning": Text("!", style="bold yellow"),
+    "fault": Text("✗", style="bold red"),
+    "unknown": Text("?", style="cyan"),
+}
+WORDS: dict[State, str] = {"fault": "faults", "warning": "warnings", "unknown": "unknown", "good": "good"}
+TOPIC_WIDTH = 10
+
+
+def show(findings: Iterable[Finding], console: Console) -> bool:
+    """Print each, a topic named once, and how many there are; whether a fault is among them."""
+    found, before = Counter[State](), ""
+    for finding in findings:
+        console.print(_line(finding, finding.topic if finding.topic != before else ""))
+        found[finding.state] += 1
+        before = finding.topic
+    number = [counted(found[state], state, many) for state, many in WORDS.items() if found[state]]
+    verdict = Text("Faults", MARKS["fault"].style) if found["fault"] else Text("No fault", MARKS["good"].style)
+    console.print(Text.assemble("\n", verdict, f": {', '.join(number)}."))
+    return bool(found["fault"])
+
+
+def _line(finding: Finding, topic: str) -> Table:
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=1)
+    line.add_column(width=TOPIC_WIDTH, style="bold")
+    line.add_column(overflow="fold")
+    line.add_row(MARKS[finding.state], topic, Text(finding.says))
+    return line

@@ -1,0 +1,219 @@
+"""The corpora of the mix: shards and tokenizers beside their manifests, the text beside the steps."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+
+from megaptm.check.finding import Case, Finding, counted
+from megaptm.config import Config
+from megaptm.data import Corpus
+from megaptm.data.files import npy_bytes
+from megaptm.data.mix import Mix
+from megaptm.data.shards import TOKENS_AT, Shard, ShardInfo, damaged, misfit
+from megaptm.errors import UserError
+from megaptm.run.corpora import cache_of, check_epochs, check_vocabulary, corpus_tokenizer, open_corpora, tokenizer_of
+from megaptm.storage import RetryPolicy, hash_of, join, listed
+
+PATIENCE_SECONDS = 20.0
+"""For a server of corpora: a run waits longer (data.patience), who sits before a screen does not."""
+MANY_EPOCHS = 40
+"""BERT read its text about so often (arXiv:1810.04805, section A.2); more is unusual, and worth a word."""
+
+
+def corpora(case: Case) -> Iterator[Finding]:
+    """Each corpus by itself, then the mix of them, if they are all good and the config is."""
+    with away_from_the_cache(case.config) as config:
+        case = replace(case, config=config)
+        good = True
+        for place in config.data.mix:
+            for finding in _corpus(case, place):
+                good = good and finding.state != "fault"
+                yield finding
+        if good and not case.mistakes:
+            yield from _mix(config)
+
+
+@contextmanager
+def away_from_the_cache(config: Config) -> Iterator[Config]:
+    """The config with a cache of its own that is not left behind, and with little patience.
+
+    Shards are checked here, and not once more when they are opened.
+    """
+    with tempfile.TemporaryDirectory(prefix="megaptm-check-") as cache:
+        seconds = min(PATIENCE_SECONDS, config.data.patience)
+        data = config.data.model_copy(update={"cache": cache, "patience": seconds, "verify": "none"})
+        yield config.model_copy(update={"data": data})
+
+
+def _corpus(case: Case, place: str) -> Iterator[Finding]:
+    case.tell(f"opening {place}")
+    try:
+        corpus = Corpus.open(place, cache_of(case.config))
+        yield from look_at_shards(case, corpus)
+        tokenizer = tokenizer_of(corpus)
+        if not case.mistakes:
+            check_vocabulary(case.config, tokenizer, place)
+    except UserError as error:
+        yield Finding("data", "fault", str(error))
+        return
+    yield Finding(
+        "data",
+        "good",
+        f"{place}: its tokenizer ({tokenizer.kind}, {tokenizer.vocabulary:,} ids) is the one it was made with.",
+        {"corpus": place, "tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary},
+    )
+
+
+def _mix(config: Config) -> Iterator[Finding]:
+    """Whether corpora, tokenizer and objective go together, and there is enough text."""
+    tokenizer, train = corpus_tokenizer(config), config.train
+    text = open_corpora(config, tokenizer, "train")
+    check_epochs(config, text)
+    held_out = open_corpora(config, tokenizer, "validation").fresh_batches(train.batch)
+    samples = config.batches.first(train.steps)
+    yield Finding(
+        "data",
+        "good",
+        f"{samples:,} rows of {config.data.sequence:,} tokens are read in {train.steps:,} steps; {held_out:,} batches "
+        "are held out.",
+        {"rows": samples, "held_out_batches": held_out},
+    )
+    yield from _epochs(config, text, samples)
+
+
+def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
+    for order, (place, read) in zip(text.orders, text.cursors(samples).items(), strict=True):
+        epochs = read / order.per_epoch
+        many = epochs > MANY_EPOCHS and config.data.epochs is None
+        yield Finding(
+            "data",
+            "warning" if many else "good",
+            f"{place} is read {epochs:,.2f} times"
+            + (
+                f": build it from more text, lower train.steps, or set data.epochs={-(-read // order.per_epoch)} if "
+                "that is meant."
+                if many
+                else "."
+            ),
+            {"corpus": place, "epochs": epochs},
+        )
+
+
+SAMPLE_BYTES = 1 << 30
+"""Read of a corpus unless all is asked for: a second or two from a disk."""
+SAMPLE_DOCUMENTS = 10_000
+"""Looked up in the index of a shard unless all are asked for."""
+THREADS = 4
+MOST_TOLD = 5
+"""Damaged shards of a corpus that are told one by one."""
+
+
+def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
+    """A fault for each shard that is not the manifest's, or one good finding for all."""
+    shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
+    sizes = listed(corpus.name, _patience(corpus))
+    problems = [problem for info in shards if (problem := misfit(corpus.name, info, sizes))]
+    chosen = _chosen(case, [] if problems else shards)
+    problems += _damaged(case, corpus, chosen)
+    for problem in problems[:MOST_TOLD]:
+        yield Finding("data", "fault", problem)
+    if len(problems) > MOST_TOLD:
+        yield Finding("data", "fault", f"{corpus.name}: {len(problems) - MOST_TOLD:,} more of its shards are so.")
+    if not problems:
+        yield _good(corpus, shards, chosen)
+
+
+def _good(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInfo]) -> Finding:
+    read = sum(info.size for info in hashed)
+    numbers = {
+        "corpus": corpus.name,
+        "shards": len(shards),
+        "bytes": sum(info.size for info in shards),
+        "tokens": sum(info.tokens for info in shards),
+        "hashed_shards": len(hashed),
+        "hashed_bytes": read,
+    }
+    whose = "all" if len(hashed) == len(shards) else f"{len(hashed):,}"
+    bytes_ = f"{whose} hashed ({read / 2**20:,.1f} MiB)" if hashed else "none hashed"
+    shard = counted(len(shards), "shard", "shards")
+    says = f"{corpus.name}: {shard} of {numbers['tokens']:,} tokens, each of its size; {bytes_}."
+    return Finding("data", "good", says, numbers)
+
+
+def _chosen(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+    """Those whose bytes are read; a sample is another one each time."""
+    if case.hashing == "all":
+        return list(shards)
+    drawn: list[ShardInfo] = []
+    left = SAMPLE_BYTES if case.hashing == "some" else 0
+    for info in random.sample(shards, len(shards)) if left else ():
+        if left <= 0:
+            break
+        drawn.append(info)
+        left -= info.size
+    return drawn
+
+
+def _damaged(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
+    """What is wrong with the bytes of these shards."""
+    problems = []
+    with ThreadPoolExecutor(THREADS) as threads:
+        work = {threads.submit(_wrong_hash, corpus, info): info for info in shards}
+        for done, future in enumerate(as_completed(work), start=1):
+            case.tell(f"{corpus.name}: {done:,} of {len(shards):,} shards read")
+            if problem := future.result() or _wrong_index(case, corpus, work[future]):
+                problems.append(problem)
+    return sorted(problems)
+
+
+def _wrong_hash(corpus: Corpus, info: ShardInfo) -> str | None:
+    for name, expected in info.hashes.items():
+        file = join(corpus.name, name)
+        if hash_of(file, _patience(corpus)) != expected:
+            return damaged(file)
+    return None
+
+
+def _wrong_index(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
+    """Of a shard whose bytes are those that were written; one that is elsewhere is not fetched for that."""
+    if corpus.mirror:
+        return None
+    try:
+        shard = corpus.open_shard(info, "none")
+    except UserError as error:
+        return str(error)
+    most = None if case.hashing == "all" else SAMPLE_DOCUMENTS
+    wrong = lies(shard, info, corpus.manifest.tokenizer["vocabulary"], most)
+    return f"{join(corpus.name, info.name)}: {wrong}; build the corpus again." if wrong else None
+
+
+def lies(shard: Shard, info: ShardInfo, vocabulary: int, most: int | None) -> str | None:
+    """What the index says of a shard that is not so; `most` documents are looked up."""
+    places = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
+    if int(places[:, 1].sum()) != info.tokens:
+        return f"{info.index_name} counts {int(places[:, 1].sum()):,} tokens where the manifest says {info.tokens:,}"
+    for document, (at, count) in enumerate(places[:most].tolist()):
+        if not _lies_there(shard, document, at, count):
+            return f"{info.index_name} finds no document of {count:,} tokens at byte {at:,}"
+        largest = int(shard.tokens(document).max())
+        if largest >= vocabulary:
+            return f"a document has id {largest:,}, beyond the {vocabulary:,} of the tokenizer"
+    return None
+
+
+def _lies_there(shard: Shard, document: int, at: int, count: int) -> bool:
+    """Whether the tar has an array of so many tokens there: its header ends where they begin."""
+    size = count * shard.dtype.itemsize
+    if not 0 < size <= len(shard.content) - at:
+        return False
+    header = npy_bytes(shard.tokens(document))[:-size]
+    return shard.content[max(0, at - len(header)) : at] == header
+
+
+def _patience(corpus: Corpus) -> RetryPolicy:
+    return corpus.mirror.cache.patience if corpus.mirror else RetryPolicy()

@@ -1,0 +1,57 @@
+"""Asks every node that there is: those of a Slurm job, of a Ray cluster, or this machine alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megaptm.schedulers.node_process import ProcessOutput, facts, last_line, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What the nodes said."""
+
+    said: dict[str, dict[str, Any]]
+    """Facts by the node's name, in the scheduler's order."""
+    silent: dict[str, str]
+    """Why, of the nodes that said nothing."""
+    begin: float
+    """This machine's clock, before and after."""
+    end: float
+    everywhere: bool
+    """Whether a scheduler's nodes were asked, or only this machine."""
+
+
+def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -> Answers:
+    """One process on each node; those that have not answered in time are silent."""
+    begin = time.time()
+    if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
+        from megaptm.schedulers.slurm.nodes import run_on_slurm
+
+        nodes, output = run_on_slurm(module, arguments, seconds)
+    elif os.environ.get("RAY_ADDRESS"):
+        from megaptm.schedulers.ray.nodes import run_on_ray
+
+        nodes, output = run_on_ray(module, arguments, seconds)
+    else:
+        alone = run(module, arguments, seconds=seconds)
+        return gather([socket.gethostname()], [alone], begin=begin, everywhere=False)
+    return gather(nodes, output, begin=begin, everywhere=True)
+
+
+def gather(nodes: Sequence[str], output: Sequence[ProcessOutput], *, begin: float, everywhere: bool) -> Answers:
+    """Facts of those that gave any, and the last words of the others."""
+    pairs = list(zip(nodes, output, strict=True))
+    return Answers(
+        said={node: found for node, one in pairs if (found := facts(one.stdout))},
+        silent={node: last_line(one.stderr) for node, one in pairs if not facts(one.stdout)},
+        begin=begin,
+        end=time.time(),
+        everywhere=everywhere,
+    )

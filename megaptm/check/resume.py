@@ -1,0 +1,102 @@
+"""A run that was begun: may this config continue it, and is its newest checkpoint whole?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megaptm.check.data import away_from_the_cache
+from megaptm.check.finding import Case, Finding
+from megaptm.checkpoint.committed import FOLDER
+from megaptm.config import Config, load, resolve_model
+from megaptm.data import Corpus
+from megaptm.errors import UserError
+from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
+from megaptm.run.corpora import cache_of
+from megaptm.run.folder import CONFIG, changes, check_phase, trained
+from megaptm.run.submission import refuse_queued
+
+if TYPE_CHECKING:
+    from megaptm.checkpoint.store import Checkpoint
+
+SAMPLE_BYTES = 1 << 30
+"""Read of a checkpoint unless all is asked for."""
+TOPIC = "run"
+
+
+def resume(case: Case) -> Iterator[Finding]:
+    """Nothing where there is no run yet."""
+    run = Path(case.config.run)
+    check_phase(case.config)
+    refuse_queued(run)
+    if not (run / FOLDER).is_dir():
+        return
+    if (run / CONFIG).exists() and trained(run):
+        changed = list(changes(load(run / CONFIG), case.config))
+        yield from (Finding(TOPIC, "fault", change) for change in changed)
+        if changed:
+            return
+    newest, problems = _newest(case, run)
+    if newest is None:
+        if problems:
+            raise UserError(
+                f"all checkpoints in {run / 'checkpoints'} are damaged ({problems[0]}): put a good copy there, or "
+                "choose another run=FOLDER."
+            )
+        return
+    yield from (
+        Finding(TOPIC, "warning", f"{problem}: the run goes on from the checkpoint of step {newest.step:,} instead.")
+        for problem in problems
+    )
+    _must_fit(case, newest)
+    yield _where_it_stands(case.config, newest)
+
+
+def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and what is wrong with those after it."""
+    from megaptm.checkpoint.files import DamagedError
+    from megaptm.checkpoint.store import Store  # loads torch: only where there is something to continue
+
+    store = Store(run)
+    problems: list[str] = []
+    for step in store.steps():
+        try:
+            checkpoint = store.load(step)
+            _verify(case, checkpoint)
+            return checkpoint, problems
+        except DamagedError as error:
+            problems.append(str(error))
+    # What a job has set aside: to begin again at step 0 would look like success, so the next one refuses, too.
+    return None, problems + [f"{folder} was set aside" for folder in store.folder.glob("step-*.damaged*")]
+
+
+def _verify(case: Case, checkpoint: Checkpoint) -> None:
+    left = {"none": 0.0, "some": float(SAMPLE_BYTES), "all": float("inf")}[case.hashing]
+    for number, file in enumerate(checkpoint.files):
+        case.tell(f"{checkpoint.folder.name}: {number} of {len(checkpoint.files)} files read")
+        checkpoint.verify_file(file, hashed=left > 0)
+        left -= file.size
+
+
+def _must_fit(case: Case, checkpoint: Checkpoint) -> None:
+    """The checkpoint is of this model, tokenizer and text; what is wrong with a corpus itself is told with the data."""
+    if case.mistakes:
+        return
+    with away_from_the_cache(case.config) as config:
+        try:
+            manifests = {place: Corpus.open(place, cache_of(config)).manifest for place in config.data.mix}
+        except UserError:
+            return
+    tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
+    refuse_another(checkpoint, compatibility(resolve_model(case.config), tokenizer))
+    refuse_other_text(checkpoint, {place: manifest.id for place, manifest in manifests.items()})
+
+
+def _where_it_stands(config: Config, newest: Checkpoint) -> Finding:
+    numbers = {"step": newest.step, "steps": config.train.steps}
+    if newest.step >= config.train.steps:
+        says = f"the run has all its {config.train.steps:,} steps: raise train.steps, or nothing is left to do."
+        return Finding(TOPIC, "warning", says, numbers)
+    says = f"the run goes on from the checkpoint of step {newest.step:,} of {config.train.steps:,}, which is whole."
+    return Finding(TOPIC, "good", says, numbers)

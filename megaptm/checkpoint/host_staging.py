@@ -1,0 +1,53 @@
+"""Copies of what is to be saved, in host memory: written from there while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from megaptm.checkpoint.tensors import Piece
+
+# torch rounds what a GPU can reach by itself (pinned memory) up to a power of two: rooms of one waste nothing.
+ROOM_BYTES = 256 << 20
+ALIGNED_BYTES = 64
+
+
+class HostStaging:
+    """The memory is kept from one save to the next: making it takes longer than copying."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[bool, list[Tensor]] = {False: [], True: []}
+        """Bytes; pinned ones for what lies on a GPU."""
+
+    def take(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """The pieces as they are now, whatever becomes of their tensors after this returns."""
+        spaces = {pinned: _Spaces(rooms, pinned) for pinned, rooms in self._rooms.items()}
+        copies = []
+        for piece in pieces:
+            copy = spaces[piece.data.is_cuda].like(piece.data)
+            copies.append(replace(piece, data=copy.copy_(piece.data.detach(), non_blocking=True)))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return copies
+
+
+class _Spaces:
+    """Gives out parts of rooms, one after the other, and adds a room when none has space left."""
+
+    def __init__(self, rooms: list[Tensor], pinned: bool) -> None:
+        self._rooms, self._pinned = rooms, pinned
+        self._number, self._used = 0, 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Space for a contiguous tensor of this shape and type."""
+        while self._number < len(self._rooms) and self._used + tensor.nbytes > len(self._rooms[self._number]):
+            self._number, self._used = self._number + 1, 0
+        if self._number == len(self._rooms):
+            size = max(tensor.nbytes, ROOM_BYTES)
+            self._rooms.append(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned))
+        space = self._rooms[self._number][self._used : self._used + tensor.nbytes]
+        self._used += -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
+        return space.view(tensor.dtype).view(tensor.shape)

@@ -1,0 +1,46 @@
+"""A small memory of the last few things built: open shards, windows, epochs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class LRUCache(Generic[Key, Value]):
+    """Calls `build` for a key unless it is one of the last `size` asked for. Safe to share among threads.
+
+    What it holds does not travel in a pickle.
+    """
+
+    def __init__(self, build: Callable[[Key], Value], size: int):
+        self.build = build
+        self.size = size
+        self._held: OrderedDict[Key, Value] = OrderedDict()
+        self._last: tuple[Key, Value] | None = None
+        self._lock = Lock()
+
+    def __call__(self, key: Key) -> Value:
+        last = self._last
+        if last is not None and last[0] == key:  # mostly, and then no lock is needed
+            return last[1]
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                value = self._held[key]
+            else:
+                value = self._held[key] = self.build(key)
+                if len(self._held) > self.size:
+                    self._held.popitem(last=False)
+            self._last = (key, value)
+            return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"build": self.build, "size": self.size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _held=OrderedDict(), _last=None, _lock=Lock())

@@ -1,0 +1,119 @@
+"""A run that begins from a model of Hugging Face's format: its weights are the checkpoint of step 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from megaptm import __version__
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import Piece
+from megaptm.config import Config, dump, load, resolve_model
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.hub.download import model_folder
+from megaptm.hub.huggingface import ImportedModel, from_hugging_face
+from megaptm.hub.tokenizer import read_tokenizer
+from megaptm.models import initial_value
+from megaptm.plan.count import count
+from megaptm.resilience.events import Events, ImportEvent
+from megaptm.resilience.lock import RunLock
+from megaptm.run.compatibility import compatibility
+from megaptm.run.folder import CONFIG, settle
+from megaptm.spec import ModelSpec, Size
+from megaptm.storage import AtomicFile
+from megaptm.tokenizers import Tokenizer
+
+# Where training a finished model further usually begins; until its first step everything can still be changed.
+RECIPE: dict[str, Any] = {
+    "optimizer": {"lr": 5e-5, "weight_decay": 0.01, "clip": 1.0, "warmup_steps": 100, "decay": "linear"},
+    "train": {"steps": 1000, "batch": 8, "log_every": 10},
+}
+LONGEST_ROW = 512
+
+
+@dataclass(frozen=True)
+class Import:
+    """What came of it."""
+
+    config: Config
+    fresh: tuple[str, ...]
+    """Heads that the model came without, which begin as a new model's do."""
+
+
+def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Import:
+    """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all."""
+    run = Path(run)
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"{run} is already there and not empty; import to a new folder.")
+    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
+        raise UserError(f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set.")
+    folder = model_folder(source)
+    model = from_hugging_face(folder)
+    tokenizer = read_tokenizer(folder)
+    if tokenizer.vocabulary > model.spec.vocabulary:
+        raise UserError(
+            f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {model.spec.vocabulary:,}."
+        )
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(run) as unfinished:
+        unfinished.mkdir()
+        config = _write_config(model.spec, source, unfinished, run, overrides)
+        tokenizer.save(unfinished / "tokenizer")
+        _save(config, _complete(model, seed=config.train.seed), unfinished, tokenizer)
+        fresh = tuple(dict.fromkeys(name.rpartition(".")[0] for name in model.absent))
+        with Events(unfinished) as events:
+            events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=fresh))
+    return Import(config, fresh)
+
+
+def _complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
+    """All parameters; those that are absent begin as in a new run of this seed."""
+    spec = model.spec
+    return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
+
+
+def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
+    family = CATALOGUE[spec.name]
+    for stack, block in family.stacks.items():
+        ours, theirs = block.norm_eps, spec.family.stacks[stack].norm_eps
+        if ours != theirs:
+            raise UserError(
+                f"{source}: its norms add {theirs}, those of {spec.name} {ours}; it cannot be trained here."
+            )
+    shape = {name: getattr(spec.size, name) for name in ("layers", "width", "heads", "ffn")}
+    model = {"family": spec.name, "size": _size_name(spec), **shape, "head_width": spec.size.key_width}
+    numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
+    path = folder / CONFIG
+    path.write_text(yaml.safe_dump({"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}))
+    config = settle(load(path, overrides))
+    path.write_text(dump(config), encoding="utf-8")
+    return config
+
+
+def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer) -> None:
+    """The checkpoint of step 0: weights and no moments, since no update has been made to them."""
+    begin = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
+    with RunLock(run) as lock:
+        store = Store(run, fence=lock.still_mine, token=lock.token)
+        store.prepare(0)
+        whole = (
+            Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
+            for name, value in weights.items()
+        )
+        store.write(0, 0, whole)
+        store.commit(0, {**compatibility(resolve_model(config), tokenizer.fingerprint), **begin}, ranks=1)
+
+
+def _size_name(spec: ModelSpec) -> str:
+    def plain(size: Size) -> Size:
+        return replace(size, head_width=size.key_width)
+
+    sizes = CATALOGUE[spec.name].sizes
+    return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

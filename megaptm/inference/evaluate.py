@@ -1,0 +1,226 @@
+"""`megaptm evaluate`: how well a model predicts held-out text, beside what needs no model at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from megaptm.bricks import HEADS
+from megaptm.config import Config
+from megaptm.data import Mix, open_mix
+from megaptm.data.loader import as_tensors, stacked
+from megaptm.data.shards import Corpus
+from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import LoadedModel
+from megaptm.objectives import objective_of
+from megaptm.objectives.objective import IGNORED, Sample
+from megaptm.resilience.events import EvaluationEvent, Events
+from megaptm.run.corpora import cache_of
+from megaptm.storage import Cache, write_whole
+from megaptm.track import Tracker
+
+FILE = "evaluation.json"
+
+# Training rows whose answers are counted for the unigram baseline: millions of tokens, some seconds.
+COUNTED_ROWS = 20_000
+# Without gradients a pass needs a fraction of the memory of one in training.
+MICROBATCHES = 4
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Nats for each answer, of the model and of two who do not read the question."""
+
+    asked: int
+    """Answers."""
+    model: float
+    unigram: float
+    """Says each answer as often as it was the answer in training (one added to each count)."""
+    uniform: float
+    """Says every answer equally often."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found."""
+
+    run: str
+    step: int
+    objective: str
+    corpora: dict[str, float]
+    rows: int
+    losses: dict[str, Loss]
+    bytes_per_token: float | None
+    """UTF-8 bytes of text for each answer, where every token of the text is one (causal-lm)."""
+
+    def total(self, who: str) -> float:
+        """The weighted sum of the losses of `model`, `unigram` or `uniform`: what training minimizes."""
+        weights = objective_of(self.objective).losses
+        return sum(weights[name] * getattr(loss, who) for name, loss in self.losses.items())
+
+    def bits_per_byte(self, who: str) -> float | None:
+        return None if self.bytes_per_token is None else bits_per_byte(self.total(who), self.bytes_per_token)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        people = ("model", "unigram", "uniform")
+        bits = {who: self.bits_per_byte(who) for who in people} if self.bytes_per_token is not None else None
+        return {**asdict(self), "loss": {who: self.total(who) for who in people}, "bits_per_byte": bits}
+
+
+def evaluate(
+    loaded: LoadedModel,
+    *,
+    corpora: dict[str, float] | None = None,
+    rows: int | None = None,
+    console: Console | None = None,
+    tell: Callable[[str], object] = lambda what: None,
+) -> Evaluation:
+    """Measure the model on the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
+
+    `tell` is called with what begins.
+    """
+    config, corpora = loaded.config, corpora or loaded.config.data.mix
+    held_out, training = (_open(loaded, corpora, split) for split in ("validation", "train"))
+    rows = held_out.fresh_samples if rows is None else min(rows, held_out.fresh_samples)
+    if not rows:
+        raise UserError(
+            f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
+            "build the corpus from more text, or with a larger validation=SHARE."
+        )
+    names = objective_of(config.objective).losses
+    sizes = {name: 2 if name == "next-sentence" else loaded.tokenizer.vocabulary for name in names}
+    counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
+    sums = dict.fromkeys(names, 0.0)
+    each = MICROBATCHES * config.layout.microbatch
+    tell(f"measuring the loss of {rows:,} held-out rows")
+    for batch in _read(held_out, rows, each, "held-out loss", console):
+        _count(batch, counts)
+        for name, (total, _) in _losses(loaded, batch).items():
+            sums[name] += float(total)
+    counted = min(COUNTED_ROWS, training.fresh_samples)
+    tell(f"counting the answers of {counted:,} training rows for the unigram baseline")
+    for batch in _read(training, counted, 100, "unigram baseline", console):
+        _count(batch, training_counts)
+    losses = {
+        name: Loss(
+            asked=int(counts[name].sum()),
+            model=sums[name] / int(counts[name].sum()),
+            unigram=unigram_loss(counts[name], model=training_counts[name]),
+            uniform=math.log(sizes[name]),
+        )
+        for name in names
+    }
+    every_token = objective_of(config.objective).every_token
+    return Evaluation(
+        run=str(loaded.checkpoint.run),
+        step=loaded.step,
+        objective=config.objective,
+        corpora=dict(corpora),
+        rows=rows,
+        losses=losses,
+        bytes_per_token=_bytes_per_token(corpora, cache_of(config)) if every_token else None,
+    )
+
+
+def record(config: Config, evaluation: Evaluation) -> Path:
+    """Keep an evaluation with its run: in a file, in the journals, and where metrics go."""
+    run = Path(evaluation.run)
+    write_whole(run / FILE, json.dumps(evaluation.plain(), indent=1).encode() + b"\n")
+    numbers = {f"evaluation/{name}": loss.model for name, loss in evaluation.losses.items()}
+    numbers |= {f"baseline/{who}": evaluation.total(who) for who in ("unigram", "uniform")}
+    if (bits := evaluation.bits_per_byte("model")) is not None:
+        numbers["evaluation/bits_per_byte"] = bits
+    with Events(run) as events:
+        events.write(EvaluationEvent(step=evaluation.step, rows=evaluation.rows, loss=evaluation.total("model")))
+    tracker = Tracker(run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled)
+    tracker.log_metrics(evaluation.step, numbers)
+    tracker.close()
+    return run / FILE
+
+
+def show(evaluation: Evaluation, console: Console) -> None:
+    """A table: a line for the model and for each baseline, of each loss."""
+    several, bits = len(evaluation.losses) > 1, evaluation.bytes_per_token is not None
+    table = Table(box=None, pad_edge=False)
+    for heading in [*(["asked"] if several else []), ""]:
+        table.add_column(heading)
+    for heading in ["loss (nats)", "perplexity", *(["bits per byte"] if bits else [])]:
+        table.add_column(heading, justify="right")
+    for name, loss in evaluation.losses.items():
+        for who, style in (("model", "bold cyan"), ("unigram", ""), ("uniform", "")):
+            nats = getattr(loss, who)
+            cells = [f"{nats:.4f}", f"{math.exp(nats):,.1f}"]
+            if bits:
+                cells.append(f"{evaluation.bits_per_byte(who):.3f}")
+            table.add_row(*([name if who == "model" else ""] if several else []), who, *cells, style=style)
+    asked = ", ".join(f"{loss.asked:,}{f' of {name}' if several else ''}" for name, loss in evaluation.losses.items())
+    console.print(
+        f"[bold]{Path(evaluation.run).name}[/] at step {evaluation.step}: {evaluation.rows:,} held-out rows, "
+        f"{asked} answers asked",
+        highlight=False,
+    )
+    console.print(table)
+
+
+def _open(loaded: LoadedModel, corpora: dict[str, float], split: str) -> Mix:
+    config = loaded.config
+    mix = open_mix(
+        corpora,
+        split=split,
+        objective=config.objective,
+        sequence=config.data.sequence,
+        seed=config.train.seed,
+        document_mask=config.data.document_mask,
+        special=loaded.tokenizer.special,
+        verify=config.data.verify,
+        cache=cache_of(config),
+    )
+    if mix.fingerprint != loaded.tokenizer.fingerprint:
+        raise UserError(
+            f"{next(iter(corpora))} was built with another tokenizer than the run's: build it with "
+            f"tokenizer={loaded.checkpoint.tokenizer}."
+        )
+    return mix
+
+
+def _read(mix: Mix, rows: int, each: int, title: str, console: Console | None) -> Iterator[Sample]:
+    """The first rows of a mix, stacked `each` by `each`, behind a progress bar."""
+    columns = (TextColumn(f"{title:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=console is None) as progress:
+        bar = progress.add_task(title, total=rows)
+        for at in range(0, rows, each):
+            yield stacked(mix, range(at, min(at + each, rows)))
+            progress.update(bar, completed=min(at + each, rows))
+
+
+def _losses(loaded: LoadedModel, batch: Sample) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
+    with torch.inference_mode():
+        losses = loaded.model(tensors)
+    assert isinstance(losses, dict)
+    return losses
+
+
+def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
+    """Add a batch's answers to `counts`: loss -> int64 [answers possible]."""
+    for name, count in counts.items():
+        answers = batch[HEADS[name].answers].reshape(-1)
+        count += np.bincount(answers[answers != IGNORED], minlength=len(count))
+
+
+def _bytes_per_token(corpora: dict[str, float], cache: Cache) -> float:
+    """Of the mix; its weights count tokens."""
+    each = [bytes_per_token(Corpus.open(place, cache), "validation") for place in corpora]
+    return float(np.average(each, weights=list(corpora.values())))

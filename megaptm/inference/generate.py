@@ -1,0 +1,238 @@
+"""What a model says: a decoder continues text, an encoder-decoder fills holes, an encoder guesses masks."""
+
+# S sequence, B batch, H heads, K head width, V vocabulary
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import LoadedModel
+from megaptm.layers.attention import Attend
+from megaptm.layers.layer import Layer, Stack
+from megaptm.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    temperature: float = 0.8
+    """Logits are divided by it; 0 takes the likeliest token."""
+    top_k: int = 50
+    """Only so many of the likeliest tokens are drawn from; 0: all."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("temperature", self.temperature), ("top-k", self.top_k)):
+            if value < 0:
+                raise UserError(f"{name} ({value}) must be 0 or more.")
+
+
+class Draw:
+    """Draws one token after another; on the CPU, so that a seed says the same thing on any device."""
+
+    def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
+        self.sampling = sampling
+        self.generator = torch.Generator().manual_seed(sampling.seed)
+        special = tokenizer.special
+        # The model's table may be larger than the tokenizer's, and no text has padding in it.
+        self.most = tokenizer.vocabulary
+        self.never = [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
+
+    def __call__(self, logits_V: Tensor) -> int:
+        logits_V = logits_V[: self.most].float().cpu()
+        if not logits_V.isfinite().all():
+            raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
+        logits_V[self.never] = float("-inf")
+        if self.sampling.temperature == 0:
+            return int(logits_V.argmax())
+        if 0 < self.sampling.top_k < len(logits_V):
+            logits_V[logits_V < logits_V.topk(self.sampling.top_k).values[-1]] = float("-inf")
+        chances = (logits_V / self.sampling.temperature).softmax(0)
+        return int(torch.multinomial(chances, 1, generator=self.generator))
+
+
+def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
+    """A decoder's continuation, piece by piece, until a document's end or so many tokens."""
+    _require(loaded, "decoder")
+    ids = loaded.tokenizer.encode(prompt).tolist()
+    if not ids:
+        raise UserError("the prompt is empty: a model continues text, so give it at least a word.")
+    said, told = list(ids), loaded.tokenizer.decode(ids)
+    for id_ in continue_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, loaded.tokenizer)):
+        said.append(id_)
+        text = loaded.tokenizer.decode(said)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # bytes of a character whose rest comes with the next token
+            yield text[len(told) :]
+            told = text
+
+
+def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+    """The same in ids. Past the model's context it goes on from the second half of what it has seen."""
+    ids, end = list(ids), loaded.tokenizer.special.end
+    limit = loaded.spec.longest
+    decoder = loaded.model.stack("decoder")
+    assert decoder is not None
+    with with_cache(decoder) as memory:
+        seen: list[int] = []
+        for _ in range(tokens):
+            if limit is not None and len(seen) + len(ids) > limit:
+                ids = [*seen, *ids][-(limit // 2) :]
+                seen.clear()
+                memory.clear()
+            batch = {
+                "tokens": torch.tensor([ids], device=loaded.device),
+                "positions": torch.arange(len(seen), len(seen) + len(ids), device=loaded.device)[None],
+            }
+            with torch.inference_mode():
+                id_ = draw(loaded.model.logits(batch)["lm"][0, -1])
+            if id_ == end:
+                return
+            yield id_
+            seen += ids
+            ids = [id_]
+
+
+class CachedAttend(nn.Module):
+    """Attention that keeps the keys and values it was given, so that each token passes through the model once."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+        self.past: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is None, "only a causal stack without a bias table can be continued token by token"
+        if self.past is None:
+            self.past = (k_SBHK, v_SBHK)
+            return self.attend(q_SBHK, k_SBHK, v_SBHK, None)
+        assert len(q_SBHK) == 1, "one new token sees all that came before; of several, each would see the later ones"
+        self.past = (torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
+        everything = torch.ones(1, 1, 1, len(self.past[0]), dtype=torch.bool, device=q_SBHK.device)
+        return self.attend(q_SBHK, *self.past, everything)
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """What the layers of a stack remember."""
+
+    layers: list[CachedAttend]
+
+    def clear(self) -> None:
+        for layer in self.layers:
+            layer.past = None
+
+
+@contextmanager
+def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
+    """Within the block the stack's self-attention remembers what it has seen."""
+    layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
+    memory = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
+    try:
+        for layer, remember in zip(layers, memory.layers, strict=True):
+            layer.attention.attend = remember  # type: ignore[assignment]  # takes and gives the same tensors
+        yield memory
+    finally:
+        for layer, remember in zip(layers, memory.layers, strict=True):
+            layer.attention.attend = remember.attend
+
+
+def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
+    """The prompt with an encoder-decoder's words in the place of its holes `<extra_id_0>`, `<extra_id_1>` ..."""
+    _require(loaded, "encoder", "decoder")
+    special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
+    ids = _encode(tokenizer, prompt, special.sentinels)
+    holes = [id_ for id_ in ids if id_ in special.sentinels]
+    if not holes or holes != list(special.sentinels[: len(holes)]):
+        raise UserError(
+            "the prompt needs holes, numbered from 0 in their order, for the model to fill: "
+            "'The <extra_id_0> sat on the <extra_id_1>.'"
+        )
+    said: list[int] = []
+    for id_ in answer_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, tokenizer)):
+        if id_ in special.sentinels and id_ not in holes:
+            break  # a hole that is not there: what follows is about nothing
+        said.append(id_)
+    return tokenizer.decode(filled(ids, said, holes))
+
+
+def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+    """What an encoder-decoder answers to a text, until the end or so many tokens."""
+    special = loaded.tokenizer.special
+    assert special.end is not None
+    assert special.pad is not None
+    said = [special.pad]
+    tokens_BS = torch.tensor([[*ids, special.end]], device=loaded.device)
+    for _ in range(tokens):
+        batch = {"tokens": tokens_BS, "decoder_tokens": torch.tensor([said], device=loaded.device)}
+        with torch.inference_mode():
+            id_ = draw(loaded.model.logits(batch)["lm"][0, -1])
+        if id_ == special.end:
+            return
+        yield id_
+        said.append(id_)
+
+
+def filled(ids: list[int], said: list[int], holes: list[int]) -> list[int]:
+    """`ids` with each hole replaced by what was said after its name; nothing, if it was not named."""
+    fillings: dict[int, list[int]] = {hole: [] for hole in holes}
+    said = said[next((at for at, id_ in enumerate(said) if id_ in fillings), len(said)) :]
+    for id_ in said:
+        if id_ in fillings:
+            hole = id_
+        else:
+            fillings[hole].append(id_)
+    return [part for id_ in ids for part in fillings.get(id_, [id_])]
+
+
+@dataclass(frozen=True)
+class Guess:
+    token: str
+    chance: float
+
+
+def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
+    """For each mask in the prompt, an encoder's likeliest tokens."""
+    _require(loaded, "encoder")
+    special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
+    if special.mask is None or special.cls is None or special.sep is None:
+        raise UserError(f"{loaded.checkpoint.tokenizer} has no mask, cls or sep token, so there is nothing to guess.")
+    mask = _name(tokenizer, special.mask)
+    ids = [special.cls, *_encode(tokenizer, prompt, (special.mask,)), special.sep]
+    if special.mask not in ids:
+        raise UserError(f"the prompt needs a {mask} for the model to guess: 'The {mask} sat on the mat.'")
+    if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:
+        raise UserError(f"the prompt has {len(ids)} tokens, the model reads {loaded.spec.longest}: shorten it.")
+    tokens = torch.tensor([ids], device=loaded.device)
+    with torch.inference_mode():
+        logits_SV = loaded.model.logits({"tokens": tokens, "segments": torch.zeros_like(tokens)})["mlm"][0]
+    chances_AV = logits_SV[tokens[0] == special.mask, : tokenizer.vocabulary].float().softmax(-1)
+    return [
+        [Guess(_name(tokenizer, id_), chance) for chance, id_ in zip(*map(Tensor.tolist, best), strict=True)]
+        for best in (row.topk(min(guesses, len(row))) for row in chances_AV)
+    ]
+
+
+def _encode(tokenizer: Tokenizer, text: str, wanted: tuple[int, ...]) -> list[int]:
+    """Ids of a text in which the names of these special tokens mean the tokens; elsewhere text is only ever text."""
+    ids = {_name(tokenizer, id_): id_ for id_ in wanted}
+    # The longest first: <extra_id_1> must not be found in <extra_id_10>.
+    names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
+    parts = re.split(f"({names})", text) if names else [text]
+    return [id_ for part in parts for id_ in ([ids[part]] if part in ids else tokenizer.encode(part).tolist())]
+
+
+def _name(tokenizer: Tokenizer, id_: int) -> str:
+    name = tokenizer.library.id_to_token(id_)
+    return f"({id_})" if name is None else name  # a gap in the numbering
+
+
+def _require(loaded: LoadedModel, *stacks: str) -> None:
+    assert (*loaded.spec.family.stacks,) == stacks, f"{loaded.spec.name} has {[*loaded.spec.family.stacks]}"

@@ -1,0 +1,67 @@
+"""Copies what rank 0 writes to the terminal and to its log, but keeps back an error until it is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from pathlib import Path
+from typing import IO
+
+from megaptm.resilience.failures import TAIL_BYTES, TRACEBACK, USER_ERROR
+
+# Longer than a process needs to die after its traceback. A traceback of one that lives on is only a message.
+HOLD_SECONDS = 5.0
+MARKS = (TRACEBACK.encode(), USER_ERROR.encode())
+
+
+class LogTee(threading.Thread):
+    """One stream of one process. Its error may be no more than an echo of another's, which the user must see first."""
+
+    def __init__(self, source: IO[bytes], *, terminal: IO[bytes], log: Path) -> None:
+        super().__init__(daemon=True, name=f"tee-{log.stem}")
+        self._source, self._terminal, self._log = source, terminal, log
+        self.held = b""
+        """What was kept back; after the thread has ended, whoever judges prints it or does not."""
+        self.unlogged = b""
+        """The end of what found no room in the log."""
+
+    def run(self) -> None:
+        with self._source, self._log.open("ab", buffering=0) as log:
+            while True:
+                if self.held and not select.select([self._source], [], [], HOLD_SECONDS)[0]:
+                    self.release()
+                chunk = os.read(self._source.fileno(), 65536)
+                if not chunk:
+                    return
+                self._write(log, chunk)
+                self._pass_on(chunk)
+
+    def _write(self, log: IO[bytes], chunk: bytes) -> None:
+        written = 0
+        with contextlib.suppress(OSError):  # a full disk: who waits for us to read on would wait for ever
+            written = log.write(chunk)
+        self.unlogged = (self.unlogged + chunk[written:])[-TAIL_BYTES:]
+
+    def release(self) -> None:
+        """Show what was kept back."""
+        self._show(self.held)
+        self.held = b""
+
+    def _pass_on(self, chunk: bytes) -> None:
+        if self.held:
+            self.held += chunk
+            return
+        # At the beginning of a line only: elsewhere the words are part of somebody's sentence.
+        starts = [at for mark in MARKS if (at := (b"\n" + chunk).find(b"\n" + mark)) >= 0]
+        cut = min(starts, default=len(chunk))
+        self.held = chunk[cut:]
+        self._show(chunk[:cut])
+
+    def _show(self, text: bytes) -> None:
+        try:
+            self._terminal.write(text)
+            self._terminal.flush()
+        except (OSError, ValueError):
+            self._terminal = open(os.devnull, "wb")  # noqa: SIM115  # the terminal is gone; the log goes on

@@ -1,0 +1,61 @@
+"""Which ranks run on which node: tensor ranks of one group share one. No Ray: numbers in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megaptm.config import Layout
+from megaptm.errors import UserError
+from megaptm.schedulers.ray.cluster import Node
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """The ranks that one node gets."""
+
+    node: Node
+    ranks: range
+
+    def __str__(self) -> str:
+        first, last = self.ranks[0], self.ranks[-1]
+        ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        return f"{ranks} on {self.node.address}"
+
+
+def place(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
+    """All ranks on as few nodes as can be, each with whole tensor groups; None where there is no room.
+
+    Ranks of a node follow each other, and megatron-core numbers tensor ranks first: no group is on two nodes.
+    """
+    assignments: list[RankAssignment] = []
+    first = 0
+    for node in sorted(nodes, key=lambda node: -node.free):
+        count = min(_whole(node.free, layout.tensor), layout.processes - first)
+        if count:
+            assignments.append(RankAssignment(node, range(first, first + count)))
+            first += count
+    return assignments if first == layout.processes else None
+
+
+def places_for(free: Sequence[int], tensor: int) -> int:
+    """How many ranks find a device, in whole tensor groups on one node."""
+    return sum(_whole(one, tensor) for one in free)
+
+
+def refuse(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
+    """Why `place` found nothing: what is needed and what there is."""
+    groups = f", {layout.tensor} together on a node (layout.tensor)" if layout.tensor > 1 else ""
+    needed = f"the layout needs {layout.processes} {kind}s{groups}"
+    if not any(node.devices for node in nodes):
+        return UserError(f"{needed}, and the Ray cluster has none: add nodes, or give --wait SECONDS for them to come.")
+    if places_for([node.devices for node in nodes], layout.tensor) < layout.processes:
+        there = ", ".join(f"{node.devices} on {node.address}" for node in nodes if node.devices)
+        remedy = "change layout.data, or give --wait SECONDS for nodes that come later"
+        return UserError(f"{needed}, and the Ray cluster has {there}: {remedy}.")
+    free = ", ".join(f"{node.free} on {node.address}" for node in nodes if node.devices)
+    return UserError(f"{needed}, and of the Ray cluster's are free {free}: give --wait SECONDS for other jobs to end.")
+
+
+def _whole(devices: int, tensor: int) -> int:
+    return devices // tensor * tensor

@@ -1,0 +1,176 @@
+"""A run on a Ray cluster from its first start to its last: nodes are lost, ranks fail, people ask it to stop."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from megaptm.config import Config
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
+from megaptm.launch.ray.attempt import Outcome, RunAttempt
+from megaptm.launch.ray.placement import place, places_for, refuse
+from megaptm.launch.ray.reservation import Reservation, reserve
+from megaptm.launch.worker_group import forwarding
+from megaptm.plan.elastic import elastic_layout
+from megaptm.plan.machine import Machine
+from megaptm.resilience.attempt import Attempt
+from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, hung_again, last_saved
+from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt
+from megaptm.resilience.heartbeat import HEARTBEATS
+from megaptm.resilience.watchdog import Limits, Watchdog
+from megaptm.run.folder import discard_unused, environment_of, note_launch, only_start, prepare
+from megaptm.schedulers.ray.cluster import nodes
+
+BUSY_SECONDS = 10.0
+"""In which a job that has just ended gives back what it had."""
+
+
+def show_placement(config: Config) -> None:
+    """Print where the ranks would run now, or raise because there is no room."""
+    kind, there = nodes()
+    assignments = place(there, config.layout)
+    if assignments is None:
+        raise refuse(there, config.layout, kind)
+    for assignment in assignments:
+        print(f"{assignment}: {len(assignment.ranks)} of its {assignment.node.devices} {kind}s")
+
+
+class Supervisor:
+    """Starts the ranks of a run, and again: after a lost node always, after a failure if there was progress."""
+
+    def __init__(
+        self, config: Config, *, wait: float, wait_again: float, retries: int, machine: Machine | None
+    ) -> None:
+        self._config, self._run = config, Path(config.run)
+        self._wait, self._wait_again, self._retries, self._machine = wait, wait_again, retries, machine
+        self._attempt = Attempt.here() or Attempt(secrets.token_hex(4), 0, 0)
+        self._asked: list[int] = []
+        """Signals that asked for a stop."""
+        self._held, self._begun = ExitStack(), False
+        """What keeps other commands from the run, once this one has room for it."""
+
+    def supervise(self) -> int:
+        """Until the run is done, cannot go on, or was asked to stop; returns the exit code."""
+        is_new = not self._run.exists()
+        with self._held:
+            try:
+                with forwarding(self._asked.append):
+                    return self._supervise()
+            except KeyboardInterrupt:
+                return exit_code_of_interrupt(run=self._run)
+            except UserError:
+                if is_new and self._begun:
+                    discard_unused(self._run)
+                raise
+
+    def _supervise(self) -> int:
+        found = self._first_room()
+        while found is not None:
+            saved, outcome = last_saved(self._run), self._start(found)
+            code = self._judge(outcome, progress=last_saved(self._run) > saved)
+            if code is not None:
+                return code
+            found = self._next_room()
+        return EXIT_CONTINUE
+
+    def _first_room(self) -> Reservation | None:
+        kind, there = nodes()
+        busy = places_for([node.devices for node in there], self._config.layout.tensor) >= self._config.layout.processes
+        seconds = max(self._wait, BUSY_SECONDS if busy else 0.0)
+        found = reserve(self._config.layout, seconds=seconds, given_up=lambda: self._asked)
+        if found is None and not self._asked:
+            raise refuse(nodes()[1], self._config.layout, kind)
+        return found
+
+    def _next_room(self) -> Reservation | None:
+        """With all that is needed if it comes in time, else with what is left."""
+        seconds = max(self._wait_again, BUSY_SECONDS)  # what the last start had is free in a moment
+        if found := reserve(self._config.layout, seconds=seconds, given_up=lambda: self._asked):
+            return found
+        if self._asked:
+            return None
+        _, there = nodes()
+        layout = elastic_layout(
+            self._config, lambda tensor: places_for([node.free for node in there], tensor), self._machine
+        )
+        found = reserve(layout, seconds=BUSY_SECONDS) if layout else None
+        if found is None:
+            left = ", ".join(f"{node.free} on {node.address}" for node in there) or "nothing"
+            print(
+                f"No layout of this config fits what is left ({left}): start it again when there is more.",
+                file=sys.stderr,
+            )
+        return found
+
+    def _start(self, found: Reservation) -> Outcome:
+        self._attempt = self._attempt.next_start()
+        config = self._config.model_copy(update={"layout": found.layout})
+        watchdog = Watchdog(
+            self._logs / HEARTBEATS,
+            range(found.layout.processes),
+            limits=Limits(hang_seconds=config.train.hang_seconds, patience=config.data.patience),
+        )
+        logs = self._logs
+        with (
+            found,
+            RunAttempt(
+                found.assignments, found.group, kind=found.kind, run=self._run, logs=logs, watchdog=watchdog
+            ) as attempt,
+        ):
+            if not self._begun:
+                self._held.enter_context(only_start(config, attempt=self._attempt))
+                self._begun = True
+            prepare(config, attempt=self._attempt)
+            self._note(found)
+            attempt.begin(self._attempt.environment() | environment_of(config), threads=config.train.threads)
+            return attempt.run_to_end(self._asked)
+
+    @property
+    def _logs(self) -> Path:
+        """A folder a start: what a lost node still writes does not get between the lines of the next one."""
+        return self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
+
+    def _note(self, found: Reservation) -> None:
+        if self._attempt.start == 1:
+            note_launch(self._run)
+        else:
+            with Events(self._run) as events:
+                layout = found.layout.model_dump()
+                processes = found.layout.processes
+                events.write(RestartEvent(start=self._attempt.start, layout=layout, processes=processes))
+        where = ", ".join(map(str, found.assignments))
+        print(f"Start {self._attempt.start}: {where}; each rank's log is in {self._logs}", flush=True)
+
+    def _judge(self, outcome: Outcome, *, progress: bool) -> int | None:
+        """The exit code; None: start again."""
+        if outcome.hang:
+            code = exit_code_of_hang(outcome.hang, run=self._run)
+            return code if hung_again(self._run) or self._again(progress=True) else None
+        if not (outcome.lost or outcome.broken):
+            code = exit_code(outcome.ends, run=self._run, logs=self._logs, forwarded=self._asked)
+            return code if code != EXIT_FAILURE else self._again(progress=progress)
+        with Events(self._run) as events:
+            for assignment in outcome.lost:
+                events.write(NodeLostEvent(node=assignment.node.address, ranks=list(assignment.ranks)))
+                print(f"Lost node {assignment.node.address}, with {assignment}.", file=sys.stderr, flush=True)
+        for assignment in outcome.broken:
+            print(
+                f"The process that watched {assignment} was killed; if nobody did it, the node was out of memory.",
+                file=sys.stderr,
+            )
+        if self._asked:
+            name = signal.Signals(self._asked[0]).name
+            print(f"Stopped by {name} when it was lost; what was saved earlier stands.", file=sys.stderr)
+            return EXIT_CONTINUE
+        return None if outcome.lost else self._again(progress=progress)
+
+    def _again(self, *, progress: bool) -> int | None:
+        """After a failure that is nobody's loss: what fails twice at one place would fail for ever."""
+        if not progress or self._retries == 0 or self._asked:
+            return EXIT_FAILURE
+        self._retries -= 1
+        print("Once again, from what was saved last.", file=sys.stderr, flush=True)
+        return None

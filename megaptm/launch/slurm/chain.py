@@ -1,0 +1,64 @@
+"""Jobs that follow each other until a run is done."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from megaptm.config import Config
+from megaptm.errors import EXIT_CONTINUE
+from megaptm.launch.slurm.preflight import finished
+from megaptm.launch.slurm.request import home
+from megaptm.resilience.events import last_saved
+from megaptm.run.submission import SCRIPT
+from megaptm.schedulers.slurm.jobs import describe, follow, submit
+
+MAY_GO_ON = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
+"""Ends of a job that are nobody's mistake."""
+
+
+class JobChain:
+    """The jobs of one launch; they know each other as attempts at the same run by a word that they share."""
+
+    def __init__(self, config: Config) -> None:
+        self.run = Path(config.run)
+        self._config = config
+        self.waiting: list[str] = []
+        """Jobs that are not over, in their order."""
+        chain = secrets.token_hex(4)
+        self._environment = {
+            "MEGAPTM_VENV": sys.prefix,
+            **os.environ,
+            "MEGAPTM_HOME": str(home()),
+            "MEGAPTM_CHAIN": chain,
+        }
+
+    def submit(self, jobs: int) -> list[str]:
+        """So many more, each to begin when the one before has ended; their numbers."""
+        self.waiting = submit(self.run / SCRIPT, jobs=jobs, environment=self._environment)
+        return list(self.waiting)
+
+    def follow(self, show: Callable[[str], object]) -> bool:
+        """Show what the jobs say, to the end of the last one; whether the run is done then.
+
+        Where the last one could not go back to the queue but got on, another one is submitted.
+        """
+        while self.waiting:
+            number, before = self.waiting[0], last_saved(self.run)
+            follow(number, self.run / f"logs/job-{number}.log", show)
+            if finished(self._config):
+                return True
+            del self.waiting[0]
+            if not self.waiting and last_saved(self.run) > before and may_go_on(number):
+                [another] = self.submit(1)
+                show(f"The run is not done and no job is left: submitted job {another}.\n")
+        return False
+
+
+def may_go_on(number: str) -> bool:
+    """Whether a job ended because it had to, saved or lost with its node; not by a failure, nor by scancel."""
+    told = describe(number)
+    return told.get("JobState") in MAY_GO_ON or told.get("ExitCode") == f"{EXIT_CONTINUE}:0"

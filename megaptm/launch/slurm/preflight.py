@@ -1,0 +1,56 @@
+"""`python -m megaptm.launch.slurm.preflight CONFIG ...`: what a job does once, before its processes start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from megaptm.config import Config
+from megaptm.errors import EXIT_USER_ERROR, UserError
+from megaptm.resilience.events import last_saved
+from megaptm.run.corpora import check_corpora
+from megaptm.run.folder import check_phase, read_config
+from megaptm.run.rank import RankEnvironment, check_processes
+from megaptm.run.submission import check_submitted
+
+
+@click.command()
+@click.option("--attempt", required=True, help="Names the folder of its logs: JOB.RESTART.")
+@click.option("--tasks", required=True, type=int, help="Processes that the job will start.")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
+    """Print the folder of this attempt's logs; nothing when the run has all its steps."""
+    try:
+        check_submitted(config)
+        logs = preflight(read_config(config, overrides), attempt=attempt, tasks=tasks)
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+    click.echo(logs or "", nl=False)
+
+
+def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
+    """Refuse what cannot run before a thousand processes try; make the folder for their logs."""
+    run = Path(config.run)
+    if finished(config):
+        click.echo(f"{run} has all its {config.train.steps} steps.", err=True)
+        return None
+    check_phase(config)
+    check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
+    check_corpora(config)
+    # A folder an attempt: what a lost node still writes does not get between the lines of the next one.
+    logs = run / "logs" / attempt
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs
+
+
+def finished(config: Config) -> bool:
+    """Whether the run's last step is saved."""
+    return last_saved(Path(config.run)) >= config.train.steps
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What `megaptm launch slurm` is asked for, looked at, and made into a script and a number of jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import megaptm
+from megaptm.check.allocation import allocation
+from megaptm.check.api import before_submission
+from megaptm.check.capacity import jobs_needed
+from megaptm.check.finding import Case, Request
+from megaptm.config import Config
+from megaptm.config.shipped import SHIPPED
+from megaptm.errors import UserError
+from megaptm.launch.slurm.script import JobScript, render
+from megaptm.plan.machine import Machine, load_machine
+from megaptm.plan.plan import plan
+from megaptm.run.folder import prepare, read_config
+from megaptm.run.submission import submitted_config, write_submission
+from megaptm.schedulers.slurm.jobs import check_slurm
+from megaptm.schedulers.slurm.options import option, read_options, script_word
+from megaptm.schedulers.slurm.slurm_time import seconds_of, warning_seconds
+
+COMMON = "slurm/common.sh"
+DEVICES = 8
+"""Processes on a node where nobody says otherwise."""
+MOST_JOBS = 500
+"""Of one launch: more than a year of days, and fewer than any Slurm's queue takes."""
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The checkout, or what an installed megaptm has of it, which all nodes must see."""
+    checkout = Path(megaptm.__file__).parents[1]
+    return Path(environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """The words of the command line."""
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    machine: str | None = None
+    nodes: int | None = None
+    per_node: int | None = None
+    gpus: int | None = None
+    cpus: int = 12
+    limit: str = "24:00:00"
+    jobs: int | None = None
+    more: tuple[str, ...] = ()
+    """Options of sbatch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What would be submitted."""
+
+    config: Config
+    script: str
+    jobs: int
+
+    @property
+    def run(self) -> Path:
+        return Path(self.config.run)
+
+    def prepare(self) -> None:
+        """Ask Slurm about the script, then make the run folder with it; nothing where Slurm refuses."""
+        if not (home() / COMMON).is_file():
+            raise UserError(f"{home()} has no {COMMON}: set MEGAPTM_HOME to the checkout of megaptm.")
+        check_slurm(self.script)
+        prepare(self.config)
+        (self.run / "logs").mkdir(exist_ok=True)
+        write_submission(self.config, self.script)
+
+
+def submission(wanted: JobRequest) -> Submission:
+    """The script and how many jobs of it; a `UserError` where the run cannot start so."""
+    wanted = replace(wanted, more=read_options(wanted.more))
+    config = read_config(wanted.config, wanted.overrides)
+    machine = load_machine(wanted.machine) if wanted.machine else None
+    request = _request(wanted, config, machine)
+    case = Case(config=config, machine=machine, request=request)
+    before_submission(case)
+    found = allocation(case)
+    assert found is not None
+    script_word(config.run, "run")
+    job = JobScript(
+        name=re.sub(r"[^\w.+-]", "_", Path(config.run).name, flags=re.ASCII),
+        nodes=found.nodes,
+        tasks=found.per_node,
+        gpus=request.gpus_on_node(found.per_node),
+        cpus=wanted.cpus,
+        time=wanted.limit,
+        output=f"{config.run}/logs/job-%j.log",
+        more=wanted.more,
+    )
+    script = render(job, [str(submitted_config(config))], title="Written by megaptm launch slurm")
+    jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
+    if jobs > MOST_JOBS:
+        raise UserError(
+            f"{jobs:,} jobs, each after the other, are more than the {MOST_JOBS} that are submitted at once: give the "
+            "run more nodes or a faster layout (megaptm plan --search), the jobs more --time, or say how many to "
+            f"submit now (--jobs {MOST_JOBS})."
+        )
+    return Submission(config=config, script=script, jobs=jobs)
+
+
+def _jobs(config: Config, machine: Machine, wanted: JobRequest) -> int:
+    limit = seconds_of(option(wanted.more, "time") or wanted.limit)
+    return jobs_needed(plan(config, machine), limit, warning_seconds(wanted.more))
+
+
+def _request(wanted: JobRequest, config: Config, machine: Machine | None) -> Request:
+    per_node = wanted.per_node
+    if per_node is None and wanted.nodes is None:
+        per_node = min(machine.devices if machine else DEVICES, config.layout.processes)
+    return Request(
+        nodes=wanted.nodes,
+        processes_per_node=per_node,
+        gpus_per_node=wanted.gpus,
+        seconds=seconds_of(wanted.limit),
+        slurm_options=wanted.more,
+    )

@@ -1,0 +1,206 @@
+"""The processes of a run on one machine: some of its ranks, or all; they are watched, and end together. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from megaptm.launch.log_tee import LogTee
+from megaptm.processes import end_with_parent
+from megaptm.resilience.failures import ProcessExit, failures
+from megaptm.resilience.signals import heeded
+from megaptm.resilience.watchdog import Hang, Watchdog
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+POLL_SECONDS = 0.05
+KILL_SECONDS = 30.0
+"""After which a process that was killed is left to the kernel."""
+SAVES = "finishing the step and saving; then this ends with exit code 75"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a run find each other."""
+
+    world: int
+    """How many there are, on all machines."""
+    address: str
+    """Of the machine that rank 0 runs on."""
+    port: int
+
+
+class LocalWorkerGroup:
+    """The ranks that one machine has of a run; what rank 0 says is copied to `out` and `err`.
+
+    Without `out` rank 0 has this process's own standard output, to draw on.
+    """
+
+    def __init__(self, command: Sequence[str], *, logs: Path, out: IO[bytes] | None, err: IO[bytes]) -> None:
+        self._command, self._logs = list(command), logs
+        self._out, self._err = out, err
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._begins: dict[int, int] = {}
+        self._tees: list[LogTee] = []
+        self.ends: list[ProcessExit] = []
+        """In order of time; without those that we ended."""
+        self.forwarded: set[int] = set()
+
+    def start(self, environments: Mapping[int, dict[str, str]]) -> None:
+        """Start a process for each rank."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        # Restarts append to the same log: what an earlier one said must not be taken for news.
+        self._begins = {rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments}
+        # Resolved before the fork: a child between fork and exec may not import or allocate much.
+        begin, rank_0_output = _begin_of_child(), None if self._out is None else subprocess.PIPE
+        for rank, environment in environments.items():
+            with self._log(rank).open("ab") as log:
+                self._processes[rank] = subprocess.Popen(
+                    self._command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log if rank else rank_0_output,
+                    stderr=log if rank else subprocess.PIPE,
+                    # A group of its own: Ctrl-C reaches a worker once, through us, and its helpers die with it.
+                    start_new_session=True,
+                    preexec_fn=begin,
+                )
+        if first := self._processes.get(0):
+            for source, terminal in ((first.stdout, self._out), (first.stderr, self._err)):
+                if source is not None and terminal is not None:
+                    self._tees.append(LogTee(source, terminal=terminal, log=self._log(0)))
+                    self._tees[-1].start()
+
+    def forward(self, number: int) -> None:
+        """Pass on a signal that asks for a stop."""
+        self.forwarded.add(number)
+        self._send(number)
+
+    def wait(self, watchdog: Watchdog | None = None) -> Hang | None:
+        """Until all have ended, one has failed, or one hangs, which is returned."""
+        if watchdog is not None:
+            watchdog.know({rank: process.pid for rank, process in self._processes.items()})
+        while self.look() and not failures(self.ends):
+            time.sleep(POLL_SECONDS)
+            ended = {end.rank for end in self.ends}
+            if watchdog is not None and (hang := watchdog.look(ended, stopping=bool(self.forwarded))):
+                return hang
+        return None
+
+    def end_all(self, grace_seconds: float) -> None:
+        """Let those that are left notice by themselves, then ask, then kill. At once when none is left."""
+        deadline = time.monotonic() + grace_seconds
+        while self.look() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self._send(signal.SIGTERM)
+        deadline += grace_seconds
+        while any(process.poll() is None for process in self._processes.values()) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def kill_all(self) -> None:
+        """Kill every group, also that of a process that has ended: its helpers may not have."""
+        for process in self._processes.values():
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the midst of a call to a disk that is gone
+                process.wait(KILL_SECONDS)
+        for tee in self._tees:
+            tee.join(timeout=5.0)
+        unlogged = b"".join(tee.unlogged for tee in self._tees)
+        self.ends = [replace(end, unlogged=unlogged) if end.rank == 0 else end for end in self.ends]
+
+    def release(self) -> None:
+        """Show what was kept back as a possible echo of an error: there was none."""
+        for tee in self._tees:
+            tee.release()
+
+    def look(self) -> bool:
+        """Write down who has ended since; whether anybody is alive."""
+        known = {end.rank for end in self.ends}
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if rank not in known and code is not None:
+                self.ends.append(ProcessExit(rank=rank, code=code, log=self._log(rank), begin=self._begins[rank]))
+        return len(self.ends) < len(self._processes)
+
+    def _send(self, number: int) -> None:
+        for process in self._processes.values():
+            process.send_signal(number)
+
+    def _log(self, rank: int) -> Path:
+        return self._logs / f"rank-{rank}.log"
+
+
+def environments(
+    ranks: Sequence[int], rendezvous: Rendezvous, given: Mapping[str, str], *, threads: int | None
+) -> dict[int, dict[str, str]]:
+    """The environment of each rank of this machine; its cores are shared equally unless the user says otherwise."""
+    share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(ranks)))}
+    wanted = {"OMP_NUM_THREADS": str(threads)} if threads is not None else {}
+    place = {
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
+        "WORLD_SIZE": str(rendezvous.world),
+    }
+    common = {**share, **os.environ, **wanted, "PYTHONUNBUFFERED": "1", **given, **place}
+    return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(number)} for number, rank in enumerate(ranks)}
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def forwarding(send: Callable[[int], None]) -> Iterator[None]:
+    """Hand the signals that ask for a stop to the workers, which save and leave; the launcher only waits for them.
+
+    The first Ctrl-C is answered at once; the second raises KeyboardInterrupt, and later ones are of no use.
+    """
+    asked: set[int] = set()
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and number in asked:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        is_first = number not in asked
+        asked.add(number)  # before the answer to it, which the next one may follow at once
+        if is_first:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            again = ". Ctrl-C again: leave at once, without saving" if number == signal.SIGINT else ""
+            with contextlib.suppress(OSError):  # the terminal may be what is lost
+                # Not print: the signal may come in the middle of one.
+                os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
+        send(number)
+
+    before = {number: signal.signal(number, forward) for number in heeded(FORWARDED)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _begin_of_child() -> Callable[[], None]:
+    """What a child does first."""
+    end_with_launcher = end_with_parent(os.getpid())
+
+    def begin() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # Ray's workers cannot be interrupted; theirs can
+        end_with_launcher()
+
+    return begin

@@ -1,0 +1,86 @@
+"""Parameters that several pipeline stages hold (a tied token table, T5's bias table): their gradients are summed.
+
+Every copy starts equal (values are a function of the name) and gets the same gradient, so copies stay equal; one counts
+in the gradient norm and goes to the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import nn
+
+from megaptm.config import Layout
+from megaptm.parallel.groups import Ranks
+from megaptm.parallel.stage import Stage
+
+
+class TiedParameters:
+    """Finds the copies across the pipeline, opens groups for them, and sums their gradients."""
+
+    def __init__(self, stages: list[Stage], layout: Layout, ranks: Ranks, *, timeout_minutes: float = 30.0) -> None:
+        self._timeout = timedelta(minutes=timeout_minutes)
+        self._copies: dict[str, list[nn.Parameter]] = {}
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        if layout.pipeline == 1:
+            return
+        mine = [(chunk, place.name) for chunk, stage in enumerate(stages) for place, _ in stage.placed_parameters()]
+        everyone: list[list[tuple[int, str]]] = [[] for _ in range(layout.pipeline)]
+        dist.all_gather_object(everyone, mine, group=parallel_state.get_pipeline_model_parallel_group())
+        holders: dict[str, list[tuple[int, int]]] = defaultdict(list)  # name -> (chunk, stage), in pipeline order
+        for stage_rank, names in enumerate(everyone):
+            for chunk, name in names:
+                holders[name].append((chunk, stage_rank))
+        shared = {name: sorted(places) for name, places in holders.items() if len(places) > 1}
+        groups = self._open_groups({tuple(sorted({s for _, s in places})) for places in shared.values()}, ranks)
+        for name, places in shared.items():
+            copies = [
+                (chunk, parameter)
+                for chunk, stage in enumerate(stages)
+                for place, parameter in stage.placed_parameters()
+                if place.name == name
+            ]
+            for chunk, parameter in copies:
+                # Its own bucket, so that the distributed optimizer cuts it the same way on every stage that holds it.
+                parameter.shared_embedding = True  # type: ignore[attr-defined]
+                parameter.shared = (chunk, ranks.pipeline) != places[0]  # type: ignore[attr-defined]
+            if copies:
+                self._copies[name] = [parameter for _, parameter in copies]
+                if (group := groups[tuple(sorted({s for _, s in places}))]) is not None:
+                    self._groups[name] = group
+
+    def _open_groups(
+        self, stage_sets: set[tuple[int, ...]], ranks: Ranks
+    ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
+        """A group per set of stages for this process's tensor and data rank; every process opens all, in one order."""
+        grid = torch.arange(dist.get_world_size()).view(ranks.pipeline_size, ranks.data_size, ranks.tensor_size)
+        mine: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for stages in sorted(stage_sets):
+            mine[stages] = None
+            if len(stages) == 1:
+                continue
+            for data in range(ranks.data_size):
+                for tensor in range(ranks.tensor_size):
+                    group = dist.new_group(grid[list(stages), data, tensor].tolist(), timeout=self._timeout)
+                    if (data, tensor) == (ranks.data, ranks.tensor) and ranks.pipeline in stages:
+                        mine[stages] = group
+        return mine
+
+    def sum_gradients(self) -> None:
+        """Give every copy the sum of all copies' gradients."""
+        for name in sorted(self._copies):
+            gradients = [_gradient(parameter) for parameter in self._copies[name]]
+            for other in gradients[1:]:
+                gradients[0].add_(other)
+            if name in self._groups:
+                dist.all_reduce(gradients[0], group=self._groups[name])
+            for other in gradients[1:]:
+                other.copy_(gradients[0])
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter.main_grad  # type: ignore[attr-defined]

@@ -1,0 +1,69 @@
+"""The layout to go on with when devices are lost: the nearest one that still fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from megaptm.config import Config, Layout, resolve_model
+from megaptm.config.check import check
+from megaptm.errors import UserError
+from megaptm.plan.machine import Machine
+from megaptm.plan.memory import fullest, memory
+from megaptm.plan.search import divisors
+from megaptm.plan.workload import workload_of
+
+
+def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine | None = None) -> Layout | None:
+    """The largest legal layout in what is left; None where nothing fits.
+
+    `room(t)`: how many ranks find a device in groups of t. One with the config's tensor x pipeline comes before any
+    other, since its ranks hold what they held. On a `machine` that is named, the fullest rank must fit.
+    """
+    return next((one for one in _candidates(config, room) if _legal(config, one) and _fits(config, one, machine)), None)
+
+
+def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
+    """Those that there is room for, the nearest first."""
+    layout, spec = config.layout, resolve_model(config)
+    copy = layout.tensor * layout.pipeline
+    for data in range(min(layout.data, room(layout.tensor) // copy), 0, -1):
+        yield layout.model_copy(update={"data": data})
+    others = [
+        _of(layout, tensor=tensor, pipeline=pipeline, data=data)
+        for tensor in divisors(spec.size.heads, most=room(1))
+        for pipeline in divisors(spec.layers, most=room(tensor) // tensor)
+        for data in divisors(config.train.batch, most=room(tensor) // (tensor * pipeline))
+    ]
+    yield from sorted(others, key=lambda one: (-one.processes, _distance(one, layout)))
+
+
+def _of(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:
+    same = pipeline == layout.pipeline
+    return layout.model_copy(
+        update={
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "data": data,
+            "virtual": layout.virtual if same else 1,
+            "sequence_parallel": layout.sequence_parallel and tensor > 1,
+        }
+    )
+
+
+def _distance(one: Layout, layout: Layout) -> tuple[int, int]:
+    return abs(one.tensor - layout.tensor), abs(one.pipeline - layout.pipeline)
+
+
+def _legal(config: Config, layout: Layout) -> bool:
+    try:
+        check(config.model_copy(update={"layout": layout}))
+    except UserError:
+        return False
+    return True
+
+
+def _fits(config: Config, layout: Layout, machine: Machine | None) -> bool:
+    if machine is None:
+        return True
+    held = memory(workload_of(config.model_copy(update={"layout": layout})))
+    return held[fullest(held)].total <= machine.usable_bytes

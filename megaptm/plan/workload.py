@@ -1,0 +1,91 @@
+"""What a step has to do: a model, rows of tokens, a layout, and the software that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from megaptm.config import Config, Layout, resolve_model
+from megaptm.objectives import objective_of
+from megaptm.plan.count import step_flops
+from megaptm.plan.software import MEGAPTM, Software
+from megaptm.spec import ModelSpec
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Of a weight or activation in the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Everything that the formulas of memory and time look at."""
+
+    spec: ModelSpec
+    lengths: Mapping[str, int]
+    """Stack -> tokens of one row of it."""
+    layout: Layout
+    batch: int
+    """Rows of a step, over all data ranks."""
+    precision: str = "bf16"
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again: nothing, the attention between queries and values, or whole layers."""
+    masked: bool = False
+    """Whether attention takes a mask (documents, padding) rather than none or the direction of time."""
+    asked: int | None = None
+    """Positions of a row that a masked-token head reads; absent: all."""
+    trained_heads: tuple[str, ...] | None = None
+    """Heads that have a loss, and so gradients; absent: all."""
+    software: Software = MEGAPTM
+
+    @property
+    def element(self) -> int:
+        """Bytes of a weight or an activation."""
+        return BYTES[self.precision]
+
+    @property
+    def microbatches(self) -> int:
+        """Passes of one process in a step."""
+        return self.batch // (self.layout.data * self.layout.microbatch)
+
+    @property
+    def stream(self) -> int:
+        """Tokens of a row over all stacks: the length of what travels between stages."""
+        return sum(self.lengths.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a step learns from, in all stacks."""
+        return self.batch * self.stream
+
+    @property
+    def slice(self) -> int:
+        """Ranks that divide the residual stream."""
+        return self.layout.tensor if self.layout.sequence_parallel else 1
+
+    @property
+    def flops(self) -> int:
+        """Operations of a step on all devices, recomputation left out."""
+        return step_flops(self.spec, rows=self.batch, lengths=self.lengths, asked=self.asked)
+
+
+def workload_of(config: Config) -> Workload:
+    """The step of a training config, as this engine runs it."""
+    spec = resolve_model(config)
+    objective = objective_of(config.objective)
+    batch = objective.batch(config.data.sequence, config.data.document_mask)
+    return Workload(
+        spec=spec,
+        lengths=batch.lengths(spec.family.prefixes),
+        layout=config.layout,
+        batch=config.train.batch,
+        precision=config.train.precision,
+        recompute=config.layout.recompute,
+        masked=batch.masked,
+        asked=batch.asked,
+        trained_heads=tuple(objective.losses),
+        software=replace(
+            MEGAPTM,
+            gradient_overlap=config.communication.overlap_grad_reduce,
+            boundary_overlap=config.communication.overlap_p2p_comm,
+        ),
+    )

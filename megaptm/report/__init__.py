@@ -1,0 +1,1 @@
+"""A run told to people: in the terminal, as a page, as curves. No torch."""

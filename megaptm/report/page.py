@@ -1,0 +1,100 @@
+"""`megaptm report`: a run told from its two journals, metrics.jsonl and events.jsonl. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from megaptm.config import Config, load
+from megaptm.errors import UserError
+from megaptm.report.curves import curve, draw, loss_curves, save_picture
+from megaptm.resilience.events import read_events
+from megaptm.run.folder import CONFIG
+from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
+from megaptm.track import Tracker, how_to_look, read_metrics
+
+PICTURE = "report/loss.png"
+MEANINGS = {
+    "productive": "steps that count",
+    "lost": "steps done again after a stop without a save, hangs",
+    "data": "waiting for data",
+    "validation": "held-out loss",
+    "checkpoint": "saving",
+    "startup": "from the command to the first step",
+    "other": "leaving, and unmeasured",
+    "away": "between two jobs",
+}
+
+
+def report(run: str | Path, *, console: Console | None = None) -> Path:
+    """Print how the run went and save its picture; returns the picture's path."""
+    run, console = Path(run), console or Console()
+    config, records = _config(run), read_metrics(run)
+    found = job_times(read_events(run), records)
+    if not records:
+        raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
+    title = f"{config.model.family}/{config.model.size}, {config.objective}"
+    console.print(f"[bold]{run.name}[/]: {title}; {_progress(config, records, found)}\n")
+    for line in draw(loss_curves(records), width=min(console.width, 100) - 12):
+        console.print(line, no_wrap=True)
+    console.print()
+    console.print(_numbers(records))
+    if found:
+        console.print(_seconds(time_spent(found)))
+    picture = run / PICTURE
+    save_picture(picture, records, title=f"{run.resolve().name}: {title}")
+    console.print(f"Picture: {picture}", soft_wrap=True)
+    if look := how_to_look(run.resolve()):
+        console.print(f"MLflow:  {', then '.join(look)}", soft_wrap=True, highlight=False, markup=False)
+    return picture
+
+
+def ship(run: str | Path) -> None:
+    """Send to MLflow what an unreachable server missed."""
+    track = _config(Path(run)).track
+    Tracker(run, uri=track.uri, experiment=track.experiment).close()
+
+
+def _config(run: Path) -> Config:
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
+    return load(run / CONFIG)
+
+
+def _progress(config: Config, records: list[dict[str, Any]], found: list[JobTime]) -> str:
+    step = max(record["step"] for record in records)
+    starts = f" in {len(found)} starts" if len(found) > 1 else ""
+    return f"step {step} of {config.train.steps}{starts}"
+
+
+def _numbers(records: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = (
+        ("loss", "{:.4f}", "training loss, last"),
+        ("validation/loss", "{:.4f}", "held-out loss, last"),
+        ("tokens_per_second", "{:,.0f}", "tokens/s, median"),
+        ("model_flops_per_second", "{:.3g}", "model FLOP/s, median"),
+    )
+    for key, form, label in rows:
+        if points := curve(records, key):
+            values = sorted(value for _, value in points) if label.endswith("median") else [points[-1][1]]
+            table.add_row(label, form.format(values[len(values) // 2]))
+    return table
+
+
+def _seconds(total: TimeSpent) -> Table:
+    table = Table(box=None, pad_edge=False, title="where the time went", title_justify="left")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("what it is", style="dim")
+    for one in fields(total):
+        seconds = getattr(total, one.name)
+        if round(seconds, 1):
+            table.add_row(one.name, f"{seconds:,.1f}", f"{seconds / (total.wall or 1.0):.1%}", MEANINGS[one.name])
+    table.add_row("wall time", f"{total.wall:,.1f}", "100.0%", "from the first command to the end of the last")
+    return table

@@ -1,0 +1,76 @@
+"""A run as it was saved: config, whole weights, tokenizer. For whoever reads a run without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.tensors import Reader
+from megaptm.config import Config, load, resolve_model
+from megaptm.errors import UserError
+from megaptm.run.folder import CONFIG
+from megaptm.spec import ModelSpec
+
+PREFIX = "weight/"
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """One checkpoint of a run, verified."""
+
+    run: Path
+    config: Config
+    checkpoint: Checkpoint
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return resolve_model(self.config)
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer the run was trained with."""
+        return self.run / "tokenizer"
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Whole parameters by their global names, fp32, each read when it is asked for."""
+        return _Weights(self.checkpoint.reader)
+
+
+class _Weights(Mapping[str, Tensor]):
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._names = [name.removeprefix(PREFIX) for name in reader.names() if name.startswith(PREFIX)]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._reader.read(PREFIX + name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoint:
+    """The checkpoint of `step`; absent, the newest one that is undamaged."""
+    run = Path(run)
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
+    store = Store(run)
+    checkpoint = store.newest() if step is None else store.load(step)
+    if checkpoint is None:
+        raise UserError(f"{run} has no checkpoint yet: continue it with `megaptm train {run}`.")
+    if step is not None:
+        checkpoint.verify()
+    return RunCheckpoint(run, load(run / CONFIG), checkpoint)

@@ -1,0 +1,67 @@
+"""May a checkpoint be continued: is it of this model, this tokenizer and this text?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+from megaptm.storage import shown
+
+if TYPE_CHECKING:
+    from megaptm.checkpoint.store import Checkpoint
+
+
+def compatibility(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
+    return {
+        "model": {"family": spec.name, **asdict(spec.size), "vocabulary": spec.vocabulary, "context": spec.context},
+        "tokenizer": tokenizer,
+    }
+
+
+def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
+    """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
+    model = _table(checkpoint, "model")
+    for name, value in wanted["model"].items():
+        # What says nothing, {} or None, may be absent.
+        if (model.get(name) or None) != (value or None):
+            raise UserError(
+                f"{checkpoint.folder} is of another model: its {name} is {shown(model.get(name))}, the config's is "
+                f"{value}; choose another run=FOLDER, or the config it was made with."
+            )
+    if checkpoint.state.get("tokenizer") != wanted["tokenizer"]:
+        raise UserError(
+            f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
+            f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
+        )
+
+
+def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
+    """A `UserError` where a corpus was built again since: the samples counted so far would not be those that were read.
+
+    A model that was imported has read none of them.
+    """
+    for name, known in _table(checkpoint, "corpora").items():
+        if corpora.get(name) != known:
+            raise UserError(
+                f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
+                "that was there, or choose another run=FOLDER."
+            )
+
+
+def layout_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """The layout that wrote it, as far as it says: it is shown, and nothing depends on it."""
+    config = checkpoint.state.get("config")
+    layout = config.get("layout") if isinstance(config, dict) else None
+    return {name: size for name, size in layout.items() if isinstance(size, int)} if isinstance(layout, dict) else {}
+
+
+def _table(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """A part of the state that the trainer wrote; empty where there is none."""
+    found = checkpoint.state.get(name, {})
+    if not isinstance(found, dict):
+        raise UserError(f"{checkpoint.folder}: its state has {shown(found)} for {name}: take another checkpoint.")
+    return found

@@ -1,0 +1,99 @@
+"""The corpora of a run, opened and compared with its model and with each other. No torch: the launcher asks, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megaptm.config import Config, resolve_model
+from megaptm.data import Corpus, Mix, open_mix
+from megaptm.data.manifest import MANIFEST
+from megaptm.errors import UserError
+from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
+
+
+def check_corpora(config: Config) -> None:
+    """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
+    tokenizer = corpus_tokenizer(config)
+    check_epochs(config, open_corpora(config, tokenizer, "train"))
+    open_corpora(config, tokenizer, "validation").fresh_batches(config.train.batch)
+
+
+def check_epochs(config: Config, mix: Mix) -> None:
+    """With a number of `data.epochs` the steps must not outlast the text."""
+    epochs, train = config.data.epochs, config.train
+    if epochs is not None and train.steps > (most := config.batches.steps_in(mix.samples_in(epochs))):
+        raise UserError(
+            f"train.steps ({train.steps:,}) is more than the {most:,} steps that data.mix has text for when none is "
+            f"read more than {epochs} time{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise "
+            "data.epochs, or leave data.epochs out."
+        )
+
+
+def open_corpora(config: Config, tokenizer: Tokenizer, split: str) -> Mix:
+    """The mix of `train` or `validation`."""
+    return open_mix(
+        config.data.mix,
+        split=split,
+        objective=config.objective,
+        sequence=config.data.sequence,
+        seed=config.train.seed,
+        document_mask=config.data.document_mask,
+        special=tokenizer.special,
+        verify=config.data.verify,
+        cache=cache_of(config),
+    )
+
+
+def cache_of(config: Config) -> Cache:
+    """Where shards of corpora at URLs are kept, and how long their servers are waited for."""
+    data = config.data
+    folder = Path(data.cache).expanduser() if data.cache else default_folder()
+    return Cache(folder, data.cache_bytes, RetryPolicy(seconds=data.patience))
+
+
+def corpus_tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer in the mix's first corpus; it must be the one the corpus was made with, and fit the model."""
+    place = next(iter(config.data.mix))
+    tokenizer = tokenizer_of(Corpus.open(place, cache_of(config)))
+    check_vocabulary(config, tokenizer, place)
+    return tokenizer
+
+
+def corpus_vocabulary(config: Config) -> int | None:
+    """Ids of the tokenizer of the mix's first corpus; None where that is not there, yet."""
+    place, cache = next(iter(config.data.mix)), cache_of(config)
+    if not exists(join(place, MANIFEST), cache.patience):
+        return None
+    return Corpus.open(place, cache).manifest.tokenizer["vocabulary"]
+
+
+def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
+    """The model must have a row for each id of the tokenizer of the corpus at `place`."""
+    vocabulary = resolve_model(config).vocabulary
+    if tokenizer.vocabulary > vocabulary:
+        raise UserError(
+            f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "
+            f"{place}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
+        )
+
+
+def tokenizer_of(corpus: Corpus) -> Tokenizer:
+    """The tokenizer in a corpus, which must be the one that the corpus was made with."""
+    path, wanted = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
+    if corpus.mirror and _fingerprint(path) != wanted:
+        corpus.mirror.fetch_tokenizer(again=True)
+    tokenizer = load_tokenizer(path)
+    if tokenizer.fingerprint != wanted:
+        raise UserError(
+            f"{path} is not the tokenizer that its corpus was made with: put that one back, or build the corpus again."
+        )
+    return tokenizer
+
+
+def _fingerprint(path: Path) -> str | None:
+    try:
+        return load_tokenizer(path).fingerprint
+    except UserError:
+        return None

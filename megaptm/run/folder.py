@@ -1,0 +1,220 @@
+"""The run folder before the first process starts: made, or found and allowed to continue. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megaptm import __version__
+from megaptm.config import Config, Draft, Written, dump, load
+from megaptm.errors import NO_PLACE, UserError
+from megaptm.resilience.attempt import Attempt
+from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
+from megaptm.resilience.lock import STARTING, RunLock
+from megaptm.run.corpora import corpus_vocabulary
+from megaptm.run.submission import refuse_queued
+from megaptm.storage import write_whole
+from megaptm.track.page import default_uri
+
+CONFIG = "config.yaml"
+# What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
+MAY_CHANGE = (
+    "layout.",
+    "communication.",
+    "checkpoint.",
+    "track.",
+    "train.steps",
+    "train.stop_at",
+    "train.log_every",
+    "train.validate_every",
+    "train.validate_batches",
+    "train.threads",
+    "train.deterministic",
+    "train.hang_seconds",
+    "data.cache",
+    "data.epochs",
+    "data.patience",
+    "data.workers",
+    "data.verify",
+)
+# And what may differ in a run's next phase, besides.
+NEXT_PHASE = ("train.after", "data.sequence")
+WAIT_SECONDS = 120.0
+WRITTEN = "MEGAPTM_CONFIG"
+"""By which a launcher tells its ranks the hash of the config that it wrote."""
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config that a command names: a YAML file, or the folder of a run that was begun."""
+    return settle(_with_vocabulary(_written(path, overrides)).load())
+
+
+def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
+    """The same, with all its mistakes and as far as it can be read."""
+    written = _written(path, overrides)
+    with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
+        written = _with_vocabulary(written)
+    found = written.draft()
+    return found if found.config is None else replace(found, config=settle(found.config))
+
+
+def _written(path: Path, overrides: Sequence[str]) -> Written:
+    if path.is_dir():
+        # A folder may have been moved since; it is the run wherever it lies.
+        overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
+        path = path / CONFIG
+    return Written.read(path, overrides)
+
+
+def _with_vocabulary(written: Written) -> Written:
+    """A `model.vocabulary` that nobody gives is that of the corpora, once there are some."""
+    if written.gives("model.vocabulary") or (config := written.draft().config) is None:
+        return written
+    vocabulary = corpus_vocabulary(config)
+    return written if vocabulary is None else written.plus(f"model.vocabulary={vocabulary}")
+
+
+def settle(config: Config) -> Config:
+    """The config with its folders made absolute: the run is continued from wherever the next command is typed."""
+    mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
+    cache = config.data.cache and _absolute(config.data.cache)
+    data = config.data.model_copy(update={"mix": mix, "cache": cache})
+    return config.model_copy(update={"run": _absolute(config.run), "data": data})
+
+
+@contextlib.contextmanager
+def only_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
+    """While it is entered no other command starts the run: it is refused before it has written anything there."""
+    check_phase(config)
+    run = Path(config.run)
+    with ExitStack() as held:
+        with _folder_errors_told(run):
+            held.enter_context(RunLock(run, attempt=attempt, file=STARTING))
+        yield
+
+
+@contextlib.contextmanager
+def _folder_errors_told(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
+        raise UserError(no_folder(run, error)) from None
+
+
+def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
+    """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
+    run = Path(config.run)
+    check_phase(config)
+    if config.track.enabled and config.track.uri is None:
+        default_uri(run)  # raises where there can be none
+    refuse_queued(run)
+    with _folder_errors_told(run), RunLock(run, attempt=attempt):
+        if (run / CONFIG).exists() and trained(run):
+            for change in changes(load(run / CONFIG), config):
+                raise UserError(change)
+        write_whole(run / CONFIG, dump(config).encode())
+    return run
+
+
+def environment_of(config: Config) -> dict[str, str]:
+    """What the ranks of a launcher know its config by."""
+    return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest()}
+
+
+def refuse_anothers(run: Path) -> None:
+    """Raise where another command has written its config since: until rank 0 has the lock, one that starts may."""
+    wanted = os.environ.get(WRITTEN)
+    written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
+    if wanted and hashlib.sha256(written).hexdigest() != wanted:
+        raise UserError(
+            f"another command that was given at the same time has written its config into {run}: see whether that one "
+            "trains, and start one at a time."
+        )
+
+
+def check_phase(config: Config) -> None:
+    """Raise where a phase that continues another is to begin before that one's end."""
+    if (done := last_saved(Path(config.run))) < config.train.after:
+        raise UserError(
+            f"train.after ({config.train.after:,}): the run in {config.run} has {done:,} steps; train the phase before "
+            "this one to its end."
+        )
+
+
+def no_folder(run: Path, error: OSError) -> str:
+    """What is said where no folder can be made or written to."""
+    return f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER."
+
+
+def note_launch(run: Path) -> None:
+    """Write down by which command, where and when a job of the run began."""
+    with Events(run) as events:
+        host, pid = socket.gethostname(), os.getpid()
+        events.write(LaunchEvent(command=sys.argv, version=__version__, host=host, pid=pid))
+
+
+def discard_unused(run: Path) -> None:
+    """Remove a run folder in which a mistake let no step happen, unless another job has taken it since."""
+    with contextlib.suppress(UserError), RunLock(run):
+        if not any(event["kind"] in (FirstStepEvent.kind, CheckpointEvent.kind) for event in read_events(run)):
+            shutil.rmtree(run)
+
+
+def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
+    """Under torchrun or srun rank 0 prepares; the others wait until they see their own config in the folder."""
+    path, wanted = Path(config.run) / CONFIG, dump(config)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text(encoding="utf-8") == wanted:
+            return path.parent
+        time.sleep(0.1)
+    raise UserError(
+        f"{path} did not become this command's config in {seconds:.0f} s: is it on a disk that all nodes share?"
+    )
+
+
+def trained(run: Path) -> bool:
+    """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
+    return last_saved(run) > 0
+
+
+def changes(begun: Config, config: Config) -> Iterator[str]:
+    """What is changed that a restart may not: a sentence for each key."""
+    before, now = flat(begun.model_dump()), flat(config.model_dump())
+    may_change = MAY_CHANGE + (NEXT_PHASE if config.train.after == begun.train.steps else ())
+    for key in sorted(before.keys() | now.keys()):
+        if key == "run" or before.get(key) == now.get(key) or key.startswith(may_change):
+            continue
+        yield (
+            f"{key} is {now.get(key)} but the run in {config.run} was begun with {before.get(key)}: "
+            "set it back, or choose another run=FOLDER."
+        )
+
+
+def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """`{"train": {"steps": 3}}` as `{"train.steps": 3}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        # Corpora have dots in their names: a mix is compared as a whole.
+        if isinstance(value, dict) and key != "mix":
+            leaves |= flat(value, f"{above}{key}.")
+        else:
+            leaves[f"{above}{key}"] = value
+    return leaves
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,49 @@
+"""Which process of the run this one is, as torchrun, srun or our own launcher says. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from megaptm.config import Layout
+from megaptm.errors import UserError
+from megaptm.schedulers.slurm.environment import variables_of_ranks
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """The place of one process among those of the run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    """Number on its own machine; picks the GPU."""
+
+
+def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEnvironment | None:
+    """The place this process was given, or None where nobody started it as one of several.
+
+    Under srun the five variables that `torch.distributed` reads are derived from Slurm's and written to `environ`.
+    """
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        # Counted by step: a batch script itself has SLURM_PROCID=0 and the job's SLURM_NTASKS, and is nobody's worker.
+        if "SLURM_PROCID" not in environ or int(environ.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+            return None
+        environ.update({name: value for name, value in variables_of_ranks(environ).items() if name not in environ})
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if missing:
+        raise UserError(f"{missing[0]} is not set though other variables of a launcher are: set it, or unset RANK.")
+    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    return RankEnvironment(rank=rank, world=world, local_rank=int(environ.get("LOCAL_RANK", rank)))
+
+
+def check_processes(place: RankEnvironment, layout: Layout) -> None:
+    """Refuse a number of processes that is not the layout's."""
+    if place.world == layout.processes:
+        return
+    word = "more" if place.world > layout.processes else "fewer"
+    raise UserError(
+        f"{place.world} processes are {word} than the {layout.processes} the layout needs (data {layout.data} x tensor "
+        f"{layout.tensor} x pipeline {layout.pipeline}): start {layout.processes}, or change layout.data."
+    )

@@ -1,0 +1,128 @@
+"""Where the time of a run went. The parts add up to the wall time, across all its jobs. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from megaptm.resilience.events import BEGINNINGS, EvaluationEvent, ExitEvent, HangEvent, ResumeEvent, StartEvent
+
+
+@dataclass
+class TimeSpent:
+    """Seconds of a run, from the first launch to the end of the last job."""
+
+    productive: float = 0.0
+    """Steps that count."""
+    lost: float = 0.0
+    """Steps done again later, because the job ended before they were saved; and standing still because a rank hung."""
+    data: float = 0.0
+    """Waiting for the loader."""
+    validation: float = 0.0
+    checkpoint: float = 0.0
+    startup: float = 0.0
+    """From the command to the first step: processes, imports, loading."""
+    other: float = 0.0
+    """Leaving, and whatever nobody measured: in a job that was killed, also its last unreported steps."""
+    away: float = 0.0
+    """Between two jobs."""
+
+    @property
+    def wall(self) -> float:
+        return sum(getattr(self, one.name) for one in fields(self))
+
+
+@dataclass
+class JobTime:
+    """One command, from its launch to its end."""
+
+    begin: float
+    ready: float | None = None
+    """When the first step could begin."""
+    start: int = 0
+    """Step it began after."""
+    end: float = 0.0
+    exit: dict[str, Any] | None = None
+    """The event written on leaving; a killed job has none."""
+    hung: float = 0.0
+    """Seconds for which it stood still, until it was ended."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+PARTS = ("productive", "data", "validation", "checkpoint")
+
+
+def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[JobTime]:
+    """The jobs of a run, in order, from its two journals."""
+    found: list[JobTime] = []
+    # An evaluation is no part of a job, however long after it the model is measured.
+    for event in (event for event in events if event["kind"] != EvaluationEvent.kind):
+        opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
+        if event["kind"] in BEGINNINGS or (opens and (not found or found[-1].ready is not None)):
+            found.append(JobTime(begin=event["time"]))
+        if not found:
+            continue
+        job = found[-1]
+        job.end = max(job.end, event["time"])
+        if opens:
+            job.ready, job.start = event["time"], event.get("step", 0)
+        if event["kind"] == ExitEvent.kind:
+            job.exit = event
+        if event["kind"] == HangEvent.kind:
+            job.hung = float(event.get("seconds") or 0.0)
+    for record in (record for record in records if not any(key.startswith("evaluation/") for key in record)):
+        owner = next((job for job in reversed(found) if job.begin <= record["time"]), None)
+        if owner is not None:
+            owner.records.append(record)
+            owner.end = max(owner.end, record["time"])
+    return found
+
+
+def time_spent(found: list[JobTime]) -> TimeSpent:
+    """The whole, from the jobs."""
+    total = TimeSpent()
+    for job, following in zip(found, [*found[1:], None], strict=True):
+        spent = _measured(job)
+        for name, seconds in spent.items():
+            setattr(total, name, getattr(total, name) + seconds)
+        startup = (job.end if job.ready is None else job.ready) - job.begin
+        total.startup += startup
+        other = job.end - job.begin - startup - sum(spent.values())
+        hung = min(job.hung, max(other, 0.0))
+        total.other += other - hung
+        total.lost += hung
+        if following is not None:
+            again = min(_after(job, following.start), spent["productive"]) if following.ready is not None else 0.0
+            total.productive -= again
+            total.lost += again
+            total.away += following.begin - job.end
+    return total
+
+
+def _measured(job: JobTime) -> dict[str, float]:
+    """Seconds by part: what the job said on leaving, or the sum of what it had reported by then."""
+    if job.exit is not None:
+        return {name: float(job.exit.get(name) or 0.0) for name in PARTS}
+    spent = dict.fromkeys(PARTS, 0.0)
+    for steps, record in _steps(job):
+        waiting = record.get("data_wait_seconds", 0.0)
+        spent["data"] += steps * waiting
+        spent["productive"] += steps * (record["step_seconds"] - waiting)
+    spent["checkpoint"] = sum(record.get("checkpoint_seconds", 0.0) for record in job.records)
+    return spent
+
+
+def _steps(job: JobTime) -> list[tuple[int, dict[str, Any]]]:
+    """The records of steps, each with the number of steps it stands for."""
+    records = [record for record in job.records if "step_seconds" in record]
+    before = [job.start, *(record["step"] for record in records)]
+    return [(record["step"] - last, record) for last, record in zip(before, records, strict=False)]
+
+
+def _after(job: JobTime, step: int) -> float:
+    """Productive seconds of the job's steps after `step`."""
+    seconds = 0.0
+    for steps, record in _steps(job):
+        late = min(steps, record["step"] - step)
+        seconds += max(0, late) * (record["step_seconds"] - record.get("data_wait_seconds", 0.0))
+    return seconds

@@ -1,0 +1,1 @@
+"""Clients of Slurm and Ray, which know nothing of runs. No torch."""

@@ -1,0 +1,59 @@
+"""A module of ours as a process, and the facts that it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ProcessOutput:
+    """Of a process on a node."""
+
+    stdout: str
+    stderr: str
+
+
+def run(
+    module: str, arguments: Sequence[str], *, seconds: float, more: Mapping[str, str] | None = None
+) -> ProcessOutput:
+    """The module as a process of this machine."""
+    return finish([sys.executable, "-m", module, *arguments], {**os.environ, **(more or {})}, seconds)
+
+
+def finish(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> ProcessOutput:
+    """What a command prints, to its end or for so long."""
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        return ProcessOutput(*process.communicate(timeout=seconds))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        out, err = process.communicate()
+        return ProcessOutput(out, f"{err}\nnothing in {seconds:.0f} s")
+
+
+def facts(text: str) -> dict[str, Any]:
+    """The facts in what a node's process printed; other lines, as of a site's prolog, are passed over."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            if line.startswith("{"):
+                found |= json.loads(line)
+    return found
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["nothing"])[-1][:200]

@@ -1,0 +1,133 @@
+"""How long to go on when an object store does not answer: each call has a deadline, and is made again for a while."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from megaptm.credentials import in_brief
+from megaptm.errors import FULL_DISK, UserError
+
+T = TypeVar("T")
+
+# Where the errors of networks and servers come from; an error of other code is a mistake that no waiting mends.
+NETWORKS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "google", "gcsfs", "adlfs", "azure", "requests", "s3fs")
+DENIED = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "ParamValidationError",
+    "NoAuthTokenError",
+)
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """How a call to a server is made, and made again."""
+
+    seconds: float = 600.0
+    """How long to try while the server fails or does not answer."""
+    deadline: float = 60.0
+    """Seconds after which one attempt is given up; twice as long for each further 16 MiB that it sends."""
+    pause: float = 0.5
+    """Seconds before the second attempt; doubled each time up to `longest_pause`, and half of it by chance."""
+    longest_pause: float = 15.0
+    tell_after: float = 5.0
+    """Seconds of failure before it is said aloud, and then between two lines, six times as many."""
+    tell: Callable[[str], None] = to_stderr
+
+
+def patiently(call: Callable[[], T], *, what: str, patience: RetryPolicy, deadline: float | None = None) -> T:
+    """What `call` returns once it succeeds. `what` is the URL it is about; `call` may be made any number of times.
+
+    Raises a `UserError` at once where waiting is of no use (nothing there, access denied), and after
+    `patience.seconds` where the server went on failing.
+    """
+    seconds = patience.deadline if deadline is None else deadline
+    return keep_trying(
+        lambda: within(seconds, call),
+        what=what,
+        patience=patience,
+        refuse=lambda error: refuse_permanent(error, what),
+        remedy="see that its server answers, and start again.",
+    )
+
+
+def keep_trying(
+    call: Callable[[], T], *, what: str, patience: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
+) -> T:
+    """What `call` returns once it succeeds; `refuse` raises the errors that no waiting mends.
+
+    After `patience.seconds` it is a `UserError` that ends with `remedy`.
+    """
+    begun, tell_at, told = time.monotonic(), patience.tell_after, False
+    for pause in _pauses(patience):
+        try:
+            answer = call()
+        except Exception as error:
+            refuse(error)
+            problem = in_brief(error)
+        else:
+            if told:
+                patience.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
+            return answer
+        waited = time.monotonic() - begun
+        if waited >= patience.seconds:
+            raise UserError(f"{what} could not be reached for {waited:.0f} s ({problem}): {remedy}")
+        left = patience.seconds - waited
+        if waited + pause >= tell_at:
+            patience.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")
+            tell_at, told = waited + 6 * patience.tell_after, True
+        time.sleep(min(pause, left))
+    raise AssertionError("pauses do not end")
+
+
+def refuse_permanent(error: Exception, what: str) -> None:
+    """Raise what no waiting mends: a `UserError` where the user can mend it, else the error itself."""
+    if isinstance(error, UserError):
+        raise error
+    if isinstance(error, FileNotFoundError):
+        raise UserError(f"{what} does not exist: check the address.") from None
+    if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
+        raise UserError(f"access to {what} is denied ({in_brief(error)}): check the credentials.") from None
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
+        raise error
+    if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORKS:
+        raise error
+
+
+def _pauses(patience: RetryPolicy) -> Iterator[float]:
+    pause = patience.pause
+    while True:
+        # By chance, so that a thousand processes whose server comes back do not ask all at once.
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, patience.longest_pause)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Run `call` in a thread and wait for it that long; one that hangs is left behind, to end when it will."""
+    box: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            box["answer"] = call()
+        except BaseException as error:
+            box["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True, name="megaptm-storage")
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    if "error" in box:
+        raise box["error"]
+    return box["answer"]

@@ -1,0 +1,66 @@
+"""What a run reads: its tokenizer, its mixes, and the micro-batches of each step for this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from megaptm.config import Config
+from megaptm.data import Loader, validation_batches
+from megaptm.parallel.groups import Ranks
+from megaptm.run.corpora import corpus_tokenizer, open_corpora
+
+Batches = list[dict[str, Tensor]]
+
+
+class BatchSource:
+    """Micro-batches for one process; `None`s where tensor rank 0 reads and this rank is sent what it read."""
+
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.tokenizer = corpus_tokenizer(config)
+        self.train = open_corpora(config, self.tokenizer, "train")
+        self.validation = open_corpora(config, self.tokenizer, "validation")
+        self._loader: Loader | None = None
+
+    @property
+    def reads(self) -> bool:
+        return self.ranks.tensor == 0
+
+    def steps(self, start: int) -> Iterator[Batches | None]:
+        """Each step's micro-batches, from step `start` on, without end."""
+        if not self.reads:
+            while True:
+                yield None
+        self._loader = Loader(
+            self.train,
+            start_step=start,
+            batch=self.config.batches,
+            microbatch=self.config.layout.microbatch,
+            rank=self.ranks.data,
+            ranks=self.ranks.data_size,
+            workers=self.config.data.workers,
+            pin=torch.cuda.is_available(),
+        )
+        for _, batches in self._loader:
+            yield batches
+
+    def held_out(self) -> Iterator[Batches | None]:
+        """The validation batches, the same at each call."""
+        batches = validation_batches(
+            self.validation,
+            batch=self.config.train.batch,
+            microbatch=self.config.layout.microbatch,
+            rank=self.ranks.data,
+            ranks=self.ranks.data_size,
+            most=self.config.train.validate_batches,
+        )
+        for micro_batches in batches:
+            yield micro_batches if self.reads else None
+
+    def close(self) -> None:
+        if self._loader is not None:
+            self._loader.close()

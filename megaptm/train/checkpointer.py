@@ -1,0 +1,167 @@
+"""Checkpoints of a run: found and restored at the start, saved by all ranks together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megaptm import __version__
+from megaptm.checkpoint.committed import FOLDER
+from megaptm.checkpoint.host_staging import HostStaging
+from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.config import Config
+from megaptm.errors import UserError
+from megaptm.parallel import state
+from megaptm.parallel.background import Background, together
+from megaptm.parallel.collectives import from_all, from_rank_0, wait_for_all
+from megaptm.parallel.engine import Engine
+from megaptm.plan.count import count
+from megaptm.resilience.events import (
+    CheckpointEvent,
+    DamagedCheckpointEvent,
+    Events,
+    ResumeEvent,
+    StartEvent,
+    last_saved,
+)
+from megaptm.resilience.lock import RunLock
+from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text
+from megaptm.run.rank import RankEnvironment
+from megaptm.train.batch_source import BatchSource
+
+
+class Checkpointer:
+    """The run's store as one rank sees it; rank 0 has the lock and the journal."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: Config,
+        engine: Engine,
+        source: BatchSource,
+        place: RankEnvironment,
+        *,
+        lock: RunLock | None,
+        events: Events | None,
+    ) -> None:
+        self.config, self.engine, self.source, self.place, self.events = config, engine, source, place, events
+        self.identity = compatibility(engine.spec, source.tokenizer.fingerprint)
+        self.store = Store(
+            run,
+            keep=config.checkpoint.keep,
+            fence=lock.still_mine if lock else None,
+            token=from_rank_0(lock.token if lock else ""),
+            damaged=self._damaged,
+        )
+        self.tell: Callable[[int, float], object] = lambda step, seconds: None
+        """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
+        self.layout_before: Mapping[str, int] = {}
+        """Of the checkpoint that was restored."""
+        self._background, self._copies = Background(), HostStaging()
+
+    def restore(self) -> int:
+        """Continue from the newest good checkpoint, or begin; returns the number of the next step to train."""
+        begun = time.monotonic()
+        if self.events:
+            self.store.take_over()
+        checkpoint = newest(self.store, self.place)
+        if checkpoint is not None:
+            refuse_another(checkpoint, self.identity)
+            refuse_other_text(checkpoint, self.source.train.corpora)
+            self.layout_before = layout_of(checkpoint)
+            together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
+        else:
+            self.engine.fill()
+        if self.events:
+            layout, processes = self.config.layout.model_dump(), self.place.world
+            if checkpoint is None:
+                self.events.write(StartEvent(parameters=count(self.engine.spec), layout=layout, processes=processes))
+            else:
+                step, folder = checkpoint.step, checkpoint.folder.name
+                seconds = round(time.monotonic() - begun, 3)
+                self.events.write(
+                    ResumeEvent(step=step, checkpoint=folder, seconds=seconds, layout=layout, processes=processes)
+                )
+        return checkpoint.step if checkpoint else 0
+
+    def save(self, step: int, *, wait: bool) -> None:
+        """All ranks write, then rank 0 commits. With `wait` the checkpoint counts when this returns.
+
+        Without, training stands still for a copy to host memory only, and the checkpoint counts some steps later.
+        """
+        self.finish()
+        begun = time.monotonic()
+        if self.events:
+            self.store.prepare(step)
+        wait_for_all()
+        pieces = state.pieces(self.engine)
+        self._background.begin(
+            partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
+            partial(self._commit, step, self._state(step), begun),
+        )
+        if wait:
+            self.finish()
+
+    def advance(self) -> None:
+        """All ranks, at the end of a step: commit what all have written by now; what went wrong is raised here."""
+        self._background.advance()
+
+    def finish(self) -> None:
+        """All ranks: return when the checkpoint under way counts, if there is one."""
+        self._background.finish()
+
+    def _commit(self, step: int, state: dict[str, Any], begun: float) -> None:
+        if self.events:
+            committed = self.store.commit(step, state, ranks=self.place.world)
+            seconds = round(time.monotonic() - begun, 3)
+            self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
+            self.tell(step, seconds)
+
+    def _damaged(self, step: int, problem: str, kept: Path) -> None:
+        if self.events:
+            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
+
+    def _state(self, step: int) -> dict[str, Any]:
+        samples = self.config.batches.first(step)
+        return {
+            **self.identity,
+            "samples": samples,
+            "cursors": self.source.train.cursors(samples),
+            "corpora": self.source.train.corpora,
+            "config": self.config.model_dump(),
+            "version": __version__,
+        }
+
+
+def newest(store: Store, place: RankEnvironment) -> Checkpoint | None:
+    """The newest undamaged checkpoint, of whose files each rank compares its share with the manifest; None before any.
+
+    Terabytes take as long as they take: see `Background.finish`. Only what is damaged is set aside, by rank 0; what
+    cannot be read on one rank is an error on all.
+    """
+
+    def look(step: int) -> Checkpoint | str | None:
+        # Nobody else removes what this job owns: one that is gone here, on any rank, ends the run.
+        found = together(partial(store.look, step, part=place.rank, parts=place.world))
+        damages = [damage for damage in from_all(found if isinstance(found, str) else None) if damage is not None]
+        if isinstance(found, Checkpoint) and not damages:
+            return found
+        return damages[0] if place.rank == 0 else None
+
+    checkpoint = store.first_good(from_rank_0(store.steps() if place.rank == 0 else []), look)
+    if checkpoint is None and place.rank == 0:
+        store.refuse_to_begin_again()
+        refuse_to_forget(store.run)
+    return checkpoint
+
+
+def refuse_to_forget(run: Path) -> None:
+    """A `UserError` where the journal tells of checkpoints and there are none."""
+    if saved := last_saved(run):
+        raise UserError(
+            f"the journal of {run} tells of a checkpoint of step {saved:,}, and {run / FOLDER} has none: see that its "
+            "disk is mounted; nothing is lost by that. To begin again at step 0, choose another run=FOLDER."
+        )

@@ -1,0 +1,241 @@
+"""What rank 0 says about each step: a progress bar or lines, the journal, MLflow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megaptm.config import Config
+from megaptm.data import Mix
+from megaptm.plan.count import count, step_flops
+from megaptm.report.terminal import clock
+from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, read_events
+from megaptm.run.folder import CONFIG, flat
+from megaptm.spec import ModelSpec
+from megaptm.track import Tracker, how_to_look
+
+if TYPE_CHECKING:
+    from megaptm.parallel.engine import StepResult
+
+
+@dataclass
+class SecondsSpent:
+    """Where the time of this process has gone, so far."""
+
+    productive: float = 0.0
+    data: float = 0.0
+    validation: float = 0.0
+    checkpoint: float = 0.0
+
+    def spent_on(self, name: str) -> Stopwatch:
+        """`with seconds.spent_on("data"): ...` adds the time of the block."""
+        return Stopwatch(self, name)
+
+
+@dataclass
+class Stopwatch:
+    seconds: SecondsSpent
+    name: str
+    begun: float = field(default=0.0, init=False)
+
+    def __enter__(self) -> None:
+        self.begun = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None and self.name == "productive":
+            return  # it failed, perhaps after half an hour of waiting for a rank that was gone
+        spent = time.monotonic() - self.begun
+        setattr(self.seconds, self.name, getattr(self.seconds, self.name) + spent)
+
+
+class StepReport:
+    """Metrics of each step, written by rank 0."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: Config,
+        spec: ModelSpec,
+        mix: Mix,
+        events: Events,
+        *,
+        start: int,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`fence` is called before numbers are recorded, and raises where the run has become another job's."""
+        self._fence = fence
+        self.run, self.config, self.mix, self.events = run, config, mix, events
+        self.seconds = SecondsSpent()
+        self.tracker = Tracker(
+            run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
+        )
+        self.tracker.log_status("RUNNING")
+        self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
+        self.tracker.log_artifact(run / CONFIG)
+        lengths = mix.batch.lengths(spec.family.prefixes)
+        self.tokens_per_row = sum(lengths.values())
+        self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
+        self._epochs = mix.epochs_begun(config.batches.first(start))
+        self._begun, self._since_step, self._since = False, start, SecondsSpent()
+        self._clock: tuple[int, float] | None = None
+        """A step that was done, and when, by the clock that never goes back."""
+        self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
+
+    def step(self, step: int, result: StepResult, rate: float) -> None:
+        """After optimizer step number `step` (counted from 1)."""
+        self._fence()
+        if not self._begun:
+            self._begun = True
+            launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
+            seconds = round(time.time() - launched[-1], 3) if launched else None
+            self.events.write(FirstStepEvent(step=step, seconds=seconds))
+            self._clock = step, time.monotonic()
+            self._screen.began(step, seconds)
+        self._tell_epochs(step)
+        if step % self.config.train.log_every and step != self.config.train.steps:
+            self._screen.advance(step)
+            return
+        samples = self.config.batches.first(step)
+        steps, rows = step - self._since_step, samples - self.config.batches.first(self._since_step)
+        productive = self.seconds.productive - self._since.productive
+        waited = self.seconds.data - self._since.data
+        seconds = max(productive + waited, 1e-9)
+        metrics = {
+            "loss": result.loss,
+            **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),
+            "learning_rate": rate,
+            "gradient_norm": result.gradient_norm,
+            "tokens_per_second": rows * self.tokens_per_row / seconds,
+            "model_flops_per_second": rows * self.flops_per_row / seconds,
+            "data_wait_seconds": waited / steps,
+            "step_seconds": seconds / steps,
+            "samples": float(samples),
+        }
+        self.tracker.log_metrics(step, metrics)
+        self._screen.show(step, metrics, self._seconds_left(step, seconds / steps))
+        self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
+
+    def _seconds_left(self, step: int, step_seconds: float) -> float:
+        """At the pace since the first step, with all that is done between steps."""
+        first, then = self._clock or (step, 0.0)
+        pace = (time.monotonic() - then) / (step - first) if step > first else step_seconds
+        return pace * (self.config.train.steps - step)
+
+    def _tell_epochs(self, step: int) -> None:
+        """Say which corpora have begun to be read again."""
+        begun = self.mix.epochs_begun(self.config.batches.first(step))
+        for name, epoch in begun.items():
+            if epoch > max(1, self._epochs[name]):
+                self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))
+                self._screen.epoch(step, name, epoch)
+        self._epochs = begun
+
+    def validation(self, step: int, means: Mapping[str, float]) -> None:
+        self._fence()
+        metrics = {"validation/loss": means["loss"]}
+        if len(means) > 2:  # the weighted sum, and more than one loss
+            metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
+        self.tracker.log_metrics(step, metrics)
+        self._screen.validation(step, means["loss"])
+
+    def stood_still(self, step: int, seconds: float) -> None:
+        """After training has waited for a checkpoint, or for the copy that it is written from."""
+        self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
+
+    def saved(self, step: int, seconds: float) -> None:
+        """After a checkpoint was committed, from any thread."""
+        self._screen.saved(step, seconds)
+
+    def asked_to_stop(self, step: int, rank: int, name: str) -> None:
+        """After the run was saved because of a signal that came to another rank alone."""
+        self._screen.stopped(step, rank, name)
+
+    def close(self, status: str) -> None:
+        self._screen.close()
+        self.tracker.log_status(status)
+        if self.config.track.enabled:
+            print("sending the last metrics to MLflow", flush=True)
+        self.tracker.close()
+        if self.config.track.enabled and (look := how_to_look(self.run)):
+            print(f"curves: {', then '.join(look)}", flush=True)
+
+
+class _Lines:
+    """For logs: a line a record."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def advance(self, step: int) -> None: ...
+
+    def began(self, step: int, seconds: float | None) -> None:
+        if seconds is not None:
+            print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
+
+    def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+        print(
+            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['learning_rate']:.2e}  gradient "
+            f"{metrics['gradient_norm']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
+            flush=True,
+        )
+
+    def validation(self, step: int, loss: float) -> None:
+        print(f"step {step}/{self.steps}  validation loss {loss:.4f}", flush=True)
+
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        print(f"step {step}/{self.steps}  epoch {epoch} of {corpus} begins", flush=True)
+
+    def saved(self, step: int, seconds: float) -> None:
+        print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
+
+    def stopped(self, step: int, rank: int, name: str) -> None:
+        print(f"step {step}/{self.steps}  stopped by {name}, which rank {rank} was sent", flush=True)
+
+    def close(self) -> None: ...
+
+
+class _Bar:
+    """For people: one moving line; what stays is printed above it."""
+
+    def __init__(self, steps: int, start: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss [bold cyan]{task.fields[loss]}[/]  {task.fields[speed]}"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("train", total=steps, completed=start, loss="...", speed="")
+        self._progress.start()
+
+    def advance(self, step: int) -> None:
+        self._progress.update(self._task, completed=step)
+
+    def began(self, step: int, seconds: float | None) -> None:
+        if seconds is not None:
+            self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
+
+    def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+        speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
+        self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
+
+    def validation(self, step: int, loss: float) -> None:
+        self._progress.console.print(f"step {step}: validation loss [bold]{loss:.4f}[/]")
+
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} begins")
+
+    def saved(self, step: int, seconds: float) -> None:
+        self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
+
+    def stopped(self, step: int, rank: int, name: str) -> None:
+        self._progress.console.print(f"step {step}: stopped by {name}, which rank {rank} was sent")
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,52 @@
+"""Under torchrun and srun, which only see that processes end, the ranks of a run watch each other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from megaptm.config import Config
+from megaptm.errors import EXIT_FAILURE
+from megaptm.parallel.collectives import from_rank_0, wait_for_all
+from megaptm.resilience.failures import exit_code_of_hang
+from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
+from megaptm.resilience.watchdog import LONG, Limits, Watchdog
+from megaptm.run.rank import RankEnvironment
+
+LATER = 1.5
+"""Times the seconds of rank 0, after which rank 1 ends the run: if it is rank 0 that hangs."""
+
+
+def collective_minutes(hang_seconds: float | None) -> float:
+    """For how long ranks wait for each other: no collective gives up before who watches the run and knows who hangs."""
+    return max(30.0, 1.5 * LONG * (hang_seconds or 0.0) / 60)
+
+
+def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: RankEnvironment) -> None:
+    """Begin to beat and, on the first two ranks, to watch all; when a rank hangs, all that can leave with code 75."""
+    folder = run / HEARTBEATS / from_rank_0(secrets.token_hex(4))
+    if place.rank == 0:
+        shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier starts
+    wait_for_all()
+    heartbeat.open(folder)
+    seconds = config.train.hang_seconds
+    if seconds is None or place.rank > 1:
+        return
+    times = 1.0 if place.rank == 0 else LATER
+    limits = Limits(hang_seconds=seconds, patience=config.data.patience, times=times)
+    watchdog = Watchdog(folder, range(place.world), limits=limits, within=True)
+    threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
+
+
+def _watch(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
+    while (hang := watchdog.look()) is None:
+        time.sleep(beat_seconds(hang_seconds))
+    if not watchdog.folder.exists():  # a later start of the run has begun: what becomes of this one is not its business
+        os._exit(EXIT_FAILURE)
+    code = exit_code_of_hang(hang, run=run)
+    give_order(watchdog.folder, LEAVE)
+    os._exit(code)

@@ -1,0 +1,40 @@
+"""What processes on nodes print, put together."""
+
+import socket
+
+import pytest
+
+from megaptm.check.node_probe import probe_nodes
+from megaptm.errors import UserError
+from megaptm.schedulers.node_process import ProcessOutput, facts, run
+from megaptm.schedulers.slurm.nodes import by_label
+
+
+def test_facts_are_what_the_lines_of_json_say():
+    assert facts('Welcome to the cluster\n{"cpus": 2}\n{"node": "n1"}\n{broken\n') == {"cpus": 2, "node": "n1"}
+
+
+def test_a_process_that_hangs_is_ended_and_said_to_say_nothing():
+    assert run("timeit", ["-n1", "-r1", "import time; time.sleep(600)"], seconds=2).stderr.endswith("nothing in 2 s")
+
+
+def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
+    stdout = ' 0: {"cpus": 2}\n10: {"cpus": 3}\n 0: {"node": "node1"}\n'
+    stderr = (
+        " 0: a warning\n 1: Traceback\n 1: ImportError: no\nsrun: error: node3: task 2: Exited with exit code 127\n"
+    )
+    found = by_label(ProcessOutput(stdout, stderr), [f"node{number}" for number in range(1, 12)])
+    assert facts(found[0].stdout) == {"cpus": 2, "node": "node1"}
+    assert facts(found[10].stdout) == {"cpus": 3}
+    assert found[1].stderr.endswith("ImportError: no")
+    assert found[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
+
+
+def test_a_ray_that_does_not_answer_is_told_at_once(monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and not listened to
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr("megaptm.schedulers.ray.connection.ANSWER_SECONDS", 2.0)
+        with pytest.raises(UserError, match=f"no Ray cluster answers at {address}"):
+            probe_nodes("megaptm.check.node", seconds=60)

@@ -1,0 +1,69 @@
+"""`megaptm launch ray`, before anything runs on any cluster."""
+
+import http.server
+import socket
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from tests.drills.program import arguments
+
+
+@pytest.fixture
+def launch(real_corpus, tmp_path):
+    """Runs it on a small config."""
+
+    def run(*words):
+        config = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
+        return CliRunner().invoke(main, ["launch", "ray", *config, *words], env={"RAY_ADDRESS": ""})
+
+    return run
+
+
+@pytest.fixture
+def closed():
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def web():
+    """The address of something that is no Ray."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.parametrize("where", ["closed", "web"])
+def test_an_address_where_no_ray_answers_is_told_in_bounded_time(launch, tmp_path, request, monkeypatch, where):
+    monkeypatch.setattr("megaptm.schedulers.ray.connection.ANSWER_SECONDS", 2.0)
+    address = request.getfixturevalue(where)
+    refused = launch("--address", address)
+    assert refused.exit_code == 2
+    assert f"no Ray cluster answers at {address} (" in refused.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--address", "ray://head:10001"], "--address ray://head:10001 is for Ray's client"),
+        (["run=/tmp/ray/session_1/_ray_pkg_ab12/runs/x"], "would lie in the copy of the working directory"),
+        (["corpus.workers=2"], "corpus.workers=2 is for a recipe: name it with --corpus RECIPE."),
+        (["--machine", "h100"], "--machine h100: no such machine"),
+        (["--wait", "-1"], "-1.0 is not in the range x>=0"),
+        (["--retries", "-1"], "-1 is not in the range x>=0"),
+        (["data.mix={/nowhere: 1}"], "/nowhere"),
+        (["layout.tensor=3"], "layout.tensor (3) must divide"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(launch, tmp_path, words, told):
+    refused = launch(*words)
+    assert refused.exit_code == 2
+    assert told in refused.output
+    assert not (tmp_path / "run").exists()

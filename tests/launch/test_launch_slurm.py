@@ -1,0 +1,118 @@
+"""`megaptm launch slurm`, before Slurm is asked for anything."""
+
+import re
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from megaptm.check.capacity import jobs_needed
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.plan.machine import load_machine
+from megaptm.plan.plan import plan
+from megaptm.run.folder import read_config
+from megaptm.run.submission import check_submitted, submitted_config, write_submission
+from tests.drills.program import ROOT, arguments
+
+HUGE = ("model.width=4096", "model.ffn=16384", "model.layers=24", "model.heads=32")
+
+
+@pytest.fixture
+def launch(real_corpus, tmp_path):
+    """Runs it on a small config, without Slurm's programs."""
+
+    def run(*words):
+        config = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "layout.data=4")
+        return CliRunner().invoke(main, ["launch", "slurm", *config, *words], env={"PATH": "/nonexistent"})
+
+    return run
+
+
+def test_the_script_that_would_be_submitted_is_shown_and_nothing_made(launch, tmp_path):
+    shown = launch("--dry-run", "--per-node", "2", "--time", "01:00:00", "--sbatch=--partition=large")
+    assert shown.exit_code == 0
+    for line in ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--time=01:00:00", "--partition=large"):
+        assert f"#SBATCH {line}\n" in shown.output
+    assert re.search(rf'^train {tmp_path / "run"}/submitted/[0-9a-f]{{16}}\.yaml "\$@"$', shown.stdout, re.MULTILINE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_nodes_follow_from_the_layout(launch):
+    assert "#SBATCH --nodes=1\n" in launch("--dry-run").output
+    assert "#SBATCH --ntasks-per-node=1\n" in launch("--dry-run", "--nodes", "4").output
+
+
+def test_the_number_of_jobs_follows_from_the_plan():
+    """Not exactly one a day: starting and saving take their part of each."""
+    made = plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
+    days = made.days_with_failures
+    assert days < jobs_needed(made, 24 * 3600.0, warned=900.0) < 1.1 * days
+    assert jobs_needed(made, 12 * 3600.0, warned=900.0) > 2 * days
+    assert jobs_needed(made, 60 * 86400.0, warned=900.0) == 1
+
+
+def test_how_many_jobs_there_will_be_is_said(launch):
+    assert "1 job." in launch("--dry-run", "--machine", "this-cpu").stderr
+    assert "3 jobs, each after the other" in launch("--dry-run", "--machine", "this-cpu", "--jobs", "3").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--per-node", "3"], "2 nodes x 3 processes are 6, but the layout needs 4 (data 4 x tensor 1 x pipeline 1)"),
+        (["--nodes", "3"], "3 nodes x 2 processes are 6, but the layout needs 4"),
+        (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
+        (["--machine", "a100"], "--machine a100: no such machine; did you mean a100-"),
+        (["--time", "soon"], "--time soon is no time"),
+        (["--time", "10"], "a job of 10 min is told to save 15 min before its end, which is at once"),
+        (["--machine", "v100-32g", *HUGE], "a rank needs 72.9 GiB of the 29.7 GiB that a device of V100 32 GB has"),
+        (["--sbatch=--nodes=4"], "--sbatch may not hold --nodes (-N): give --nodes."),
+        (["--sbatch=-N4"], "--sbatch may not hold --nodes (-N): give --nodes."),
+        (["--sbatch=--gpus-per-node=9"], "--sbatch=--gpus-per-node=9: give the number of GPUs by --gpus-per-node"),
+        (["--sbatch=--gpus-per-node=a100:3"], "with the same number: --sbatch=--gpus-per-node=KIND:4."),
+        (['run="/a/line\\nbreak"'], r"run ('/a/line\nbreak') has '\n' in it"),
+        (["run=/a/100%j"], "run ('/a/100%j') has '%' in it, which sbatch would not take as it is"),
+        (['run=/a/"b"'], "has '\"' in it"),
+        (["run=/a/b\\c"], "in it, which sbatch would not take as it is"),
+        (["--jobs", "501"], "501 jobs, each after the other, are more than the 500 that are submitted at once"),
+        (
+            ["--machine=this-cpu", "--time=17:00", "train.steps=1000000000"],
+            "jobs, each after the other, are more than the 500 that are submitted at once: give the run more nodes",
+        ),
+        (["layout.tensor=3"], "layout.tensor (3) must divide"),
+        (["data.mix={/nowhere: 1}"], "/nowhere"),
+        ([], "sbatch is not on this machine"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(launch, tmp_path, words, said):
+    refused = launch(*words)
+    assert refused.exit_code == 2
+    assert said in refused.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kind_of_gpu_may_be_named(launch):
+    assert "#SBATCH --gpus-per-node=a100:4\n" in launch("--dry-run", "--sbatch=--gpus-per-node=a100:4").output
+
+
+def test_a_name_with_spaces_is_written_in_quotes(launch):
+    shown = launch("--dry-run", "run=\"/a/lr 3e-4; 'x' #1\"").stdout
+    assert "#SBATCH --job-name=lr_3e-4___x___1\n" in shown
+    assert "#SBATCH \"--output=/a/lr 3e-4; 'x' #1/logs/job-%j.log\"\n" in shown
+    [words] = re.findall(r'^train (.*) "\$@"$', shown, re.MULTILINE)
+    assert shlex.split(words)[0].startswith("/a/lr 3e-4; 'x' #1/submitted/")
+
+
+def test_the_config_that_a_job_carries_is_compared(tmp_path, real_corpus):
+    config = read_config(
+        ROOT / "configs/tiny/gpt2.yaml", [f"run={tmp_path}", f"data.mix={{{real_corpus('byte-bpe')}: 1}}"]
+    )
+    write_submission(config, "")
+    path = submitted_config(config)
+    check_submitted(path)
+    assert read_config(path) == config
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(UserError, match="is not the config that this job was submitted with"):
+        check_submitted(path)

@@ -1,0 +1,63 @@
+"""Which ranks run on which node."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaptm.config import Layout
+from megaptm.launch.ray.placement import Node, place, places_for, refuse
+
+
+def nodes(*free, devices=None):
+    return [Node(f"id{n}", f"10.0.0.{n}", devices if devices is not None else one, one) for n, one in enumerate(free)]
+
+
+def placed(free, **layout):
+    return [(assignment.node.id, *assignment.ranks) for assignment in place(nodes(*free), Layout(**layout)) or []]
+
+
+def test_ranks_fill_the_roomiest_nodes_first():
+    assert placed([2, 4], tensor=2, data=3) == [("id1", 0, 1, 2, 3), ("id0", 4, 5)]
+    assert placed([8, 8], data=8) == [("id0", 0, 1, 2, 3, 4, 5, 6, 7)]
+
+
+def test_a_device_that_is_no_whole_group_is_left_over():
+    assert placed([3, 3, 3], tensor=2, pipeline=3) == [("id0", 0, 1), ("id1", 2, 3), ("id2", 4, 5)]
+    assert placed([3, 3, 3], tensor=4) == []
+
+
+@given(
+    free=st.lists(st.integers(0, 9), max_size=6),
+    tensor=st.integers(1, 4),
+    copies=st.integers(1, 8),
+)
+def test_every_rank_has_a_device_and_no_tensor_group_is_on_two_nodes(free, tensor, copies):
+    layout = Layout(tensor=tensor, data=copies)
+    assignments = place(nodes(*free), layout)
+    assert (assignments is not None) == (places_for(free, tensor) >= layout.processes)
+    if assignments is not None:
+        assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(layout.processes))
+        assert all(len(assignment.ranks) <= assignment.node.free for assignment in assignments)
+        assert all(assignment.ranks[0] % tensor == len(assignment.ranks) % tensor == 0 for assignment in assignments)
+
+
+@pytest.mark.parametrize(
+    ("there", "layout", "told"),
+    [
+        ([], Layout(), "the layout needs 1 GPUs, and the Ray cluster has none: add nodes, or give --wait"),
+        (nodes(0, 0), Layout(), "the Ray cluster has none"),
+        (
+            nodes(2, 3),
+            Layout(tensor=2, data=3),
+            "needs 6 GPUs, 2 together on a node (layout.tensor), and the Ray cluster has 2 on 10.0.0.0, 3 on 10.0.0.1: "
+            "change layout.data",
+        ),
+        (
+            nodes(1, devices=4),
+            Layout(data=4),
+            "needs 4 GPUs, and of the Ray cluster's are free 1 on 10.0.0.0: give --wait",
+        ),
+    ],
+)
+def test_where_there_is_no_room_it_is_told_what_there_is(there, layout, told):
+    assert told in str(refuse(there, layout, "GPU"))

@@ -1,0 +1,169 @@
+"""The report: seconds that add up, curves, and the table, from journals written as the trainer writes them."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from megaptm.config import dump, load
+from megaptm.errors import UserError
+from megaptm.report.curves import curve, draw, loss_curves
+from megaptm.report.page import report
+from megaptm.run.time_spent import job_times, time_spent
+
+TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+
+
+def steps(begin, first, last, *, seconds=2.0, wait=0.5):
+    """Records of single steps first..last, the first of them done at `begin` + `seconds`."""
+    return [
+        {
+            "time": begin + seconds * (number + 1),
+            "step": step,
+            "loss": 8.0 / step,
+            "learning_rate": 0.1,
+            "tokens_per_second": 100.0,
+            "step_seconds": seconds,
+            "data_wait_seconds": wait,
+        }
+        for number, step in enumerate(range(first, last + 1))
+    ]
+
+
+# A job that was killed in step 8 after saving step 5, and one that finished.
+EVENTS = [
+    {"time": 1000.0, "kind": "launch"},
+    {"time": 1010.0, "kind": "start"},
+    {"time": 1020.5, "kind": "checkpoint", "step": 5, "seconds": 0.5},
+    {"time": 1028.0, "kind": "worker-lost", "rank": 1, "code": -9},
+    {"time": 1100.0, "kind": "launch"},
+    {"time": 1105.0, "kind": "resume", "step": 5},
+    {
+        "time": 1120.0,
+        "kind": "exit",
+        "code": 0,
+        "productive": 7.5,
+        "data": 2.5,
+        "validation": 1.0,
+        "checkpoint": 2.0,
+    },
+]
+RECORDS = [
+    *steps(1010.0, 1, 5),
+    {"time": 1020.5, "step": 5, "checkpoint_seconds": 0.5},
+    *steps(1020.5, 6, 7),
+    *steps(1105.0, 6, 10),
+    {"time": 1116.0, "step": 10, "validation/loss": 1.5},
+]
+
+
+def test_the_seconds_of_a_killed_and_a_finished_job_add_up():
+    total = time_spent(job_times(EVENTS, RECORDS))
+    # Killed: 7 steps of 1.5 s work and 0.5 s wait, of which 2 were done again; finished: as it said itself.
+    assert total.productive == pytest.approx(5 * 1.5 + 7.5)
+    assert total.lost == pytest.approx(2 * 1.5)
+    assert total.data == pytest.approx(7 * 0.5 + 2.5)
+    assert total.checkpoint == pytest.approx(0.5 + 2.0)
+    assert total.validation == pytest.approx(1.0)
+    assert total.startup == pytest.approx(10.0 + 5.0)
+    assert total.away == pytest.approx(1100.0 - 1028.0)
+    assert total.other == pytest.approx((18.0 - 14.5) + (15.0 - 13.0))
+    assert total.wall == pytest.approx(120.0)
+
+
+def test_a_job_that_never_began_a_step_is_all_startup():
+    events = [{"time": 10.0, "kind": "launch"}, {"time": 14.0, "kind": "worker-lost", "rank": 0, "code": 1}]
+    total = time_spent(job_times(events, []))
+    assert (total.startup, total.wall) == (4.0, 4.0)
+
+
+def test_the_time_in_which_a_rank_hung_is_lost():
+    events = [
+        {"time": 0.0, "kind": "launch"},
+        {"time": 10.0, "kind": "start"},
+        {"time": 350.0, "kind": "hang", "rank": 1, "seconds": 300.0},
+        {"time": 360.0, "kind": "launch"},
+    ]
+    total = time_spent(job_times(events, steps(10.0, 1, 5, wait=0.0)))
+    assert (total.productive, total.lost, total.other, total.away) == (10.0, 300.0, 30.0, 10.0)
+    assert total.wall == 360.0
+
+
+def test_a_record_that_stands_for_ten_steps_is_lost_only_in_part():
+    events = [
+        {"time": 0.0, "kind": "launch"},
+        {"time": 1.0, "kind": "start"},
+        {"time": 40.0, "kind": "launch"},
+        {"time": 41.0, "kind": "resume", "step": 7},
+    ]
+    record = {"time": 21.0, "step": 10, "step_seconds": 2.0, "data_wait_seconds": 0.0}
+    total = time_spent(job_times(events, [record]))
+    assert (total.productive, total.lost) == (14.0, 6.0)
+
+
+def test_of_a_step_done_twice_the_last_counts():
+    assert curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 1, "loss": 2.5}], "loss") == [
+        (1, 2.5),
+        (2, 2.0),
+    ]
+
+
+def test_a_curve_goes_from_the_upper_left_to_the_lower_right():
+    lines = [line.plain for line in draw({"loss": [(1, 4.0), (10, 1.0)]}, width=20, height=6)]
+    canvas = [line.split("│")[1] for line in lines[:6]]
+    assert canvas[0][0] != " "
+    assert canvas[5][19] != " "
+    assert canvas[0][19] == canvas[5][0] == " "
+    assert all(any(cell != " " for cell in line) for line in canvas)
+
+
+def test_what_is_not_finite_or_not_there_is_not_drawn():
+    assert draw({"loss": [(1, float("inf"))], "empty": []})[0].plain == "nothing to draw yet"
+    many = {name: [(1, 4.0), (10, 1.25)] for name in ("training", "validation", "baseline unigram", "baseline uniform")}
+    legend = [line.plain for line in draw(many, width=68)][16:]
+    assert max(map(len, legend)) <= 78
+    assert " ".join(" ".join(legend).split()) == " ".join(f"● {name} 1.25" for name in many)
+    lines = draw({"loss": [(1, 2.0), (2, float("nan")), (3, 2.0)]}, width=10, height=4)
+    assert "nan" not in "".join(line.plain for line in lines)
+
+
+def test_baselines_are_level_lines():
+    records = [{"step": 1, "loss": 5.0}, {"step": 9, "loss": 3.0}, {"step": 9, "baseline/unigram": 4.0}]
+    assert loss_curves(records)["baseline unigram"] == [(1, 4.0), (9, 4.0)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(load(TINY)))
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return run
+
+
+def test_the_report_tells_the_run(run):
+    screen = io.StringIO()
+    picture = report(run, console=Console(width=80, file=screen))
+    text = screen.getvalue()
+    assert "gpt2/custom, causal-lm; step 10 of 300 in 2 starts" in text
+    assert "validation 1.5" in text
+    assert "120.0" in text
+    assert picture == run / "report/loss.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert max(map(len, text.splitlines()[:-1])) <= 80
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path):
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        report(tmp_path)
+
+
+def test_a_run_without_metrics_is_told(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(load(TINY)))
+    with pytest.raises(UserError, match="has no metrics yet"):
+        report(run)

@@ -1,0 +1,153 @@
+"""What people see: of a run in a pipe and on a terminal of 80 columns, and of the commands it ends with."""
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from megaptm.config import load
+from megaptm.report.terminal import clock, layout_title, next_commands, resumed, title
+from megaptm.shell import command_line, typed_path
+from tests.train.runs import TINY, build, settings, write_text
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "PATH": PATH}
+
+
+def test_seconds_are_told_as_on_a_clock():
+    assert [clock(seconds) for seconds in (0, 7.4, 61, 3723, 90061)] == [
+        "0:00",
+        "0:07",
+        "1:01",
+        "1:02:03",
+        "1d 01:01:01",
+    ]
+
+
+def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layout = ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"]
+    config = load(TINY / "gpt2.yaml", [*layout, "model.vocabulary=4096"])
+    assert title(config).splitlines() == [
+        "gpt2/custom, 1,334,016 parameters, fp32; 4 processes: layout data=2 tensor=2 sequence_parallel",
+        "run folder runs/tiny-gpt2",
+    ]
+    assert layout_title(load(TINY / "gpt2.yaml").layout.model_dump()) == "data=1"
+
+
+def test_a_resumed_run_says_from_where():
+    config = load(TINY / "gpt2.yaml", ["layout.pipeline=2"])
+    assert resumed(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
+    assert resumed(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
+    assert resumed(300, {"data": 2}, config) == "all 300 steps are done; train.steps=600 goes on"
+
+
+@pytest.mark.parametrize(("family", "last"), [("gpt2", "generate"), ("bert", "export"), ("t5", "generate")])
+def test_commands_to_go_on_with_can_be_pasted(family, last, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "it's #1; $HOME"
+    config = load(TINY / f"{family}.yaml", [f"run={str(run)!r}"]).model_copy(update={"run": str(run)})
+    done, stopped = next_commands(config, done=True), next_commands(config, done=False)
+    program = len(shlex.split(command_line([])))
+    words = [shlex.split(line)[program:] for line in (*done, *stopped)]
+    assert [line[0] for line in words] == ["report", "evaluate", last, "train", "report", "evaluate"]
+    assert all("runs/it's #1; $HOME" in line for line in words)
+
+
+def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [typed_path(path) for path in (tmp_path / "a/b", "a/b", "/elsewhere/b")] == ["a/b", "a/b", "/elsewhere/b"]
+
+
+def test_a_program_ends_without_taking_its_modules_apart():
+    """With torch that takes seconds, in which the prompt does not come back."""
+    code = (
+        "import atexit; from megaptm.processes import end_now\n"
+        "class Slow:\n    def __del__(self): print('taken apart')\n"
+        "slow = Slow(); atexit.register(print, 'left'); print('done', end=' '); end_now(3)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "done left\n")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    return build(write_text(folder / "text"), folder / "tales", "gpt2")
+
+
+def command(folder, corpus, *more):
+    return [
+        sys.executable,
+        "-m",
+        "megaptm",
+        "train",
+        *settings("gpt2", folder / "a run", corpus, "train.batch=4", *more),
+    ]
+
+
+def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
+    steps = ("train.log_every=1", "train.validate_batches=1")
+    first = piped(tmp_path, command(tmp_path, corpus, *steps, "train.steps=2"))
+    phases = [line.split(" s  ", 1)[1] for line in first if re.match(r" +\d+\.\d s  ", line)]
+    assert phases[0] == "loading PyTorch and megatron-core"
+    assert phases[1] == "joining 1 process"
+    assert phases[2].startswith("building the model (")
+    assert phases[3:] == ["opening the corpora", "looking for a checkpoint", "begins at step 0"]
+    assert sum(line.endswith(" left") and line.startswith("step ") for line in first) == 2
+    assert first[-4:] == [
+        "next:",
+        "  megaptm report 'a run'",
+        "  megaptm evaluate 'a run'",
+        "  megaptm generate 'a run' --prompt The",
+    ]
+
+    shows = on_a_terminal(
+        tmp_path, command(tmp_path, corpus, *steps, "train.steps=4", "layout.distributed_optimizer=true")
+    )
+    assert "continues from step 2, layout data=1 -> data=1 distributed_optimizer" in shows
+    assert "training ━" in shows
+    assert "4/4 loss" in shows
+    drawn = [part for line in shows.splitlines() for part in line.split("\r") if "training" in part]
+    assert max(map(len, drawn)) <= 80
+    assert shows.rstrip().splitlines()[-4] == "next:"
+
+    last = piped(tmp_path, command(tmp_path, corpus, *steps, "train.steps=4"))
+    assert any(line.endswith("all 4 steps are done; train.steps=8 goes on") for line in last)
+    pasted = subprocess.run(
+        last[-3].strip(), shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert "step 4 of 4 in 3 starts" in pasted.stdout, pasted.stderr
+
+
+def piped(folder, words):
+    ended = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.rstrip().splitlines()
+
+
+def on_a_terminal(folder, words):
+    """What a terminal of 80 columns is sent, without colors."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    with subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        sent = bytearray()
+        while part := read(ours):
+            sent += part
+    os.close(ours)
+    assert process.returncode == 0, sent
+    return ESCAPE.sub("", sent.decode()).replace("\r\n", "\n")
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # how Linux says that the last of the other end is closed
+        return b""

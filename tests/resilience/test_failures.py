@@ -1,0 +1,52 @@
+"""Whose fault it was, by what the processes wrote before they ended."""
+
+import signal
+
+import pytest
+
+from megaptm.resilience.failures import ProcessExit, root_cause
+
+# As NCCL's watchdog ends a process that waits for others; between these frames are more.
+NCCL_GIVES_UP = """\
+step 7/100  loss 4.2
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception: {reason}
+Exception raised from run at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:632 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f5a9616c1b6 in /venv/torch/lib/libc10.so)
+frame #2: c10d::ProcessGroupNCCL::watchdogHandler() + 0x890 (0x7f5a4441d7d0 in /venv/torch/lib/libtorch_cuda.so)
+frame #3: c10d::ProcessGroupNCCL::ncclCommWatchdog() + 0x14d (0x7f5a4441e01d in /venv/torch/lib/libtorch_cuda.so)
+frame #4: <unknown function> + 0xdc253 (0x7f5a968b0253 in /lib/x86_64-linux-gnu/libstdc++.so.6)
+frame #5: <unknown function> + 0x94ac3 (0x7f5a97c32ac3 in /lib/x86_64-linux-gnu/libc.so.6)
+frame #6: <unknown function> + 0x126850 (0x7f5a97cc4850 in /lib/x86_64-linux-gnu/libc.so.6)
+
+"""
+TIMEOUT = (
+    "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, NumelIn=112, "
+    "NumelOut=112, Timeout(ms)=1800000) ran for 1800011 milliseconds before timing out."
+)
+REMOTE = (
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+)
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+UNHANDLED = "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5"
+
+
+def ended(tmp_path, rank, said, *, code=-signal.SIGABRT):
+    log = tmp_path / f"rank-{rank}.log"
+    log.write_text(said)
+    return ProcessExit(rank=rank, code=code, log=log, begin=0)
+
+
+@pytest.mark.parametrize(("reason", "lost"), [(TIMEOUT, True), (REMOTE, True), (ILLEGAL, False), (UNHANDLED, False)])
+def test_who_is_given_up_by_nccl_is_innocent_unless_its_own_device_failed(tmp_path, reason, lost):
+    end = ended(tmp_path, 0, NCCL_GIVES_UP.format(reason=reason))
+    assert end.lost_a_peer == lost
+    assert end.last_error.startswith("terminate called")
+    assert reason.splitlines()[0] in end.last_error
+
+
+def test_the_rank_that_failed_is_named_though_nccl_gives_up_the_others_before_it_ends(tmp_path):
+    innocent = ended(tmp_path, 0, NCCL_GIVES_UP.format(reason=REMOTE))
+    guilty = ended(tmp_path, 1, "Traceback (most recent call last):\n  ...\nValueError: my own mistake\n", code=1)
+    assert root_cause([innocent, guilty]) == guilty

@@ -1,0 +1,86 @@
+"""Reading a run's model without training it, and exporting it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import Piece
+from megaptm.commands.export import export
+from megaptm.config import dump, load, resolve_model
+from megaptm.errors import UserError
+from megaptm.models import build_model, fill
+from megaptm.run.checkpoint import open_checkpoint
+from megaptm.tokenizers import train
+
+TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+
+
+@pytest.fixture
+def config():
+    shape = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=300"]
+    return load(TINY, shape)
+
+
+@pytest.fixture
+def run(config, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump(config))
+    return run
+
+
+@pytest.fixture
+def saved(config, run):
+    """A run with one checkpoint, at step 7, and the model in it."""
+    model = build_model(resolve_model(config)).eval()
+    fill(model, seed=3)
+    store = Store(run, fence=lambda: True)
+    store.prepare(7)
+    store.write(
+        7,
+        0,
+        [
+            Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value.detach())
+            for name, value in model.named_parameters()
+        ],
+    )
+    store.commit(7, {}, ranks=1)
+    text = "the cat sat on the mat and looked at the other cat. " * 50
+    train("byte-bpe", [text], vocabulary=300).save(run / "tokenizer")
+    return run, model
+
+
+def test_a_snapshot_has_the_weights_whole(saved):
+    run, model = saved
+    checkpoint = open_checkpoint(run)
+    weights = checkpoint.weights()
+    assert checkpoint.step == 7
+    assert dict.fromkeys(weights) == dict.fromkeys(name for name, _ in model.named_parameters())
+    assert all(torch.equal(weights[name], value) for name, value in model.named_parameters())
+
+
+def test_an_exported_model_says_the_same_in_transformers(saved, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    run, model = saved
+    done = CliRunner().invoke(export, ["hf", str(run), str(tmp_path / "out")], catch_exceptions=False)
+    assert done.output == f"step 7 of {run} is in {tmp_path / 'out'}\n"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the mat", return_tensors="pt")["input_ids"]
+    positions = torch.arange(tokens.shape[1])[None]
+    batch = {"tokens": tokens, "positions": positions, "document_ids": torch.ones_like(tokens)}
+    with torch.no_grad():
+        ours = model.logits(batch)["lm"][..., :300]
+        torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_without_a_checkpoint_is_told(run):
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        open_checkpoint(run)
+
+
+def test_a_step_that_was_not_saved_is_told(saved):
+    with pytest.raises(UserError, match="has no checkpoint of step 8"):
+        open_checkpoint(saved[0], step=8)

@@ -1,0 +1,55 @@
+"""How often text may be read is settled before the first step."""
+
+import pytest
+
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.resilience.events import read_events
+from megaptm.run.corpora import check_corpora, corpus_tokenizer, open_corpora
+from tests.drills.program import finish, resumed_at
+from tests.train.runs import build, settings, write_text
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    place = tmp_path_factory.mktemp("corpora")
+    return build(write_text(place / "text", documents=12), place / "corpus", "gpt2")
+
+
+def config(corpus, *more):
+    path, *overrides = settings("gpt2", corpus.with_name("run"), corpus, "train.batch=4", *more)
+    return load(path, overrides)
+
+
+def test_more_steps_than_the_epochs_hold_are_refused(corpus):
+    mix = open_corpora(config(corpus), corpus_tokenizer(config(corpus)), "train")
+    most = mix.samples_in(2) // 4
+    check_corpora(config(corpus, "data.epochs=2", f"train.steps={most}"))
+    check_corpora(config(corpus, f"train.steps={1000 * most}"))
+    with pytest.raises(UserError) as told:
+        check_corpora(config(corpus, "data.epochs=2", f"train.steps={most + 1}"))
+    assert str(told.value) == (
+        f"train.steps ({most + 1}) is more than the {most} steps that data.mix has text for when none is read more "
+        "than 2 times (data.epochs): lower train.steps, raise data.epochs, or leave data.epochs out."
+    )
+
+
+def test_a_run_goes_through_epochs_and_resumes_in_the_second(corpus, tmp_path):
+    """Each epoch is told once where it begins, also by the job that resumes in its middle."""
+    asked, run = config(corpus), tmp_path / "run"
+    mix = open_corpora(asked, corpus_tokenizer(asked), "train")
+    second, third = (mix.samples_in(epochs) // 4 + 1 for epochs in (1, 2))
+    words = settings("gpt2", run, corpus, "train.batch=4", "train.threads=1", "data.workers=0", "checkpoint.every=1000")
+    stopped = finish("train", *words, f"train.steps={third}", f"train.stop_at={second + 1}")
+    assert stopped.returncode == 75, stopped.stderr
+    ended = finish("train", *words, f"train.steps={third}")
+    assert ended.returncode == 0, ended.stderr
+    events = [event for event in read_events(run) if event["kind"] == "epoch"]
+    assert [(event["corpus"], event["epoch"], event["step"]) for event in events] == [
+        (str(corpus), 2, second),
+        (str(corpus), 3, third),
+    ]
+    for step, epoch, said in ((second, 2, stopped.stdout), (third, 3, ended.stdout)):
+        assert said.count("  epoch ") == 1
+        assert f"step {step}/{third}  epoch {epoch} of {corpus} begins\n" in said
+    assert resumed_at(run) == [second + 1]

@@ -1,0 +1,177 @@
+"""The run folder: what is written, and what may change when a run is continued."""
+
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.resilience.events import CheckpointEvent, Events
+from megaptm.resilience.lock import RunLock
+from megaptm.run.folder import (
+    discard_unused,
+    environment_of,
+    prepare,
+    read_config,
+    read_draft,
+    refuse_anothers,
+    settle,
+    wait_until_prepared,
+)
+from tests.train.runs import build, write_text
+
+TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+
+
+@pytest.fixture
+def config(tmp_path):
+    def build(*overrides):
+        mix = f"data.mix={{{tmp_path / 'corpus'}: 1}}"
+        return settle(load(TINY, [f"run={tmp_path / 'run'}", mix, *overrides]))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def corpus_of_300(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    return build(write_text(folder / "text"), folder / "tales", "gpt2")
+
+
+def begin(run):
+    """A run that has something to lose."""
+    with Events(run) as events:
+        events.write(CheckpointEvent(step=10, bytes=1, seconds=0.1))
+
+
+def test_the_resolved_config_lies_in_the_folder(config):
+    run = prepare(config())
+    assert load(run / "config.yaml") == config()
+    assert not list(run.glob("*.tmp"))
+
+
+def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_of_300):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {TINY}\n")
+    words = [f"run={tmp_path / 'run'}", f"data.mix={{{corpus_of_300}: 1}}"]
+    wanted = read_config(path, words)
+    assert wanted.model.vocabulary == 300
+    assert load(prepare(wanted) / "config.yaml").model.vocabulary == 300
+    assert read_config(tmp_path / "run").model.vocabulary == 300
+    assert read_config(path, [*words, "model.vocabulary=512"]).model.vocabulary == 512
+    assert read_draft(path, words).config.model.vocabulary == 300
+    absent = [words[0], "data.mix={nowhere: 1}"]
+    assert read_config(path, absent).model.vocabulary == load(path, absent).model.vocabulary == 50257
+
+
+def test_a_corpus_that_does_not_answer_is_waited_for_as_long_as_the_config_says(tmp_path, faults):
+    faults.down()
+    with pytest.raises(UserError, match=r"^s3://corpora/tiny/manifest.json could not be reached for \d s "):
+        read_config(TINY, [f"run={tmp_path / 'run'}", "data.mix={s3://corpora/tiny: 1}", "data.patience=1"])
+
+
+@pytest.mark.parametrize("name", ["emoji 😀", "it's #1", 'say "x"', "100%", "back\\slash", "a=b: {c}", "010"])
+def test_a_run_is_continued_whatever_its_folder_is_called(config, tmp_path, name):
+    begun = config().model_copy(update={"run": str(tmp_path / name)})
+    prepare(begun)
+    assert read_config(tmp_path / name) == begun
+
+
+def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settled = settle(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
+    assert settled.run == str(tmp_path / "a")
+    assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "layout.data=2",
+        "layout.microbatch=4",
+        "train.steps=400",
+        "train.stop_at=7",
+        "train.log_every=1",
+        "checkpoint.keep=5",
+        "track.enabled=false",
+        "data.workers=0",
+    ],
+)
+def test_a_run_continues_with_another_layout_or_length(config, override):
+    begin(prepare(config()))
+    assert load(prepare(config(override)) / "config.yaml") == config(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optimizer.lr=0.5", "optimizer.lr is 0.5 but the run in"),
+        ("model.layers=2", "model.layers is 2"),
+        ("train.batch=32", "train.batch is 32"),
+        ("train.seed=1", "begun with 1234"),
+        ("train.precision=bf16", "train.precision is bf16"),
+    ],
+)
+def test_a_run_does_not_continue_as_another(config, override, told):
+    run = prepare(config())
+    begin(run)
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError) as caught:
+        prepare(config(override))
+    assert told in str(caught.value)
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_a_run_does_not_continue_on_another_corpus(config, tmp_path):
+    begin(prepare(config()))
+    with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was begun with .*corpus"):
+        prepare(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
+
+
+def test_until_something_is_saved_everything_may_be_corrected(config):
+    prepare(config())
+    assert load(prepare(config("model.layers=2")) / "config.yaml").model.layers == 2
+
+
+def test_a_run_in_use_is_left_alone(config):
+    run = prepare(config())
+    before = (run / "config.yaml").read_bytes()
+    with RunLock(run), pytest.raises(UserError, match="is in use"):
+        prepare(config("train.steps=400"))
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_ranks_do_not_train_by_the_config_of_a_command_given_at_the_same_time(config, monkeypatch):
+    for name, value in environment_of(config()).items():
+        monkeypatch.setenv(name, value)
+    run = prepare(config())
+    refuse_anothers(run)
+    prepare(config("train.steps=400"))
+    with pytest.raises(UserError, match="another command"):
+        refuse_anothers(run)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
+    (tmp_path / "run").write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be a folder"):
+        prepare(config())
+
+
+def test_only_a_run_that_never_trained_is_discarded(config):
+    run = prepare(config())
+    begin(run)
+    discard_unused(run)
+    assert (run / "config.yaml").exists()
+    (run / "events.jsonl").unlink()
+    with RunLock(run):
+        discard_unused(run)
+    assert (run / "config.yaml").exists()
+    discard_unused(run)
+    assert not run.exists()
+
+
+def test_other_ranks_wait_for_their_own_config(config):
+    prepare(config())
+    assert wait_until_prepared(config(), seconds=5) == Path(config().run)
+    with pytest.raises(UserError, match="a disk that all nodes share"):
+        wait_until_prepared(config("train.steps=400"), seconds=0.2)

@@ -1,0 +1,85 @@
+"""What torchrun and srun tell a process, and what the launcher makes of it."""
+
+import os
+
+import pytest
+
+from megaptm.config import Layout
+from megaptm.errors import UserError
+from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "node[1-4]",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "2",
+}
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A program in the place of Slurm's: node1 is no host name, as on many clusters, and Slurm knows its address."""
+    path = tmp_path / "scontrol"
+    path.write_text(
+        '#!/bin/sh\nif [ "$2" = hostnames ]; then printf "no-such-host.invalid\\nnode2\\n"; '
+        'else echo "NodeName=$3 Arch=x86_64 NodeAddr=127.0.0.1 State=IDLE"; fi\n'
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_alone_by_default():
+    assert worker_environment({}) is None
+
+
+def test_torchrun_says_it_all():
+    assert worker_environment(dict(TORCHRUN)) == RankEnvironment(rank=3, world=8, local_rank=1)
+
+
+def test_srun_is_translated_for_torch(scontrol):
+    environ = dict(SRUN)
+    assert worker_environment(environ) == RankEnvironment(rank=5, world=8, local_rank=1)
+    assert environ["MASTER_ADDR"] == "127.0.0.1"
+    assert 12000 <= int(environ["MASTER_PORT"]) < 32000
+    assert worker_environment(environ) == RankEnvironment(rank=5, world=8, local_rank=1)
+
+
+def test_another_step_of_the_job_meets_on_another_port(scontrol):
+    first, second = dict(SRUN), {**SRUN, "SLURM_STEP_ID": "3"}
+    worker_environment(first), worker_environment(second)
+    assert first["MASTER_PORT"] != second["MASTER_PORT"]
+
+
+def test_a_meeting_point_that_is_given_is_kept(scontrol):
+    environ = {**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4242"}
+    worker_environment(environ)
+    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.1", "4242")
+
+
+def test_a_batch_script_is_nobodys_worker():
+    batch = {name: value for name, value in SRUN.items() if not name.startswith("SLURM_STEP")}
+    assert worker_environment({**batch, "SLURM_PROCID": "0"}) is None
+
+
+def test_half_an_environment_is_refused():
+    with pytest.raises(UserError, match="WORLD_SIZE is not set"):
+        worker_environment({"RANK": "0"})
+
+
+def test_a_missing_scontrol_is_told(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UserError, match="set MASTER_ADDR and MASTER_PORT"):
+        worker_environment(dict(SRUN))
+
+
+def test_the_number_of_processes_must_be_the_layouts():
+    layout = Layout(data=2, tensor=2)
+    check_processes(RankEnvironment(rank=0, world=4, local_rank=0), layout)
+    with pytest.raises(UserError, match="8 processes are more than the 4 the layout needs"):
+        check_processes(RankEnvironment(rank=0, world=8, local_rank=0), layout)
+    with pytest.raises(UserError, match="2 processes are fewer than the 4"):
+        check_processes(RankEnvironment(rank=0, world=2, local_rank=0), layout)

@@ -1,0 +1,108 @@
+"""What appears is whole, whoever fails or is killed while making it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from megaptm.storage import AtomicFile, write_whole
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_takes_the_place_of_the_old_one_at_the_end(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with AtomicFile(path) as part:
+        part.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("make", [lambda part: part.write_bytes(b"half"), lambda part: part.mkdir(), lambda part: None])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, make):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), AtomicFile(path) as part:
+        print(make(part), 1 / 0)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("empty_one_there", [False, True])
+def test_a_folder_appears_with_all_that_is_in_it(tmp_path, empty_one_there):
+    path = tmp_path / "folder"
+    if empty_one_there:
+        path.mkdir()
+    with AtomicFile(path) as part:
+        (part / "inner").mkdir(parents=True)
+        (part / "inner" / "file").write_bytes(b"content")
+    assert (path / "inner" / "file").read_bytes() == b"content"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_never_takes_the_place_of_one_that_holds_something(tmp_path):
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "precious").touch()
+    with pytest.raises(OSError, match="not empty"), AtomicFile(path) as part:
+        part.mkdir()
+    assert names(path) == ["precious"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_is_to_appear_is_on_the_disk_before_it_is_renamed_and_its_name_after(tmp_path, monkeypatch):
+    path, calls = tmp_path / "file", []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append(os.readlink(f"/proc/self/fd/{file}")), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda *names: (calls.append("renamed"), replace(*names)))
+    attempt = AtomicFile(path)
+    attempt.part.write_bytes(b"content")
+    attempt.keep()
+    assert calls == [str(attempt.part), "renamed", str(tmp_path)]
+
+
+def test_writers_at_the_same_time_do_not_mix(tmp_path):
+    path = tmp_path / "file"
+    contents = [bytes([number]) * 100_000 for number in range(8)]
+    writers = [threading.Thread(target=write_whole, args=(path, content)) for content in contents]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert path.read_bytes() in contents
+    assert names(tmp_path) == ["file"]
+
+
+WRITE_FOR_EVER = """
+import sys
+from megaptm.storage import write_whole
+write_whole(sys.argv[1], bytes(1 << 22))
+print("begun", flush=True)
+while True:
+    for number in range(256):
+        write_whole(sys.argv[1], bytes([number]) * (1 << 22))
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path):
+    path, left_behind = tmp_path / "file", 0
+    for delay in range(6):
+        writer = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout.readline() == "begun\n"
+        threading.Event().wait(0.003 * delay)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        content = path.read_bytes()
+        assert content == content[:1] * (1 << 22)
+        left_behind += len(names(tmp_path)) - 1
+        for part in tmp_path.glob(".*.part"):
+            part.unlink()
+    assert left_behind > 0, "no kill hit a write: the drill proves nothing"
