@@ -1,5 +1,5 @@
 """The build: read and clean in parts, deduplicate, choose by hash, train or load the tokenizer, write shards, and last
-the manifest. Every stage is jobs that are done once (`work.JobRunner`), so a build that was killed goes on where it was.
+the manifest. Every stage is jobs that are done once (`work.JobRunner`): a build that was killed goes on where it was.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
         checkpoint.tokenizer,
         folder,
         dtype=getattr(torch, dtype),
-        objective=checkpoint.config.objective,
+        objective=checkpoint.config.task,
         sequence=checkpoint.config.data.sequence,
     )
     click.echo(f"step {checkpoint.step} of {run} is in {folder}")

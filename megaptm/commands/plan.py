@@ -123,13 +123,12 @@ def _devices(machine: Machine, nodes: int) -> int:
 
 
 def _dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
-    from megaptm.objectives import objective_of
     from megaptm.plan.dry import chosen_ranks, compare
 
     chosen = chosen_ranks(work, ranks)
     from megaptm.parallel.dry import dry_run
 
-    batch = objective_of(config.objective).batch(config.data.sequence, config.data.document_mask)
+    batch = config.task.batch(config.data.sequence, config.data.document_mask)
     return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, batch=batch, ranks=chosen)))
 
 

@@ -9,7 +9,7 @@ from megaptm.config.schema import Config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import objective_of
-from megaptm.plugins import is_plugin
+from megaptm.objectives.compose import TASKS, kinds
 from megaptm.spec import ModelSpec, Size
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
@@ -33,7 +33,7 @@ def _names(config: Config) -> Iterator[str]:
     model = config.model
     try:
         family = find_family(model.family)
-        _ = objective_of(config.objective) if is_plugin(config.objective) else None
+        tasks = kinds(config.task) if family is not None else set()
     except UserError as error:
         yield str(error)
         return
@@ -46,9 +46,10 @@ def _names(config: Config) -> Iterator[str]:
         yield f"model.size ({model.size}) is not a size of {family.name}{_nearest(model.size, sizes)}"
     elif model.size == "custom" and missing:
         yield f"model.size custom needs model.{missing[0]}."
-    objective, known = config.objective, family.objectives
-    if objective not in known and not is_plugin(objective):
-        yield f"objective ({objective}) does not fit {family.name}{_nearest(objective, known)}"
+    known = {kind for name in family.objectives for kind in kinds(objective_of(name))}
+    if any(kind in TASKS.values() and kind not in known for kind in tasks):
+        name = config.objective if isinstance(config.objective, str) else config.task.name
+        yield f"objective ({name}) does not fit {family.name}{_nearest(name, family.objectives)}"
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -118,11 +119,7 @@ def _communication(config: Config) -> Iterator[str]:
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
-    lengths = (
-        objective_of(config.objective)
-        .batch(config.data.sequence, config.data.document_mask)
-        .lengths(spec.family.prefixes)
-    )
+    lengths = config.task.batch(config.data.sequence, config.data.document_mask).lengths(spec.family.prefixes)
     for place, (name, length) in enumerate(lengths.items()):
         yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
 

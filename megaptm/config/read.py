@@ -22,9 +22,9 @@ from megaptm.errors import UserError
 
 MOST_TOLD = 20
 """Mistakes that are told of one config."""
-# Replaced as a whole, never merged: a config that names its corpora does not want its parent's as well, and layouts are
-# those of one model.
-WHOLE = frozenset({"data.mix", "layouts"})
+# Replaced as a whole, never merged: a config that names its corpora or tasks does not want its parent's as well, and
+# layouts are those of one model.
+WHOLE = frozenset({"data.mix", "layouts", "objective"})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.spec import ModelSpec, Size
+from megaptm.objectives import Objective, objective_of
+from megaptm.spec import ModelSpec, Size, change
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -230,8 +231,9 @@ class Config(Section):
 
     run: str
     """Folder of the run: config, checkpoints, events, metrics."""
-    objective: str
-    """Pre-training objective, one of the family's, or an `Objective` of your own: package.module:NAME; absent: its
+    objective: str | dict[str, Any]
+    """Pre-training objective: one of the family's by its name, an `Objective` of your own (package.module:NAME), or
+    composed of tasks, as in {masked-lm: {rate: 0.2}, sentence-order: {}} (docs/objectives.md); absent: the family's
     first."""
     model: ModelConfig
     data: DataConfig
@@ -259,6 +261,11 @@ class Config(Section):
         return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
     @property
+    def task(self) -> Objective:
+        """The objective itself."""
+        return objective_of(self.objective)
+
+    @property
     def microbatches(self) -> int:
         """Forward passes of one process in one step of a whole batch."""
         return self.train.batch // (self.layout.data * self.layout.microbatch)
@@ -284,6 +291,9 @@ def resolve_model(config: Config) -> ModelSpec:
     model = config.model
     family = find_family(model.family)
     assert family is not None
+    # What the objective asks is answered by a head, whether or not the paper has it.
+    if more := [loss for loss in config.task.losses if loss not in family.heads]:
+        family = change(family, heads=(*family.heads, *more))
     table = family.sizes.get(model.size)
     shape = _numbers(model, table)
     stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from megaptm.batch import BatchSpec
+from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
 from megaptm.data.order import WINDOW, Order, PairOrder, StreamOrder
 from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
-from megaptm.objectives import objective_of
+from megaptm.objectives import Composed, Task, objective_of
 from megaptm.objectives.objective import Objective, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import Cache
@@ -32,30 +34,64 @@ class Place:
     position: int
 
 
+@dataclass(frozen=True)
+class Source:
+    """A corpus as one task of the objective reads it: its samples, epoch after epoch."""
+
+    name: str
+    corpus: str
+    order: Order
+    weight: float
+    """Of the corpus, in tokens."""
+    task: Task
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Samples from one on that are dealt by the same shares."""
+
+    first: int
+    quotas: list[int]
+    """Samples of each source in a block."""
+    before: list[int]
+    """Samples of each source before the first."""
+
+
 class Mix:
-    """`mix.sample(i)` for i = 0, 1, 2 ... without end: the next epoch of a corpus follows its last."""
+    """`mix.sample(i)` for i = 0, 1, 2 ... without end: the next epoch of a source follows its last."""
 
     def __init__(
         self,
-        names: list[str],
-        orders: list[Order],
-        weights: list[float],
+        sources: Sequence[Source],
         *,
         objective: Objective,
         sequence: int,
         seed: int,
         document_mask: bool,
         special: SpecialTokens,
+        schedule: BatchSchedule | None = None,
     ):
-        self.names = names
-        self.orders = orders
+        """`schedule` says which sample a step begins with, where shares change by step; absent: the last ones hold."""
+        self.sources = sources
+        self.names = [source.name for source in sources]
+        self.orders = [source.order for source in sources]
         self.objective = objective
         self.sequence = sequence
         self.seed = seed
         self.document_mask = document_mask
         self.special = special
-        self.quotas = _quotas(names, orders, weights)
-        self._block: LRUCache[int, tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
+        self.phases: list[Phase] = []
+        self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
+        steps = sorted({step for source in sources for step in source.task.share.steps})
+        for step in steps if schedule else steps[-1:]:
+            first = schedule.first(step) if schedule and step else 0
+            before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
+            self.phases.append(Phase(first, _quotas(sources, step), before))
+
+    @property
+    def quotas(self) -> list[int]:
+        """Samples of each source in a block, in the end."""
+        return self.phases[-1].quotas
 
     @property
     def fingerprint(self) -> str:
@@ -65,7 +101,7 @@ class Mix:
     @property
     def corpora(self) -> dict[str, str]:
         """Name -> id of each corpus's manifest: with the seed, all that the order of samples follows from."""
-        return {name: order.corpus.manifest.id for name, order in zip(self.names, self.orders, strict=True)}
+        return {source.corpus: source.order.corpus.manifest.id for source in self.sources}
 
     @property
     def batch(self) -> BatchSpec:
@@ -79,7 +115,12 @@ class Mix:
 
     def samples_in(self, epochs: int) -> int:
         """Samples before the first that reads any text for more than so many times."""
-        return min(self._number(source, epochs * order.per_epoch) for source, order in enumerate(self.orders))
+        last = self.phases[-1]
+        return min(
+            self._number(source, epochs * order.per_epoch)
+            for source, order in enumerate(self.orders)
+            if last.quotas[source] or last.before[source] > epochs * order.per_epoch
+        )
 
     def epochs_begun(self, number: int) -> dict[str, int]:
         """How often each corpus has been begun by the samples before `number`."""
@@ -101,43 +142,58 @@ class Mix:
     def sample(self, number: int) -> Sample:
         """Sample `number`, 0 or more."""
         place = self.locate(number)
-        piece = self.orders[place.source].piece(place.epoch, place.position)
-        draws = self.objective.draws
-        rng: Any = generator(self.seed, self.objective.name, place.epoch, number) if draws else None
-        return self.objective.make(piece, self.special, rng, self.sequence, self.document_mask)
+        source = self.sources[place.source]
+        piece = source.order.piece(place.epoch, place.position)
+        task = source.task.objective
+        rng: Any = generator(self.seed, task.name, place.epoch, number) if task.draws else None
+        if isinstance(self.objective, Composed):
+            return self.objective.make_of(source.task, piece, self.special, rng, self.sequence, self.document_mask)
+        return task.make(piece, self.special, rng, self.sequence, self.document_mask)
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""
-        block, at = divmod(number, BLOCK)
-        source, rank = (int(table[at]) for table in self._block(block))
-        epoch, position = divmod(block * self.quotas[source] + rank, self.orders[source].per_epoch)
+        index, phase, block, at = self._find(number)
+        source, rank = (int(table[at]) for table in self._block((index, block)))
+        cursor = phase.before[source] + block * phase.quotas[source] + rank
+        epoch, position = divmod(cursor, self.orders[source].per_epoch)
         return Place(source, epoch, position)
 
     def cursors(self, number: int) -> dict[str, int]:
-        """How many samples of each corpus come before sample `number`: where a run that stopped there stands."""
-        block, at = divmod(number, BLOCK)
-        begun = np.bincount(self._block(block)[0][:at], minlength=len(self.names)).tolist()
-        return {name: block * quota + here for name, quota, here in zip(self.names, self.quotas, begun, strict=True)}
+        """How many samples of each source come before sample `number`: where a run that stopped there stands."""
+        index, phase, block, at = self._find(number)
+        begun = np.bincount(self._block((index, block))[0][:at], minlength=len(self.names)).tolist()
+        counted = zip(self.names, phase.before, phase.quotas, begun, strict=True)
+        return {name: before + block * quota + here for name, before, quota, here in counted}
 
-    def _deal(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each sample of a block: its corpus, and how many of that corpus come before it in the block."""
-        dealt = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        source = generator(self.seed, "mix", block).permutation(dealt)
+    def _find(self, number: int) -> tuple[int, Phase, int, int]:
+        """The phase of a sample, by number and itself; its block in there, and its place in that."""
+        index = bisect_right(self.phases, number, key=lambda phase: phase.first) - 1
+        phase = self.phases[index]
+        return index, phase, *divmod(number - phase.first, BLOCK)
+
+    def _deal(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """For each sample of a block: its source, and how many of that source come before it in the block."""
+        index, block = key
+        quotas = self.phases[index].quotas
+        dealt = np.repeat(np.arange(len(quotas)), quotas)
+        source = generator(self.seed, "mix", *((index,) if index else ()), block).permutation(dealt)
         rank = np.empty(BLOCK, dtype=np.int64)
-        rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in self.quotas])
+        rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
         return source, rank
 
     def _number(self, source: int, cursor: int) -> int:
-        """The number of a corpus's sample `cursor` in the mix."""
-        block, rank = divmod(cursor, self.quotas[source])
-        return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == source)[rank])
+        """The number of a source's sample `cursor` in the mix; there must be one."""
+        index = bisect_right(self.phases, cursor, key=lambda phase: phase.before[source]) - 1
+        phase = self.phases[index]
+        block, rank = divmod(cursor - phase.before[source], phase.quotas[source])
+        return phase.first + block * BLOCK + int(np.flatnonzero(self._block((index, block))[0] == source)[rank])
 
 
 def open_mix(
     mix: Mapping[str, float],
     *,
     split: str = "train",
-    objective: str | Objective,
+    objective: str | Mapping[str, Any] | Objective,
     sequence: int,
     seed: int,
     document_mask: bool = True,
@@ -145,42 +201,51 @@ def open_mix(
     verify: Verify = "hash",
     window: int = WINDOW,
     cache: Cache | None = None,
+    schedule: BatchSchedule | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
 
     Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
-    `cache` is where shards from elsewhere are kept.
+    `cache` is where shards from elsewhere are kept. `schedule` is for objectives whose shares change by step.
     """
-    task = objective_of(objective) if isinstance(objective, str) else objective
+    whole = objective if isinstance(objective, Objective) else objective_of(objective)
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
-    task.check(special, sequence)
+    whole.check(special, sequence)
     corpora = {name: Corpus.open(name, cache) for name in mix}
     _refuse_doubles(corpora)
     _refuse_mixed_tokenizers(corpora, special)
     if verify != "none":
         for corpus in corpora.values():
             corpus.check(split, "size")
-    orders: list[Order] = []
-    for corpus in corpora.values():
-        if task.unit == "pair":
-            length = task.raw_length(sequence)
-            orders.append(PairOrder(corpus, split, length=length, seed=seed, verify=verify, window=window))
-        else:
-            cut = task.cut(sequence, document_mask)
-            words = "words" in task.annotations
-            orders.append(StreamOrder(corpus, split, cut=cut, words=words, seed=seed, verify=verify, window=window))
+    tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
+    sources: list[Source] = []
+    for task in tasks:
+        # Each task goes through the text by itself, in an order of its own.
+        label = task.label if len(tasks) > 1 else ""
+        options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
+        for (name, corpus), weight in zip(corpora.items(), mix.values(), strict=True):
+            order = _order(task.objective, corpus, split, sequence, document_mask, options)
+            sources.append(Source(f"{name} ({label})" if label else name, name, order, weight, task))
     return Mix(
-        list(corpora),
-        orders,
-        list(mix.values()),
-        objective=task,
+        sources,
+        objective=whole,
         sequence=sequence,
         seed=seed,
         document_mask=document_mask,
         special=special,
+        schedule=schedule,
     )
+
+
+def _order(
+    task: Objective, corpus: Corpus, split: str, sequence: int, document_mask: bool, options: Mapping[str, Any]
+) -> Order:
+    if task.unit == "pair":
+        return PairOrder(corpus, split, length=task.raw_length(sequence), **options)
+    words = "words" in task.annotations
+    return StreamOrder(corpus, split, cut=task.cut(sequence, document_mask), words=words, **options)
 
 
 def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:
@@ -206,19 +271,25 @@ def _refuse_mixed_tokenizers(corpora: Mapping[str, Corpus], special: SpecialToke
             )
 
 
-def _quotas(names: list[str], orders: list[Order], weights: list[float]) -> list[int]:
-    """Samples of each corpus in a block; weights count tokens, so a corpus of shorter samples gives more of them."""
-    per_sample = [order.corpus.split(order.split).tokens / order.per_epoch for order in orders]
+def _quotas(sources: Sequence[Source], step: int) -> list[int]:
+    """Samples of each source in a block, from a step on. A task's share counts samples; weights of corpora count
+    tokens: of those that a task reads, one of shorter samples gives more."""
+    per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
+    weights = [source.weight for source in sources]
     shares = np.array(weights, dtype=float) / per_sample
     if not (np.isfinite(shares).all() and (shares > 0).all()):
         raise UserError(f"data.mix: weights must be positive numbers, not {weights}.")
+    if len(tasks := {source.task.label: source.task.share.at(step) for source in sources}) > 1:
+        for label, share in tasks.items():
+            own = np.array([source.task.label == label for source in sources])
+            shares[own] *= share / shares[own].sum()
     exact = shares / shares.sum() * BLOCK
     quotas = np.floor(exact).astype(int)
     # What rounding down left over goes to those it cut most.
     quotas[np.argsort(quotas - exact, kind="stable")[: BLOCK - quotas.sum()]] += 1
-    for name, quota in zip(names, quotas.tolist(), strict=True):
-        if not quota:
+    for source, quota, share in zip(sources, quotas.tolist(), shares, strict=True):
+        if share and not quota:
             raise UserError(
-                f"data.mix: the weight of {name} is below one sample in {BLOCK:,}: raise it or leave it out."
+                f"data.mix: the weight of {source.name} is below one sample in {BLOCK:,}: raise it or leave it out."
             )
     return quotas.tolist()

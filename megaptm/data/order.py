@@ -119,10 +119,21 @@ class Order(ABC):
     per_epoch: int
     """Samples of one epoch, the same for all."""
 
-    def __init__(self, corpus: Corpus, split: str, *, seed: int, verify: Verify = "hash", window: int = WINDOW):
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: str,
+        *,
+        seed: int,
+        verify: Verify = "hash",
+        window: int = WINDOW,
+        label: str = "",
+    ):
+        """Orders of one corpus with different labels are different."""
         self.corpus = corpus
         self.split = split
         self.seed = seed
+        self.label = label
         self.window = window
         # Two windows, because a row may begin in one and end in the next.
         self.shards = OpenShards(corpus, split, verify, most_open=2 * window)
@@ -178,7 +189,7 @@ class Order(ABC):
         return window, first + int(self._window((epoch, window)).sample[position - first])
 
     def _generator(self, purpose: str, *numbers: int) -> np.random.Generator:
-        return generator(self.seed, purpose, self.corpus.manifest.id, *numbers)
+        return generator(self.seed, purpose, self.corpus.manifest.id + self.label, *numbers)
 
 
 class StreamOrder(Order):
@@ -191,8 +202,8 @@ class StreamOrder(Order):
         self.words = words
         if words and "words" not in corpus.manifest.fields:
             raise UserError(
-                f"{corpus.name} was built without the places of words, which objective masked-lm-whole-word needs: "
-                "build it with annotate.words=true, or use objective masked-lm."
+                f"{corpus.name} was built without the places of words, which hiding whole words needs: build it "
+                "with annotate.words=true, or use objective masked-lm."
             )
         super().__init__(corpus, split, **options)
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
@@ -245,8 +256,8 @@ class PairOrder(Order):
         self.length = length
         if "sentences" not in corpus.manifest.fields:
             raise UserError(
-                f"{corpus.name} was built without sentence boundaries, which objective masked-lm-next-sentence "
-                "needs: build it with sentences, or use objective masked-lm."
+                f"{corpus.name} was built without sentence boundaries, which questions about pairs of "
+                "texts need: build it with sentences, or use objective masked-lm."
             )
         if corpus.split(split).samples < 2:
             raise UserError(
@@ -297,7 +308,7 @@ class PairOrder(Order):
         # Read once, when the mix is opened: the manifest does not know how many chunks of this length documents make.
         if len(self.shards) > MOST_COUNTED:
             raise UserError(
-                f"{self.corpus.name} has {len(self.shards):,} shards, and objective masked-lm-next-sentence counts in "
+                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
                 f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use objective masked-lm."
             )
         indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])

@@ -24,6 +24,7 @@ from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.tables import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
+from megaptm.objectives import Objective, objective_of
 from megaptm.spec import ModelSpec
 from megaptm.storage import AtomicFile, read_object
 from megaptm.tokenizers import Tokenizer
@@ -62,7 +63,7 @@ def to_hugging_face(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
-    objective: str | None = None,
+    objective: Objective | None = None,
     sequence: int | None = None,
 ) -> None:
     """Writes config, generation config, weights and tokenizer to a new folder.
@@ -86,7 +87,7 @@ def to_hugging_face(
                 f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, the model {spec.vocabulary}; "
                 "give the tokenizer that the model was trained with."
             )
-        trained_on = objective or spec.family.objectives[0]
+        trained_on = objective or objective_of(spec.family.objectives[0])
         tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=sequence or spec.context)
     special = _special_ids(counterpart, spec, tokenizer)
     config = hugging_face_config(spec, **special)

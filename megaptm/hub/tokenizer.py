@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
-from megaptm.objectives import Objective, SpecialTokens, objective_of
+from megaptm.objectives import Objective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -37,7 +37,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return load_tokenizer(converted)
 
 
-def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: str, sequence: int) -> Tokenizer:
+def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Objective, sequence: int) -> Tokenizer:
     """The same ids, with all that `AutoTokenizer` must know to give a model what it was trained on.
 
     Special tokens stand where the objective puts them. Texts are cut at `sequence`, the longest row of the training, or
@@ -61,7 +61,7 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: str,
         "truncation_side": "right",
         **{CONFIG_KEYS[role]: name for role, name in names.items()},
     }
-    content = _laid_out(tokenizer, objective_of(objective), segments="token_type_ids" in inputs)
+    content = _laid_out(tokenizer, objective, segments="token_type_ids" in inputs)
     return Tokenizer(content, config)
 
 

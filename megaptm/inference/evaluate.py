@@ -23,7 +23,6 @@ from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.objectives import objective_of
 from megaptm.objectives.objective import IGNORED, Sample
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
@@ -61,13 +60,14 @@ class Evaluation:
     corpora: dict[str, float]
     rows: int
     losses: dict[str, Loss]
+    weights: dict[str, float]
+    """Of the losses in their sum."""
     bytes_per_token: float | None
     """UTF-8 bytes of text for each answer, where every token of the text is one (causal-lm)."""
 
     def total(self, who: str) -> float:
         """The weighted sum of the losses of `model`, `unigram` or `uniform`: what training minimizes."""
-        weights = objective_of(self.objective).losses
-        return sum(weights[name] * getattr(loss, who) for name, loss in self.losses.items())
+        return sum(self.weights[name] * getattr(loss, who) for name, loss in self.losses.items())
 
     def bits_per_byte(self, who: str) -> float | None:
         return None if self.bytes_per_token is None else bits_per_byte(self.total(who), self.bytes_per_token)
@@ -99,8 +99,8 @@ def evaluate(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
             "build the corpus from more text, or with a larger validation=SHARE."
         )
-    names = objective_of(config.objective).losses
-    sizes = {name: 2 if name == "next-sentence" else loaded.tokenizer.vocabulary for name in names}
+    names = config.task.losses
+    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else 2 for name in names}
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     each = MICROBATCHES * config.layout.microbatch
@@ -122,11 +122,12 @@ def evaluate(
         )
         for name in names
     }
-    every_token = objective_of(config.objective).every_token
+    every_token = config.task.every_token
     return Evaluation(
         run=str(loaded.checkpoint.run),
         step=loaded.step,
-        objective=config.objective,
+        objective=config.task.name,
+        weights=dict(config.task.weights(loaded.step)),
         corpora=dict(corpora),
         rows=rows,
         losses=losses,

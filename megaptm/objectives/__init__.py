@@ -1,27 +1,45 @@
-"""Pre-training tasks by name: what is hidden, what is shown, what is asked. numpy only."""
+"""Pre-training tasks by name, or composed: what is hidden, what is shown, what is asked. numpy only."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.masked import MaskedLM, MaskedLMNextSentence
+from megaptm.objectives.compose import Composed, Task, compose
+from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.objectives.whole_words import MaskedLMWholeWord
 from megaptm.plugins import is_plugin, load_plugin
 
 OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
-    for objective in (CausalLM(), MaskedLM(), MaskedLMWholeWord(), MaskedLMNextSentence(), SpanCorruption())
+    for objective in (
+        CausalLM(),
+        MaskedLM(),
+        MaskedLM(hide="whole-words"),
+        MaskedLMOnPairs("next-sentence"),
+        MaskedLMOnPairs("sentence-order"),
+        SpanCorruption(),
+    )
 }
+"""Those with a name of their own."""
 
-__all__ = ["OBJECTIVES", "Objective", "SpecialTokens", "objective_of"]
+__all__ = ["OBJECTIVES", "Composed", "Objective", "SpecialTokens", "Task", "objective_of"]
 
 
-def objective_of(name: str) -> Objective:
-    """An objective by its name, or the user's own, `package.module:NAME`."""
-    if not is_plugin(name):
-        return OBJECTIVES[name]
-    found = load_plugin(name, "objective", "objective")
+def objective_of(said: str | Mapping[str, Any]) -> Objective:
+    """An objective by its name, or the user's own, `package.module:NAME`; or composed, as `compose` says."""
+    if isinstance(said, Mapping):
+        return compose(said)
+    if not is_plugin(said):
+        if said not in OBJECTIVES:
+            near = get_close_matches(said, OBJECTIVES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(OBJECTIVES)}."
+            raise UserError(f"objective ({said}) is not known; {hint}")
+        return OBJECTIVES[said]
+    found = load_plugin(said, "objective", "objective")
     if not isinstance(found, Objective):
-        raise UserError(f"objective: `{name}` is not a `megaptm.objectives.Objective`: correct the name.")
+        raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
     return found

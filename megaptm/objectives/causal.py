@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from megaptm.objectives.objective import IGNORED, Objective, Piece, RowWindow, S
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
+@dataclass(frozen=True)
 class CausalLM(Objective):
     """GPT's objective on a row packed with documents, each closed by the `end` token."""
 

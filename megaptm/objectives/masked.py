@@ -1,26 +1,31 @@
-"""BERT's objectives: say the masked tokens, and whether two texts follow each other (arXiv:1810.04805, 3.1)."""
+"""Masked tokens, on rows of documents and on pairs of texts that are asked about (BERT, arXiv:1810.04805, 3.1)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from megaptm.batch import BatchSpec, fields
-from megaptm.objectives.denoise import Denoise, hidden_in_place, iid, masked
+from megaptm.errors import UserError
+from megaptm.objectives.denoise import Denoise, Hide, hidden_in_place, iid, masked, whole_words
 from megaptm.objectives.objective import (
     IGNORED,
     DocumentSlice,
     Objective,
     Piece,
+    Rate,
     RowWindow,
     Sample,
     SentenceGroup,
+    Share,
     documents_of,
     padded,
 )
-from megaptm.objectives.pairs import Pair, next_sentence_pair
+from megaptm.objectives.pairs import PAIRS, Pair
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RATE = 0.15
@@ -28,16 +33,13 @@ RATE = 0.15
 PUBLISHED_MOST_ASKED = {128: 20, 512: 76}
 
 
-def most_asked(sequence: int) -> int:
+ONE = np.ones(1, dtype=np.int64)
+
+
+def most_asked(sequence: int, rate: float = RATE) -> int:
     """K: how many positions a row of `sequence` tokens can ask about."""
-    return PUBLISHED_MOST_ASKED.get(sequence, max(1, round(RATE * sequence)))
-
-
-def bert_masking(sequence: int) -> Denoise:
-    """15% of the tokens; of these 80% become the mask, 10% a random token, 10% stay."""
-    return Denoise(
-        hide=iid(rate=RATE, most=most_asked(sequence)), show=masked(mask=0.8, random=0.1), ask=hidden_in_place
-    )
+    most = max(1, round(rate * sequence))
+    return PUBLISHED_MOST_ASKED.get(sequence, most) if rate == RATE else most
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,36 @@ class MaskedRow:
     """Tokens of each document."""
 
 
+@dataclass(frozen=True)
 class MaskedLM(Objective):
     """Masked tokens on rows packed with documents, each `cls` text `sep`."""
 
-    name = "masked-lm"
+    hide: Literal["tokens", "whole-words"] = "tokens"
+    """What is hidden together: each token by itself, or a word with all of its tokens (BERT's release of May 2019)."""
+    rate: Rate = RATE
+    """Share of the tokens that are hidden and asked about."""
+    mask: Share = 0.8
+    """Share of the hidden tokens that are shown as the mask."""
+    random: Share = 0.1
+    """Share that is shown as a random token; what remains is shown as it is."""
+
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
+
+    def __post_init__(self) -> None:
+        if self.mask + self.random > 1:
+            raise UserError(
+                f"mask ({self.mask}) and random ({self.random}) are more than all hidden tokens: lower one."
+            )
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+        return "masked-lm" if self.hide == "tokens" else "masked-lm-whole-word"
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("words",) if self.hide == "whole-words" else ()
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
@@ -69,7 +94,7 @@ class MaskedLM(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         row = fields((sequence,), "tokens", "segments", "positions", "document_ids")
-        return BatchSpec({"": sequence}, row | fields((most_asked(sequence),), "masked_positions", "labels"))
+        return BatchSpec({"": sequence}, row | fields((most_asked(sequence, self.rate),), "masked_positions", "labels"))
 
     def make(
         self,
@@ -83,11 +108,41 @@ class MaskedLM(Objective):
         cls, sep = np.array([special.cls]), np.array([special.sep])
         texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
         row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
-        return mask_row(row, self.masking(piece, sequence, document_mask), special, rng, sequence)
+        begins = None
+        if self.hide == "whole-words":
+            begins = np.concatenate(laid_out([_begins(part) for part in piece], piece, ONE, ONE, document_mask))
+        return self.mask_row(row, special, rng, sequence, begins)
 
-    def masking(self, piece: list[DocumentSlice], sequence: int, document_mask: bool) -> Denoise:
-        """How this row is spoiled."""
-        return bert_masking(sequence)
+    def mask_row(
+        self,
+        row: MaskedRow,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        begins: np.ndarray | None = None,
+    ) -> Sample:
+        """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds.
+
+        `begins` is 1 at the first token of each word, where words are hidden.
+        """
+        assert special.pad is not None
+        text = padded(row.text, sum(row.documents), 0)
+        most = most_asked(sequence, self.rate)
+        hide: Hide = iid(rate=self.rate, most=most)
+        if begins is not None:
+            hide = whole_words(rate=self.rate, most=most, begins=begins)
+        masking = Denoise(hide=hide, show=masked(mask=self.mask, random=self.random), ask=hidden_in_place)
+        hidden, shown, answers = masking(text, special, rng)
+        documents, positions = documents_of(row.documents, sequence)
+        segments = [np.full(len(piece), segment) for piece, segment in zip(row.text, row.segments, strict=True)]
+        return {
+            "tokens": padded([shown], sequence, special.pad),
+            "segments": padded(segments, sequence, 0),
+            "positions": positions,
+            "document_ids": documents,
+            "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
+            "labels": padded([answers], most, IGNORED),
+        }
 
 
 def laid_out(
@@ -102,21 +157,49 @@ def laid_out(
     return [np.concatenate((cls, *between, sep[: not parts[-1].slots]))]
 
 
-class MaskedLMNextSentence(Objective):
-    """Masked tokens in `cls` A `sep` B `sep`, and whether B follows A (label 0) or is a random text (label 1)."""
+def _begins(part: DocumentSlice) -> np.ndarray:
+    """int64 [tokens]: 1 where a word begins; a word that the row cut in two is a word by itself."""
+    assert part.words is not None
+    begins = np.zeros(len(part.tokens), dtype=np.int64)
+    begins[part.words] = 1
+    begins[:1] = 1
+    return begins
 
-    name = "masked-lm-next-sentence"
-    losses: ClassVar = {"mlm": 1.0, "next-sentence": 1.0}
+
+@dataclass(frozen=True)
+class MaskedLMOnPairs(Objective):
+    """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts; see `pairs` for those there are."""
+
+    question: Literal["next-sentence", "sentence-order"] = "next-sentence"
+    masked: MaskedLM = MaskedLM()
+
     unit = "pair"
     needs = MaskedLM.needs
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
+
+    def __post_init__(self) -> None:
+        if self.masked.annotations:
+            raise UserError(f"hide {self.masked.hide} cannot be with {self.question}: a pair is not cut at words.")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"masked-lm-{self.question}"
+
+    @cached_property
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override]
+        return {"mlm": 1.0, self.question: 1.0}
+
+    @property
+    def answers(self) -> str:
+        """The field with the answer to the question."""
+        return self.question.replace("-", "_")
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 3
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        masked = MaskedLM().batch(sequence, document_mask)
-        return BatchSpec(masked.streams, {**masked.fields, **fields((), "next_sentence")})
+        masked = self.masked.batch(sequence, document_mask)
+        return BatchSpec(masked.streams, {**masked.fields, **fields((), self.answers)})
 
     def make(
         self,
@@ -127,29 +210,9 @@ class MaskedLMNextSentence(Objective):
         document_mask: bool,
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        pair: Pair = next_sentence_pair(piece, rng, self.raw_length(sequence))
+        pair: Pair = PAIRS[self.question](piece, rng, self.raw_length(sequence))
         cls, sep = np.array([special.cls]), np.array([special.sep])
         text = [np.concatenate((cls, pair.first, sep)), np.concatenate((pair.second, sep))]
         row = MaskedRow(text, [0, 1], [sum(map(len, text))])
-        sample = mask_row(row, bert_masking(sequence), special, rng, sequence)
-        return sample | {"next_sentence": np.array(pair.random, dtype=np.int64)}
-
-
-def mask_row(
-    row: MaskedRow, masking: Denoise, special: SpecialTokens, rng: np.random.Generator, sequence: int
-) -> Sample:
-    """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds."""
-    assert special.pad is not None
-    text = padded(row.text, sum(row.documents), 0)
-    hidden, shown, answers = masking(text, special, rng)
-    documents, positions = documents_of(row.documents, sequence)
-    segments = [np.full(len(piece), segment) for piece, segment in zip(row.text, row.segments, strict=True)]
-    most = most_asked(sequence)
-    return {
-        "tokens": padded([shown], sequence, special.pad),
-        "segments": padded(segments, sequence, 0),
-        "positions": positions,
-        "document_ids": documents,
-        "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
-        "labels": padded([answers], most, IGNORED),
-    }
+        sample = self.masked.mask_row(row, special, rng, sequence)
+        return sample | {self.answers: np.array(pair.label, dtype=np.int64)}

@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
@@ -20,6 +21,10 @@ IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
 
 Sample = dict[str, np.ndarray]
+
+Rate = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+"""Options of objectives."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,16 @@ Piece = list[DocumentSlice] | SentenceGroup
 
 
 class Objective(ABC):
-    """A pre-training task: numpy only, no state; all randomness comes from the generator handed in."""
+    """A pre-training task: numpy only, no state; all randomness comes from the generator handed in.
 
-    name: str
+    A frozen dataclass where it has options: its fields are what a config may say of it.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
-    """Loss name -> weight, of `lm`, `mlm`, `next-sentence`."""
+    """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
     unit: Literal["stream", "pair"] = "stream"
     """What a sample is made of: a list of `DocumentSlice` cut from the stream, or one `SentenceGroup`."""
     every_token: ClassVar[bool] = False
@@ -75,8 +85,12 @@ class Objective(ABC):
     """Fields of `SpecialTokens` that must not be absent."""
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
-    annotations: ClassVar[tuple[str, ...]] = ()
+    annotations: tuple[str, ...] = ()
     """What parts come with: `words`. The corpus must have it."""
+
+    def weights(self, step: int) -> Mapping[str, float]:
+        """Loss name -> weight at a step (0, 1 ...)."""
+        return self.losses
 
     @abstractmethod
     def raw_length(self, sequence: int) -> int:

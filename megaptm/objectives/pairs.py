@@ -1,26 +1,27 @@
-"""Two texts from a chunk of sentences: the pairs of BERT's next-sentence prediction."""
+"""Two texts from a chunk of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from megaptm.objectives.objective import SentenceGroup
+from megaptm.objectives.objective import IGNORED, SentenceGroup
 
 # arXiv:1810.04805, appendix A.2, and the released code.
 SHORTER = 0.1
 RANDOM = 0.5
+ORDERED = 0.5
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts; `random` when the second is not what follows the first."""
+    """Two texts, and the answer to what is asked about them."""
 
     first: np.ndarray
     second: np.ndarray
-    random: bool
+    label: int
 
 
 def next_sentence_pair(chunk: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
@@ -37,7 +38,25 @@ def next_sentence_pair(chunk: SentenceGroup, rng: np.random.Generator, length: i
     random = len(sentences) == 1 or rng.random() < RANDOM
     first = np.concatenate(sentences[:split])
     rest = up_to(chunk.other(rng), length - len(first)) if random else sentences[split:]
-    return truncated(first, np.concatenate(rest), random, rng, length)
+    return truncated(first, np.concatenate(rest), int(random), rng, length)
+
+
+def sentence_order_pair(chunk: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+    """Two consecutive stretches of sentences in their order (label 0) or swapped (1), each as often (arXiv:1909.11942,
+    3.1).
+
+    A chunk of one sentence is cut in its middle, and nothing is asked about it.
+    """
+    if rng.random() < SHORTER:
+        length = int(rng.integers(2, length, endpoint=True))
+    sentences = up_to(chunk.sentences, length)
+    if len(sentences) == 1:
+        middle = max(1, len(sentences[0]) // 2)
+        return truncated(sentences[0][:middle], sentences[0][middle:], IGNORED, rng, length)
+    split = int(rng.integers(1, len(sentences)))
+    first, second = np.concatenate(sentences[:split]), np.concatenate(sentences[split:])
+    pair = truncated(first, second, 0, rng, length)
+    return pair if rng.random() < ORDERED else Pair(pair.second, pair.first, 1)
 
 
 def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
@@ -51,7 +70,7 @@ def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
     return taken
 
 
-def truncated(first: np.ndarray, second: np.ndarray, random: bool, rng: np.random.Generator, length: int) -> Pair:
+def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int) -> Pair:
     """Take tokens from the longer text, from its front or back at random, until both fit in `length`.
 
     One token at a time in the released code; how many each loses is known beforehand, and how many of them from the
@@ -60,9 +79,16 @@ def truncated(first: np.ndarray, second: np.ndarray, random: bool, rng: np.rando
     # Equal lengths lose from the second.
     keep_second = min(len(second), max(length // 2, length - len(first)))
     keep_first = min(len(first), length - keep_second)
-    return Pair(_shortened(first, keep_first, rng), _shortened(second, keep_second, rng), random)
+    return Pair(_shortened(first, keep_first, rng), _shortened(second, keep_second, rng), label)
 
 
 def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
     front = int(rng.binomial(len(text) - keep, 0.5))
     return text[front : front + keep]
+
+
+PAIRS: dict[str, Callable[[SentenceGroup, np.random.Generator, int], Pair]] = {
+    "next-sentence": next_sentence_pair,
+    "sentence-order": sentence_order_pair,
+}
+"""Question -> (sentences, generator, most tokens) -> the pair. The answer's field is its name, with underscores."""

@@ -99,6 +99,11 @@ class Engine:
         if filled:
             self.fill()
 
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Change the weights of the losses, from the next pass on."""
+        self.losses = {name: weights[name] for name in self.losses}
+        self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
+
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
         for stage in self.stages:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megaptm.config import Config, Layout, resolve_model
-from megaptm.objectives import objective_of
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
 from megaptm.spec import ModelSpec
@@ -71,7 +70,7 @@ class Workload:
 def workload_of(config: Config) -> Workload:
     """The step of a training config, as this engine runs it."""
     spec = resolve_model(config)
-    objective = objective_of(config.objective)
+    objective = config.task
     batch = objective.batch(config.data.sequence, config.data.document_mask)
     return Workload(
         spec=spec,

@@ -37,7 +37,7 @@ def report(run: str | Path, *, console: Console | None = None) -> Path:
     found = job_times(read_events(run), records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
-    title = f"{config.model.family}/{config.model.size}, {config.objective}"
+    title = f"{config.model.family}/{config.model.size}, {config.task.name}"
     console.print(f"[bold]{run.name}[/]: {title}; {_progress(config, records, found)}\n")
     for line in draw(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)

@@ -78,7 +78,7 @@ def next_commands(config: Config, *, done: bool) -> list[str]:
     """Three commands to go on with after a run has ended, or has stopped half-way."""
     run = typed_path(config.run)
     last = ["export", "hf", run, os.path.join("exported", Path(run).name)]
-    if prompt := PROMPTS.get(config.objective):
+    if prompt := PROMPTS.get(config.task.name):
         last = ["generate", run, "--prompt", prompt]
     commands = [["report", run], ["evaluate", run], last]
     return [command_line(command) for command in (commands if done else [["train", run], *commands[:2]])]

@@ -43,6 +43,7 @@ def open_corpora(config: Config, tokenizer: Tokenizer, split: str) -> Mix:
         special=tokenizer.special,
         verify=config.data.verify,
         cache=cache_of(config),
+        schedule=config.batches if split == "train" else None,
     )
 
 

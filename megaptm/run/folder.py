@@ -208,8 +208,8 @@ def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     """`{"train": {"steps": 3}}` as `{"train.steps": 3}`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        # Corpora have dots in their names: a mix is compared as a whole.
-        if isinstance(value, dict) and key != "mix":
+        # Corpora have dots in their names, and an objective is one thing: each is compared as a whole.
+        if isinstance(value, dict) and key not in ("mix", "objective"):
             leaves |= flat(value, f"{above}{key}.")
         else:
             leaves[f"{above}{key}"] = value

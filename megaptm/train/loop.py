@@ -10,6 +10,7 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
+from megaptm.objectives import Objective
 from megaptm.parallel.collectives import agree, from_all
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
 from megaptm.resilience.heartbeat import Heartbeat
@@ -27,6 +28,7 @@ class Training:
     """What the loop works on, opened by `train.run`."""
 
     config: Config
+    task: Objective
     engine: Engine
     batches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
@@ -55,6 +57,8 @@ def train(run: Training, *, start: int) -> int:
         raise mistake
     for step in range(start, config.steps):
         rate = rate_of(run.config, step)
+        if (weights := run.task.weights(step)) != run.engine.losses:
+            run.engine.weigh(weights)
         result = _step(run, batches, step, rate)
         done = step + 1
         last = done == config.steps

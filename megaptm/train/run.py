@@ -9,7 +9,6 @@ from pathlib import Path
 
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
-from megaptm.objectives import objective_of
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import TimedLog, device_title, next_commands, resumed
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
@@ -67,7 +66,7 @@ def _work(
     from megaptm.train.metrics import SecondsSpent, StepReport
     from megaptm.train.peer_watch import collective_minutes, watch_each_other
 
-    spec, losses = resolve_model(config), objective_of(config.objective).losses
+    spec, losses = resolve_model(config), config.task.weights(0)
     events = Events(run, fence=lock.must_be_mine) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
@@ -105,6 +104,7 @@ def _work(
         checkpointer.tell = report.saved
     training = Training(
         config=config,
+        task=config.task,
         engine=engine,
         batches=source.steps(start),
         held_out=source.held_out,

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.mix import BLOCK
 from megaptm.errors import UserError
@@ -190,3 +191,44 @@ def test_a_document_longer_than_any_row_is_read_in_rows(tmp_path):
     mix = opened({str(tmp_path): 1})
     assert mix.orders[0].per_epoch == 5000 // 32
     assert len({mix.sample(n)["tokens"].tobytes() for n in range(mix.fresh_samples)}) == 5000 // 32
+
+
+TWO_TASKS = {
+    "few": {"task": "masked-lm", "share": {0: 1.0, 3: 0.25}},
+    "many": {"task": "masked-lm", "rate": 0.3, "share": {0: 0.0, 3: 0.75}},
+}
+
+
+def test_shares_of_tasks_are_exact_and_change_at_their_step(folders):
+    schedule = BatchSchedule(1000)
+    mix = opened({folders[0]: 3, folders[1]: 1}, TWO_TASKS, schedule=schedule)
+    tasks = np.array([mix.sources[mix.locate(number).source].task.label for number in range(3000 + BLOCK)])
+    assert set(tasks[:3000]) == {"few"}
+    assert (tasks[3000:] == "many").mean() == pytest.approx(0.75, abs=1e-4)
+    # A task reads corpora in their weights, in tokens.
+    names = [mix.sources[mix.locate(number).source].name for number in range(3000, 3000 + BLOCK)]
+    alone = opened({folders[0]: 3, folders[1]: 1}, "masked-lm")
+    share = sum(name.startswith(folders[0]) for name in names) / BLOCK
+    assert share == pytest.approx(alone.quotas[0] / BLOCK, abs=1e-3)
+    # What is held out is measured with the last shares.
+    held = opened({folders[0]: 3}, TWO_TASKS)
+    assert {held.sources[held.locate(number).source].task.label for number in range(100)} == {"few", "many"}
+
+
+def test_each_source_goes_through_its_epochs_across_a_change_of_shares(folders):
+    mix = opened(dict.fromkeys(folders, 1), TWO_TASKS, schedule=BatchSchedule(40))
+    counted = dict.fromkeys(mix.names, 0)
+    for number in range(400):
+        assert mix.cursors(number) == counted
+        place = mix.locate(number)
+        name = mix.names[place.source]
+        assert (place.epoch, place.position) == divmod(counted[name], mix.orders[place.source].per_epoch)
+        counted[name] += 1
+    last = mix.samples_in(1)
+    assert max(mix.epochs_begun(last).values()) == 1 < max(mix.epochs_begun(last + 1).values())
+
+
+def test_tasks_read_one_text_in_orders_of_their_own(folders):
+    mix = opened({folders[0]: 1}, TWO_TASKS, schedule=BatchSchedule(1))
+    first, second = (order.piece(0, 0)[0].tokens for order in mix.orders)
+    assert not np.array_equal(first[:8], second[:8])

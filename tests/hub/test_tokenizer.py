@@ -97,7 +97,7 @@ def test_texts_are_laid_out_as_in_training(
     """Special tokens and segments; the words that are masked differ."""
     family = "gpt2" if objective == "causal-lm" else "bert"
     found = from_hugging_face(exported[family])
-    to_hugging_face(found.spec, found.weights, exported[family], tmp_path / "out", objective=objective)
+    to_hugging_face(found.spec, found.weights, exported[family], tmp_path / "out", objective=OBJECTIVES[objective])
     theirs = tokenizer_of(tmp_path / "out")(FIRST, second)
     tokenizer = load(exported[family])
     row = row_of(objective, [FIRST, second] if second else [FIRST], tokenizer)

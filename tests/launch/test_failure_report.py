@@ -46,7 +46,7 @@ def test_what_is_made_of_the_end_of_its_processes(tmp_path, ended, account, code
     logs, requeued = tmp_path / "logs", tmp_path / "requeued"
     logs.mkdir()
     programs = {
-        "python": f'case $2 in *.begin) echo "{logs}" ;; *.account) exit {account} ;; esac',
+        "python": f'case $2 in *.preflight) echo "{logs}" ;; *.failure_report) exit {account} ;; esac',
         "srun": f"exit {ended}",
         "scontrol": f'[[ $1 == show ]] && echo " JobState=RUNNING Reason=None Restarts=0 " || ! touch "{requeued}"',
     }

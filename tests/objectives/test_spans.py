@@ -6,7 +6,6 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import IGNORED
-from megaptm.objectives.spans import input_length, raw_length, target_length
 from tests.objectives.rows import SPECIAL, documents, part
 
 T5 = OBJECTIVES["span-corruption"]
@@ -26,13 +25,13 @@ def put_back(inputs: list[int], targets: list[int]) -> list[int]:
 
 
 def test_published_lengths():
-    assert (raw_length(512), input_length(568), target_length(568)) == (568, 512, 114)
+    assert (T5.raw_length(512), T5.input_length(568), T5.target_length(568)) == (568, 512, 114)
 
 
 @pytest.mark.parametrize("sequence", [8, 31, 64, 128, 1000])
 def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
-    raw = raw_length(sequence)
-    assert input_length(raw) == sequence < input_length(raw + 1)
+    raw = T5.raw_length(sequence)
+    assert T5.input_length(raw) == sequence < T5.input_length(raw + 1)
     sample = T5.make([part(raw)], SPECIAL, np.random.default_rng(0), sequence, True)
     T5.batch(sequence, document_mask=True).check(sample, maker=T5.name)
     assert sample["document_ids"].all()
@@ -76,7 +75,8 @@ def test_a_row_that_would_overflow_shortens_its_last_document():
     kept = len(rebuilt[2])
     assert 150 < kept < 168
     assert (
-        target_length(kept + 1) + 2 * target_length(200) > 114 or input_length(kept + 1) + 2 * input_length(200) > 512
+        T5.target_length(kept + 1) + 2 * T5.target_length(200) > 114
+        or T5.input_length(kept + 1) + 2 * T5.input_length(200) > 512
     )
 
 

@@ -18,6 +18,8 @@ CLIENT = "ray://"
 # Ray gives itself 30 seconds to start, which a machine busy with other work, reading Ray's files for the first time,
 # can miss; the next start finds them in memory.
 STARTS = 5
+TOO_SLOW = ("timed out during startup", "Failed to connect to GCS")
+"""What Ray says when a part of it was not there in time."""
 
 
 @contextmanager
@@ -74,7 +76,7 @@ def _start_here(ray: Any, cpus: int | None) -> None:
                 )
             return
         except Exception as error:  # Ray raises the bare class
-            if "timed out during startup" not in str(error):
+            if not any(words in str(error) for words in TOO_SLOW):
                 raise
             ray.shutdown()
             if not attempts_left:

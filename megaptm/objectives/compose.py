@@ -1,0 +1,281 @@
+"""Objectives composed in a config: tasks with options, a question about the same text, shares and weights by step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from megaptm.batch import BatchSpec, Field
+from megaptm.errors import UserError
+from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.objective import IGNORED, Objective, Piece, Sample
+from megaptm.objectives.pairs import PAIRS
+from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.plugins import is_plugin, load_plugin
+
+TASKS: dict[str, type[Objective]] = {
+    "causal-lm": CausalLM,
+    "masked-lm": MaskedLM,
+    "span-corruption": SpanCorruption,
+}
+OF_EVERY_TASK = ("task", "share", "weight")
+READ = ("tokens", "segments", "positions", "document_ids", "order", "masked_positions")
+"""Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
+
+
+@dataclass(frozen=True)
+class StepValue:
+    """A number that changes at given steps, and stays as it is between them."""
+
+    steps: tuple[int, ...]
+    """From which each holds; the first is 0."""
+    values: tuple[float, ...]
+
+    def at(self, step: int) -> float:
+        return self.values[bisect_right(self.steps, step) - 1]
+
+
+ONE = StepValue((0,), (1.0,))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the tasks of an objective, with the share of the samples that it makes."""
+
+    label: str
+    objective: Objective
+    share: StepValue = ONE
+
+
+@dataclass(frozen=True)
+class Composed(Objective):
+    """Tasks that each make some of the samples, and losses whose weights may change by step.
+
+    A sample has the fields of all tasks, as long as the longest: what a task does not ask has no label.
+    """
+
+    tasks: tuple[Task, ...]
+    by_step: Mapping[str, StepValue]
+    """Loss -> weight."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "+".join(task.label for task in self.tasks)
+
+    @property
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override]
+        return self.weights(0)
+
+    @property
+    def template(self) -> tuple[str, str]:  # type: ignore[override]
+        return self._first.template
+
+    @property
+    def every_token(self) -> bool:  # type: ignore[override]
+        return all(task.objective.every_token for task in self.tasks)
+
+    @property
+    def _first(self) -> Objective:
+        return self.tasks[0].objective
+
+    def weights(self, step: int) -> Mapping[str, float]:
+        return {loss: weight.at(step) for loss, weight in self.by_step.items()}
+
+    def raw_length(self, sequence: int) -> int:
+        return min(task.objective.raw_length(sequence) for task in self.tasks)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        specs = {task.label: task.objective.batch(sequence, document_mask) for task in self.tasks}
+        (label, first), *others = specs.items()
+        streams, all_fields = dict(first.streams), dict(first.fields)
+        for other, spec in others:
+            if {*spec.streams} != {*streams} or (spec.asked is None) != (first.asked is None):
+                raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
+            streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
+            for name, field in spec.fields.items():
+                all_fields[name] = _longer(all_fields.get(name, field), field)
+        return BatchSpec(streams, all_fields)
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        """Of the first task; see `make_of`."""
+        return self.make_of(self.tasks[0], piece, special, rng, sequence, document_mask)
+
+    def make_of(
+        self,
+        task: Task,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        """A sample of a task, with the fields of all."""
+        sample = task.objective.make(piece, special, rng, sequence, document_mask)
+        if len(self.tasks) == 1:
+            return sample
+        wanted = self.batch(sequence, document_mask).fields
+        return {name: _widened(name, sample.get(name), field, special) for name, field in wanted.items()}
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        for task in self.tasks:
+            task.objective.check(special, sequence)
+
+
+def _longer(one: Field, other: Field) -> Field:
+    return one if one.shape >= other.shape else other
+
+
+def _widened(name: str, array: np.ndarray | None, field: Field, special: SpecialTokens) -> np.ndarray:
+    """An array of a sample as the objective of several tasks has it."""
+    stem = next((word for word in READ if name.endswith(word)), None)
+    if array is None:
+        if stem == "document_ids":  # without them the row is one document
+            return np.ones(field.shape, field.dtype)
+        if stem == "positions":
+            return np.arange(field.shape[0], dtype=field.dtype)
+        return np.full(field.shape, IGNORED if stem is None else 0, field.dtype)
+    if array.shape == field.shape:
+        return array
+    fill = IGNORED if stem is None else special.pad if stem == "tokens" else 0
+    wide = np.full(field.shape, fill, field.dtype)
+    wide[: len(array)] = array
+    return wide
+
+
+def kinds(objective: Objective) -> set[type[Objective]]:
+    """The classes of its tasks, whatever is asked beside."""
+    if isinstance(objective, Composed):
+        return {kind for task in objective.tasks for kind in kinds(task.objective)}
+    return {type(objective.masked if isinstance(objective, MaskedLMOnPairs) else objective)}
+
+
+def compose(said: Mapping[str, Any]) -> Objective:
+    """The objective that a mapping describes; raises a `UserError` that names the key.
+
+    `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
+    `{short: {task: span-corruption, share: 0.5}, long: {task: span-corruption, mean: 32, share: 0.5}}`: several tasks,
+    each with its share of the samples. `weight` is that of the task's loss. Shares and weights may be mappings from the
+    step from which they hold: `{0: 1.0, 10000: 0.5}`.
+    """
+    if not said:
+        raise UserError("objective is empty: name a task, as in `objective: {masked-lm: {}}`.")
+    entries = {label: _entry(label, options) for label, options in said.items()}
+    questions = [label for label in entries if label in PAIRS]
+    tasks = {label: options for label, options in entries.items() if label not in PAIRS}
+    shared = [label for label, options in tasks.items() if "share" in options]
+    if not tasks:
+        raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
+    if len(tasks) > 1 and len(shared) < len(tasks):
+        lacking = next(label for label in tasks if label not in shared)
+        raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
+    made = {label: _task(label, options) for label, options in tasks.items()}
+    if questions:
+        made = {label: _with_question(label, task, questions) for label, task in made.items()}
+    parts = tuple(Task(label, task, _shares(label, tasks[label])) for label, task in made.items())
+    weights = _weights(entries, parts)
+    if len(parts) == 1 and all(weight == ONE for weight in weights.values()):
+        return parts[0].objective
+    if not all(sum(part.share.at(step) for part in parts) for step in _steps(parts)):
+        raise UserError("objective: no task has a share above 0 at some step: give one to every step.")
+    return Composed(parts, weights)
+
+
+def _entry(label: str, options: Any) -> dict[str, Any]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise UserError(f"objective.{label} must be a mapping of options, as in `{label}: {{}}`, not {options!r}.")
+    return dict(options)
+
+
+def _task(label: str, options: Mapping[str, Any]) -> Objective:
+    name = options.get("task", label)
+    if isinstance(name, str) and is_plugin(name):
+        kind = load_plugin(name, f"objective.{label}.task", "objective")
+        if isinstance(kind, Objective):
+            kind = type(kind)
+        if not (isinstance(kind, type) and issubclass(kind, Objective)):
+            raise UserError(f"objective.{label}.task: `{name}` is not a `megaptm.objectives.Objective`: correct it.")
+    elif name in TASKS:
+        kind = TASKS[name]
+    else:
+        where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
+        raise UserError(f"{where} is no task{_nearest(str(name), [*TASKS, *PAIRS])}")
+    own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
+    known: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    for key in own:
+        if key not in known:
+            raise UserError(f"objective.{label}: unknown option {key}{_nearest(str(key), [*known, *OF_EVERY_TASK])}")
+    if not known:
+        return kind()
+    try:
+        return TypeAdapter(kind).validate_python(own)
+    except ValidationError as error:
+        details = error.errors()[0]
+        if details["type"] == "value_error":
+            raise UserError(f"objective.{label}: {details['ctx']['error']}") from None
+        where = ".".join(map(str, ("objective", label, *details["loc"])))
+        said = details["msg"][0].lower() + details["msg"][1:]
+        raise UserError(f"{where} ({details['input']}): {said}.") from None
+
+
+def _with_question(label: str, task: Objective, questions: list[str]) -> Objective:
+    if len(questions) > 1:
+        raise UserError(f"objective: {' and '.join(questions)} each choose the second text: keep one.")
+    if not isinstance(task, MaskedLM):
+        raise UserError(f"objective: {questions[0]} is asked beside masked-lm, not beside {label}.")
+    try:
+        return MaskedLMOnPairs(questions[0], task)  # type: ignore[arg-type]  # one of PAIRS
+    except UserError as error:
+        raise UserError(f"objective.{label}: {error}") from None
+
+
+def _shares(label: str, options: Mapping[str, Any]) -> StepValue:
+    return _by_step(f"objective.{label}.share", options["share"]) if "share" in options else ONE
+
+
+def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
+    """Loss -> weight; tasks with one loss must agree."""
+    found: dict[str, tuple[str, StepValue]] = {}
+    for part in parts:
+        for loss, default in part.objective.losses.items():
+            label = loss if loss in entries else part.label
+            said = entries[label].get("weight")
+            weight = StepValue((0,), (default,)) if said is None else _by_step(f"objective.{label}.weight", said)
+            other, before = found.setdefault(loss, (label, weight))
+            if before != weight:
+                raise UserError(
+                    f"objective: {other} and {label} have one loss, {loss}: give them one weight, or shares."
+                )
+    return {loss: weight for loss, (_, weight) in found.items()}
+
+
+def _by_step(where: str, said: Any) -> StepValue:
+    table = said if isinstance(said, Mapping) else {0: said}
+    try:
+        steps = {int(step): float(value) for step, value in table.items()}
+    except (TypeError, ValueError):
+        raise UserError(f"{where} must be a number, or a mapping from steps to numbers, not {said!r}.") from None
+    if not steps or min(steps) != 0 or not all(np.isfinite(value) and value >= 0 for value in steps.values()):
+        raise UserError(f"{where} ({said}) must say a number of 0 or more from step 0 on, as in {{0: 1.0, 1000: 0.5}}.")
+    return StepValue(*zip(*sorted(steps.items()), strict=True))
+
+
+def _steps(parts: Iterable[Task]) -> list[int]:
+    """Steps at which a share changes."""
+    return sorted({step for part in parts for step in part.share.steps})
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."

@@ -1,0 +1,137 @@
+"""Objectives composed in a config: options, a question about the same text, shares and weights by step."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.objectives import OBJECTIVES, Composed, objective_of
+from megaptm.objectives.objective import IGNORED, SentenceGroup
+from tests.objectives.rows import SPECIAL, part
+
+
+def chunk(*lengths: int) -> SentenceGroup:
+    """Sentences of rising tokens: what follows what can be read off them."""
+    borders = np.cumsum((0, *lengths)) + SPECIAL.size - 500
+    sentences = [np.arange(*pair) for pair in pairwise(borders)]
+    return SentenceGroup(sentences, other=lambda rng: [np.full(9, SPECIAL.size - 1)])
+
+
+def test_a_task_without_options_is_the_one_of_its_name():
+    for name in ("causal-lm", "masked-lm", "span-corruption"):
+        assert objective_of({name: {}}) == objective_of({name: None}) == OBJECTIVES[name]
+    assert objective_of({"masked-lm": {"hide": "whole-words"}}) == OBJECTIVES["masked-lm-whole-word"]
+    assert objective_of({"masked-lm": {}, "next-sentence": {}}) == OBJECTIVES["masked-lm-next-sentence"]
+
+
+def test_options_are_what_the_samples_show():
+    rng, task = np.random.default_rng(0), objective_of({"masked-lm": {"rate": 0.4, "mask": 0.5, "random": 0.0}})
+    hidden = asked = 0
+    for seed in range(200):
+        sample = task.make([part(126, 2, seed=seed)], SPECIAL, rng, 128, True)
+        real = sample["labels"] != IGNORED
+        shown = sample["tokens"][sample["masked_positions"][real]]
+        assert set(shown[shown != sample["labels"][real]]) <= {SPECIAL.mask}
+        hidden, asked = hidden + (shown == SPECIAL.mask).sum(), asked + real.sum()
+    assert asked / 200 == round(0.4 * 128)
+    assert hidden / asked == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("rate", "mean"), [(0.5, 3), (0.5, 32), (0.15, 32)])
+def test_rows_of_other_spans_are_as_full(rate, mean):
+    task = objective_of({"span-corruption": {"rate": rate, "mean": mean}})
+    raw = task.raw_length(512)
+    special = replace(SPECIAL, sentinels=tuple(range(5, 305)))
+    sample = task.make([part(raw)], special, np.random.default_rng(0), 512, True)
+    assert sample["document_ids"].all()
+    assert sample["decoder_document_ids"].all()
+    assert (sample["labels"] != IGNORED).sum() == task.batch(512, True).fields["labels"].shape[0]
+
+
+def test_texts_are_in_their_order_half_of_the_time_and_one_sentence_is_not_asked_about():
+    task, rng = objective_of({"masked-lm": {}, "sentence-order": {}}), np.random.default_rng(0)
+    assert task.losses == {"mlm": 1.0, "sentence-order": 1.0}
+    labels = []
+    for _ in range(2000):
+        sample = task.make(chunk(9, 9, 9, 9), SPECIAL, rng, 48, True)
+        text = sample["tokens"].copy()
+        real = sample["labels"] != IGNORED
+        text[sample["masked_positions"][real]] = sample["labels"][real]
+        first, second = (text[(sample["segments"] == side) & (text > SPECIAL.sep)] for side in (0, 1))
+        if sample["sentence_order"] != IGNORED:  # a row that was made short may hold one sentence
+            labels.append(int(sample["sentence_order"]))
+            assert (first[0] > second[0]) == labels[-1]
+    assert np.mean(labels) == pytest.approx(0.5, abs=0.05)
+    assert task.make(chunk(20), SPECIAL, rng, 48, True)["sentence_order"] == IGNORED
+
+
+def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_not_asked():
+    task = objective_of(
+        {
+            "short": {"task": "span-corruption", "share": 0.5},
+            "long": {"task": "span-corruption", "rate": 0.5, "mean": 8, "share": 0.5},
+        }
+    )
+    assert isinstance(task, Composed)
+    short, long = task.tasks
+    wanted = task.batch(64, True)
+    rng = np.random.default_rng(0)
+    for one in (short, long):
+        sample = task.make_of(one, [part(one.objective.raw_length(64))], SPECIAL, rng, 64, True)
+        wanted.check(sample, maker=one.label)
+        said = len(one.objective.batch(64, True).fields["labels"].shape) and (sample["labels"] != IGNORED).sum()
+        assert said == one.objective.batch(64, True).fields["labels"].shape[0]
+        assert (sample["decoder_document_ids"] > 0).sum() == said
+    both = objective_of({"masked-lm": {"share": 1}, "words": {"task": "masked-lm", "rate": 0.3, "share": 1}})
+    assert both.batch(128, True).asked == round(0.3 * 128)
+
+
+def test_weights_and_shares_change_at_their_steps():
+    task = objective_of({"masked-lm": {"weight": {0: 1, 100: 0.5}}, "next-sentence": {"weight": 2}})
+    assert [task.weights(step)["mlm"] for step in (0, 99, 100, 10**6)] == [1, 1, 0.5, 0.5]
+    assert task.weights(5)["next-sentence"] == 2
+    shares = {"a": {0: 1, 10: 0}, "b": 1}
+    curriculum = objective_of({label: {"task": "masked-lm", "share": share} for label, share in shares.items()})
+    assert isinstance(curriculum, Composed)
+    assert [[part.share.at(step) for part in curriculum.tasks] for step in (9, 10)] == [[1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({}, r"objective is empty"),
+        ({"maskd-lm": {}}, r"objective\.maskd-lm is no task; did you mean masked-lm\?"),
+        ({"a": {"task": "spans"}}, r"objective\.a\.task \(spans\) is no task"),
+        ({"masked-lm": {"rat": 0.2}}, r"objective\.masked-lm: unknown option rat; did you mean rate\?"),
+        ({"masked-lm": {"rate": 2}}, r"objective\.masked-lm\.rate \(2\): input should be less than 1"),
+        ({"masked-lm": {"hide": "letters"}}, r"objective\.masked-lm\.hide \(letters\): .*'tokens' or 'whole-words'"),
+        ({"masked-lm": {"mask": 0.9, "random": 0.3}}, r"objective\.masked-lm: mask \(0\.9\) and random \(0\.3\)"),
+        ({"masked-lm": 3}, r"objective\.masked-lm must be a mapping of options"),
+        ({"next-sentence": {}}, r"next-sentence is asked about a text that a task makes"),
+        ({"causal-lm": {}, "next-sentence": {}}, r"asked beside masked-lm, not beside causal-lm"),
+        ({"masked-lm": {}, "next-sentence": {}, "sentence-order": {}}, r"each choose the second text: keep one"),
+        ({"masked-lm": {"hide": "whole-words"}, "next-sentence": {}}, r"objective\.masked-lm: hide whole-words cannot"),
+        ({"masked-lm": {}, "causal-lm": {}}, r"objective\.masked-lm needs a share"),
+        ({"masked-lm": {"weight": "x"}}, r"objective\.masked-lm\.weight must be a number, or a mapping"),
+        ({"masked-lm": {"weight": {5: 1}}}, r"objective\.masked-lm\.weight .* from step 0 on"),
+        (
+            {"a": {"task": "masked-lm", "share": 1, "weight": 2}, "b": {"task": "masked-lm", "share": 1}},
+            r"a and b have one loss, mlm: give them one weight",
+        ),
+        (
+            {"a": {"task": "masked-lm", "share": {0: 1, 9: 0}}, "b": {"task": "masked-lm", "share": {0: 1, 9: 0}}},
+            r"no task has a share above 0",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(said, sentence):
+    with pytest.raises(UserError, match=sentence):
+        objective_of(said)
+
+
+def test_tasks_that_ask_at_other_places_share_no_batch():
+    both = objective_of({"causal-lm": {"share": 1}, "masked-lm": {"share": 1}})
+    with pytest.raises(UserError, match="causal-lm and masked-lm cannot share a batch"):
+        both.batch(64, True)
