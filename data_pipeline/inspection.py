@@ -96,17 +96,15 @@ def _samples(
     place: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
 ) -> Iterator[Panel]:
     """The first samples a run with seed 0 would train on."""
+    from megaptm.config.yamls import read_override
     from megaptm.data.mix import open_mix
-    from megaptm.objectives import OBJECTIVES
+    from megaptm.objectives import objective_of
 
-    if objective not in OBJECTIVES:
-        raise UserError(f"objective `{objective}` is not known: use one of {', '.join(OBJECTIVES)}.")
-    mix = open_mix(
-        {str(place): 1.0}, split=split, objective=objective, sequence=sequence, seed=0, special=tokenizer.special
-    )
+    task = objective_of(read_override(f"objective={objective}").values["objective"])
+    mix = open_mix({str(place): 1.0}, split=split, objective=task, sequence=sequence, seed=0, special=tokenizer.special)
     for number in range(count):
         sample = mix.sample(number)
-        yield Panel(_shown(sample, tokenizer), title=f"{objective}, sample {number}", title_align="left")
+        yield Panel(_shown(sample, tokenizer), title=f"{task.name}, sample {number}", title_align="left")
 
 
 def _shown(sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> Text:

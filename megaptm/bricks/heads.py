@@ -100,8 +100,8 @@ class MaskedHeadBrick(HeadBrick):
         return norm_parameters(self.spec.family.last_block, self.spec.size.table_width)
 
 
-class NextSentenceHeadBrick(HeadBrick):
-    """Two classes of a pair, read at the first place through BERT's pooler."""
+class PairHeadBrick(HeadBrick):
+    """Two classes of a pair of texts, read at the first place through BERT's pooler."""
 
     name = "next-sentence"
     answers = "next_sentence"
@@ -120,8 +120,15 @@ class NextSentenceHeadBrick(HeadBrick):
         return super().multiply_adds(1)
 
 
+class SentenceOrderHeadBrick(PairHeadBrick):
+    """Whether two stretches of a document are in their order (ALBERT, arXiv:1909.11942, 3.1)."""
+
+    name = "sentence-order"
+    answers = "sentence_order"
+
+
 HEADS: dict[str, type[HeadBrick]] = {
-    head.name: head for head in (LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick)
+    head.name: head for head in (LanguageHeadBrick, MaskedHeadBrick, PairHeadBrick, SentenceOrderHeadBrick)
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.errors import UserError
@@ -259,6 +259,17 @@ class Config(Section):
         except UserError:
             family = None
         return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
+
+    @field_validator("objective")
+    @classmethod
+    def _steps_are_numbers(cls, said: Any) -> Any:
+        """A config that was written has the keys of JSON, which are strings."""
+        if not isinstance(said, dict):
+            return said
+        return {
+            int(key) if isinstance(key, str) and key.isdigit() else key: cls._steps_are_numbers(value)
+            for key, value in said.items()
+        }
 
     @property
     def task(self) -> Objective:

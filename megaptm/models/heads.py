@@ -92,15 +92,16 @@ class MaskedHead(nn.Module):
         return self.norm(self.activation(self.transform(x)))
 
 
-class NextSentenceHead(nn.Module):
-    """Is the second segment the one that followed? Reads the first position through BERT's pooler."""
+class PairHead(nn.Module):
+    """A question of two classes about a pair of texts. Reads the first position through BERT's pooler."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
+        self.answers = brick.answers
         self.pooler, self.classify = Linear.of(brick.maps["pooler"]), Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_B = batch["next_sentence"]
+        labels_B = batch[self.answers]
         logits_B2 = self.logits(x_SBD, tied).float()
         return F.cross_entropy(logits_B2, labels_B, reduction="sum", ignore_index=IGNORED), _count(labels_B)
 
@@ -109,12 +110,13 @@ class NextSentenceHead(nn.Module):
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
-Head = LanguageHead | MaskedHead | NextSentenceHead
+Head = LanguageHead | MaskedHead | PairHead
 
-MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[NextSentenceHead]] = {
+MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[PairHead]] = {
     "lm": LanguageHead,
     "mlm": MaskedHead,
-    "next-sentence": NextSentenceHead,
+    "next-sentence": PairHead,
+    "sentence-order": PairHead,
 }
 
 

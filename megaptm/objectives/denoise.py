@@ -79,6 +79,10 @@ def whole_words(*, rate: float, most: int, begins: np.ndarray) -> Hide:
     return hide
 
 
+HIDES: dict[str, Callable[..., Hide]] = {"tokens": iid, "whole-words": whole_words}
+"""What masked-lm may hide together: each token by itself, a word with all of its tokens. Called with rate and most."""
+
+
 def random_spans(*, rate: float, mean: float) -> Hide:
     """Exactly round(rate x tokens) tokens in round(that / mean) spans, no two adjacent, the first token never hidden.
 

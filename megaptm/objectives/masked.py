@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
-from megaptm.objectives.denoise import Denoise, Hide, hidden_in_place, iid, masked, whole_words
+from megaptm.objectives.denoise import HIDES, Denoise, Hide, hidden_in_place, masked
 from megaptm.objectives.objective import (
     IGNORED,
     DocumentSlice,
@@ -27,6 +28,7 @@ from megaptm.objectives.objective import (
 )
 from megaptm.objectives.pairs import PAIRS, Pair
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.plugins import is_plugin, load_plugin
 
 RATE = 0.15
 # The caps of the published runs; 0.15 x 128 is 19.2 and 0.15 x 512 is 76.8.
@@ -57,8 +59,8 @@ class MaskedRow:
 class MaskedLM(Objective):
     """Masked tokens on rows packed with documents, each `cls` text `sep`."""
 
-    hide: Literal["tokens", "whole-words"] = "tokens"
-    """What is hidden together: each token by itself, or a word with all of its tokens (BERT's release of May 2019)."""
+    hide: str = "tokens"
+    """What is hidden together: one of `denoise.HIDES`, or a function of your own, package.module:NAME."""
     rate: Rate = RATE
     """Share of the tokens that are hidden and asked about."""
     mask: Share = 0.8
@@ -71,6 +73,7 @@ class MaskedLM(Objective):
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
+        _ = self._hiding
         if self.mask + self.random > 1:
             raise UserError(
                 f"mask ({self.mask}) and random ({self.random}) are more than all hidden tokens: lower one."
@@ -78,11 +81,21 @@ class MaskedLM(Objective):
 
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
-        return "masked-lm" if self.hide == "tokens" else "masked-lm-whole-word"
+        return {"tokens": "masked-lm", "whole-words": "masked-lm-whole-word"}.get(self.hide, f"masked-lm-{self.hide}")
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("words",) if self.hide == "whole-words" else ()
+
+    @property
+    def _hiding(self) -> Callable[..., Hide]:
+        if is_plugin(self.hide):
+            return load_plugin(self.hide, "hide", "function")
+        if self.hide not in HIDES:
+            near = get_close_matches(self.hide, HIDES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HIDES)}."
+            raise UserError(f"hide ({self.hide}) is not known; {hint}")
+        return HIDES[self.hide]
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
@@ -109,7 +122,7 @@ class MaskedLM(Objective):
         texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
         row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
         begins = None
-        if self.hide == "whole-words":
+        if self.annotations:
             begins = np.concatenate(laid_out([_begins(part) for part in piece], piece, ONE, ONE, document_mask))
         return self.mask_row(row, special, rng, sequence, begins)
 
@@ -128,9 +141,7 @@ class MaskedLM(Objective):
         assert special.pad is not None
         text = padded(row.text, sum(row.documents), 0)
         most = most_asked(sequence, self.rate)
-        hide: Hide = iid(rate=self.rate, most=most)
-        if begins is not None:
-            hide = whole_words(rate=self.rate, most=most, begins=begins)
+        hide = self._hiding(rate=self.rate, most=most, **({} if begins is None else {"begins": begins}))
         masking = Denoise(hide=hide, show=masked(mask=self.mask, random=self.random), ask=hidden_in_place)
         hidden, shown, answers = masking(text, special, rng)
         documents, positions = documents_of(row.documents, sequence)

@@ -157,7 +157,7 @@ def _apart_and_packed(
         documents = [torch.randint(1, VOCABULARY, (n,), generator=generator) for n in sizes]
         columns = {
             f"{prefix}tokens": documents,
-            f"{prefix}documents": [torch.ones(n, dtype=torch.long) for n in sizes],
+            f"{prefix}document_ids": [torch.ones(n, dtype=torch.long) for n in sizes],
             f"{prefix}positions": [torch.arange(n) for n in sizes],
         }
         if family == "bert":

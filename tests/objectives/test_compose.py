@@ -106,7 +106,10 @@ def test_weights_and_shares_change_at_their_steps():
         ({"a": {"task": "spans"}}, r"objective\.a\.task \(spans\) is no task"),
         ({"masked-lm": {"rat": 0.2}}, r"objective\.masked-lm: unknown option rat; did you mean rate\?"),
         ({"masked-lm": {"rate": 2}}, r"objective\.masked-lm\.rate \(2\): input should be less than 1"),
-        ({"masked-lm": {"hide": "letters"}}, r"objective\.masked-lm\.hide \(letters\): .*'tokens' or 'whole-words'"),
+        (
+            {"masked-lm": {"hide": "letters"}},
+            r"objective\.masked-lm: hide \(letters\) is not known; there are tokens, whole-words",
+        ),
         ({"masked-lm": {"mask": 0.9, "random": 0.3}}, r"objective\.masked-lm: mask \(0\.9\) and random \(0\.3\)"),
         ({"masked-lm": 3}, r"objective\.masked-lm must be a mapping of options"),
         ({"next-sentence": {}}, r"next-sentence is asked about a text that a task makes"),

@@ -1,0 +1,59 @@
+"""A run whose objective is composed: tasks that change their shares, a question, a weight that changes."""
+
+import math
+
+import pytest
+
+from megaptm.inference import evaluate as evaluation
+from megaptm.inference.loaded_model import open_run
+from megaptm.track import read_metrics
+from tests.drills.program import arguments, finish, losses, resumed_at
+
+OBJECTIVE = (
+    "objective={few: {task: masked-lm, share: {0: 1.0, 3: 0.5}, weight: {0: 1.0, 5: 0.5}}, "
+    "many: {task: masked-lm, rate: 0.3, share: {0: 0.0, 3: 0.5}, weight: {0: 1.0, 5: 0.5}}, "
+    "sentence-order: {weight: 2}}"
+)
+
+
+@pytest.fixture(scope="module")
+def train(real_corpus, tmp_path_factory):
+    place = tmp_path_factory.mktemp("composed")
+
+    def train(name, *more, code=0):
+        words = arguments("bert", place / name, real_corpus("wordpiece"), OBJECTIVE, "train.steps=8", *more)
+        done = finish("train", *words)
+        assert done.returncode == code, done.stderr
+        return place / name
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def whole(train):
+    return train("whole")
+
+
+def test_the_sum_has_the_weights_of_its_step(whole):
+    records = [record for record in read_metrics(whole) if "loss/mlm" in record]
+    assert [record["step"] for record in records] == [*range(1, 9)]
+    for record in records:
+        weight = 1.0 if record["step"] <= 5 else 0.5
+        assert record["loss"] == pytest.approx(weight * record["loss/mlm"] + 2 * record["loss/sentence-order"])
+
+
+def test_stopped_in_its_midst_it_goes_on_with_the_same_samples_on_another_layout(train, whole):
+    train("moved", "train.stop_at=4", code=75)
+    moved = train("moved", "layout.tensor=2")
+    assert resumed_at(moved) == [4]
+    assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
+
+
+def test_it_is_evaluated_and_its_head_is_counted(whole, monkeypatch):
+    monkeypatch.setattr(evaluation, "COUNTED_ROWS", 20)
+    found = evaluation.evaluate(open_run(whole), rows=8)
+    assert {*found.losses} == {"mlm", "sentence-order"}
+    assert found.losses["sentence-order"].uniform == pytest.approx(math.log(2))
+    assert found.total("model") == pytest.approx(
+        0.5 * found.losses["mlm"].model + 2 * found.losses["sentence-order"].model
+    )
