@@ -41,9 +41,11 @@ class Block:
     """How places are known: `learned` (a table at the input), `t5-bias` or `t5-bias-causal` (a learned bias on the
     scores by distance, shared by the stack; to both sides, or back only), `none`."""
     norm: str = "layer"
-    """`layer` (LayerNorm) or `rms` (root mean square, no shift)."""
+    """`layer` (LayerNorm), `layer-no-shift` (with a scale only), `layer-fixed` (with neither), or `rms` (root mean
+    square, a scale only)."""
     norm_place: str = "pre"
-    """`pre` (before each sub-layer, and once at the end) or `post` (after each residual sum)."""
+    """`pre` (before each sub-layer, and once at the end), `post` (after each residual sum), or `parallel` (one before
+    all sub-layers of a layer, whose outputs are summed; and once at the end)."""
     norm_eps: float = 1e-5
     ffn: str | tuple[str, ...] = "gelu"
     """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`."""

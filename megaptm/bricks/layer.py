@@ -9,6 +9,9 @@ from functools import lru_cache
 from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
 
+NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
+"""Words of `Block.norm` -> parameters for each feature."""
+
 
 @dataclass(frozen=True)
 class SubLayer:
@@ -21,6 +24,8 @@ class SubLayer:
     brick: Brick
     norm: int
     """Parameters of its norm."""
+    has_norm: bool = True
+    """Whether it has one of its own."""
 
     @property
     def divided(self) -> int:
@@ -40,7 +45,9 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
     made = []
     for slot, word in slots.items():
         assert isinstance(word, str), "ask for the block `at` a layer"
-        made.append(SubLayer(slot, word, brick_of(slot, word, block, size, memory), norm_parameters(block, size.width)))
+        has_norm = block.norm_place != "parallel" or slot == "attention"
+        norm = norm_parameters(block, size.width) if has_norm else 0
+        made.append(SubLayer(slot, word, brick_of(slot, word, block, size, memory), norm, has_norm))
     return tuple(made)
 
 
@@ -75,12 +82,12 @@ def held(block: Block, size: Size, layers: range, memory: int | None = None) -> 
 
 def norm_parameters(block: Block, width: int) -> int:
     """Of one norm over `width` features."""
-    return width * (2 if block.norm == "layer" else 1)
+    return width * NORMS.get(block.norm, 0)  # an unknown word is told when the model is built
 
 
 def final_norm(block: Block, size: Size) -> int:
     """Parameters of the norm that closes a stack, where it has one."""
-    return norm_parameters(block, size.width) if block.norm_place == "pre" else 0
+    return norm_parameters(block, size.width) if block.norm_place != "post" else 0
 
 
 def embedding_tables(spec: ModelSpec) -> int:

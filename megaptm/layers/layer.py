@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from megaptm.bricks import BRICKS, sublayers
+from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
@@ -31,8 +32,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "visibility": ("full", "causal", "ordered"),
     "attention": (*BRICKS["attention"],),
     "position": ("none", "learned", *SCORE_BIASES),
-    "norm": ("layer", "rms"),
-    "norm_place": ("pre", "post"),
+    "norm": (*NORMS,),
+    "norm_place": ("pre", "post", "parallel"),
     "ffn": (*BRICKS["ffn"],),
     "scale": ("sqrt", "none"),
 }
@@ -60,6 +61,7 @@ class Layer(nn.Module):
     cross_norm: Norm
     cross: CrossAttention
     ffn_norm: Norm
+    """Of these norms the first alone where the sub-layers are parallel."""
     ffn: FeedForward
 
     def __init__(
@@ -72,9 +74,10 @@ class Layer(nn.Module):
         shared: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.post = block.norm_place == "post"
+        self.place = block.norm_place
         for sub in sublayers(block, size, memory):
-            self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
+            if sub.has_norm:
+                self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
             self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=dropout))
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
@@ -88,13 +91,19 @@ class Layer(nn.Module):
         memory_mask: Tensor | None = None,
     ) -> Tensor:
         """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered."""
+        if self.place == "parallel":
+            normed = self.attention_norm(x)
+            x = x + self.dropout(self.attention(normed, mask))
+            if memory is not None:
+                x = x + self.dropout(self.cross(normed, memory, memory_mask))
+            return x + self.dropout(self.ffn(normed))
         x = self._sublayer(self.attention_norm, self.attention, x, mask)
         if memory is not None:
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
 
     def _sublayer(self, norm: nn.Module, brick: nn.Module, x: Tensor, *others: Tensor | None) -> Tensor:
-        if self.post:
+        if self.place == "post":
             return norm(x + self.dropout(brick(x, *others)))
         return x + self.dropout(brick(norm(x), *others))
 
@@ -125,7 +134,7 @@ class Stack(nn.ModuleDict):
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))
             self[str(number)] = Layer(block.at(number), size, dropout=dropout, memory=memory, shared=theirs)
-        if block.norm_place == "pre" and size.layers - 1 in layers:
+        if block.norm_place != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width,
                 kind=block.norm,
@@ -141,7 +150,10 @@ class Stack(nn.ModuleDict):
         for number in sorted({block.owner(layer, size.layers) for layer in layers}):
             layer = Layer(block.at(number), size, dropout=dropout, memory=memory)
             children = {
-                f"{name}{suffix}": getattr(layer, f"{name}{suffix}") for name in block.share for suffix in ("", "_norm")
+                f"{name}{suffix}": getattr(layer, f"{name}{suffix}")
+                for name in block.share
+                for suffix in ("", "_norm")
+                if hasattr(layer, f"{name}{suffix}")
             }
             register[str(number)] = nn.ModuleDict(children)
             found[number] = children

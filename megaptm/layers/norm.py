@@ -12,18 +12,20 @@ from megaptm.layers.split import Dropout
 
 
 class Norm(nn.Module):
-    """[..., D] -> [..., D]: `layer` (mean and variance, scale and shift) or `rms` (root mean square, scale only)."""
+    """[..., D] -> [..., D]: `layer` (mean and variance, scale and shift; `layer-no-shift`: scale only; `layer-fixed`:
+    neither) or `rms` (root mean square, scale only)."""
 
     def __init__(self, width: int, *, kind: str, eps: float) -> None:
         super().__init__()
         self.kind, self.eps = kind, eps
-        self.weight = nn.Parameter(torch.empty(width))
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(width)) if kind != "layer-fixed" else None
         self.bias = nn.Parameter(torch.empty(width)) if kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "rms":
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+            return F.rms_norm(x, (self.width,), self.weight, self.eps)
+        return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
 class FinalNorm(Norm):

@@ -48,6 +48,10 @@ VARIANTS = {
     "a shallower and narrower decoder": Variant(
         "t5", T5, {"stacks": {"decoder": Size(layers=2, width=16, heads=2, ffn=96)}, "layers": 2}
     ),
+    "one norm before parallel sub-layers": Variant("gpt2", gpt(norm_place="parallel"), {}),
+    "parallel sub-layers that layers share": Variant("gpt2", gpt(norm_place="parallel", share=BOTH), {}),
+    "norms without a shift": Variant("gpt2", gpt(norm="layer-no-shift"), {}),
+    "norms without parameters": Variant("bert", bert(norm="layer-fixed"), {}),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }
 
