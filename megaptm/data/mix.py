@@ -244,8 +244,8 @@ def _order(
 ) -> Order:
     if task.unit == "pair":
         return PairOrder(corpus, split, length=task.raw_length(sequence), **options)
-    words = "words" in task.annotations
-    return StreamOrder(corpus, split, cut=task.cut(sequence, document_mask), words=words, **options)
+    cut = task.cut(sequence, document_mask)
+    return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
 
 
 def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:

@@ -196,14 +196,16 @@ class StreamOrder(Order):
     """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
     dropped."""
 
-    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, words: bool = False, **options: Any):
-        """With `words`, each part says where the words begin that begin in it."""
+    def __init__(
+        self, corpus: Corpus, split: str, *, cut: RowWindow, annotations: tuple[str, ...] = (), **options: Any
+    ):
+        """Each slice comes with what is known of places in it, of these kinds."""
         self.cut = cut
-        self.words = words
-        if words and "words" not in corpus.manifest.fields:
+        self.annotations = annotations
+        if missing := [name for name in annotations if name not in corpus.manifest.fields]:
             raise UserError(
-                f"{corpus.name} was built without the places of words, which hiding whole words needs: build it "
-                "with annotate.words=true, or use objective masked-lm."
+                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: build it with "
+                f"annotate.{missing[0]}=true, or use another objective."
             )
         super().__init__(corpus, split, **options)
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
@@ -235,8 +237,8 @@ class StreamOrder(Order):
             shard = self.shards.get(int(window.shard[number]))
             document = int(window.document[number])
             tokens = shard.tokens(document, begin, finish)
-            words = shard.words(document, begin, finish) if self.words else None
-            yield DocumentSlice(tokens, slots=end - start - (finish - begin), words=words)
+            known = {name: shard.places(name, document, begin, finish) for name in self.annotations}
+            yield DocumentSlice(tokens, slots=end - start - (finish - begin), annotations=known)
             start, number = end, number + 1
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:

@@ -161,13 +161,23 @@ class Shard:
         starts = self.annotation("sentences", document)
         return starts if len(starts) else np.zeros(1, dtype="<i4")
 
-    def words(self, document: int, start: int, stop: int) -> np.ndarray:
-        """int32 [words]: the words of a document that begin in [start, stop), counted from `start`."""
-        words = self.annotation("words", document)
-        first, last = np.searchsorted(words, (start, stop))
-        found = words[first:last] - start
-        if len(found) and (found[-1] >= stop - start or (np.diff(found) <= 0).any()):
-            raise self._damaged("words")
+    def places(self, name: str, document: int, start: int, stop: int) -> np.ndarray:
+        """The rows of an annotation within [start, stop) of a document, counted from `start`; see `DocumentSlice`."""
+        rows = self.annotation(name, document)
+        begins = rows if rows.ndim == 1 else rows[:, 0]
+        first, last = np.searchsorted(begins, (start, stop))
+        if name == "turns" and first and (first == last or begins[first] > start):
+            first -= 1  # the turn that goes on here
+        found = rows[first:last].copy()
+        if name == "tags":
+            found = found[found[:, 1] <= stop]
+            found[:, 1] -= start
+        at = found if rows.ndim == 1 else found[:, 0]
+        at -= start
+        if name == "turns":
+            np.maximum(at, 0, out=at)
+        if len(at) and (at[0] < 0 or at[-1] >= stop - start or (np.diff(at) <= 0).any()):
+            raise self._damaged(name)
         return found
 
     def _damaged(self, what: str) -> UserError:

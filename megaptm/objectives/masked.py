@@ -170,9 +170,8 @@ def laid_out(
 
 def _begins(part: DocumentSlice) -> np.ndarray:
     """int64 [tokens]: 1 where a word begins; a word that the row cut in two is a word by itself."""
-    assert part.words is not None
     begins = np.zeros(len(part.tokens), dtype=np.int64)
-    begins[part.words] = 1
+    begins[part.annotations["words"]] = 1
     begins[:1] = 1
     return begins
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -48,8 +48,11 @@ class DocumentSlice:
 
     tokens: np.ndarray
     slots: int
-    words: np.ndarray | None = None
-    """int [words]: the first token of each word that begins here, for objectives that ask for words."""
+    annotations: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What is known of places here, of the kinds that the objective asks for; places count from the first token.
+    `words` and `sentences`, int32 [n]: the first token of each that begins here. `tags`, int32 [n, 3]: first token, the
+    one after the last, label, of those that lie here whole. `turns`, int32 [n, 2]: first token, role; the first row is
+    the turn that goes on here."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Objective(ABC):
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     annotations: tuple[str, ...] = ()
-    """What parts come with: `words`. The corpus must have it."""
+    """What slices come with: `words`, `sentences`, `tags`, `turns`. The corpus must have it."""
 
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""
@@ -118,10 +121,10 @@ class Objective(ABC):
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
-        for field in self.needs:
-            if getattr(special, field) is None:
+        for role in self.needs:
+            if getattr(special, role) is None:
                 raise UserError(
-                    f"objective {self.name} needs a tokenizer with a `{field}` token: build the corpus with "
+                    f"objective {self.name} needs a tokenizer with a `{role}` token: build the corpus with "
                     f"tokenizer.kind={kind}, or take another objective."
                 )
         if (raw := self.raw_length(sequence)) < 3:

@@ -17,9 +17,8 @@ MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
 
 
 def with_words(part: DocumentSlice) -> DocumentSlice:
-    return DocumentSlice(
-        part.tokens, part.slots, words=word_starts(part.tokens) if len(part.tokens) else np.zeros(0, dtype=int)
-    )
+    words = word_starts(part.tokens) if len(part.tokens) else np.zeros(0, dtype=int)
+    return DocumentSlice(part.tokens, part.slots, annotations={"words": words})
 
 
 def unmasked(sample):
