@@ -9,6 +9,7 @@ import click
 
 from megaptm import __version__
 from megaptm.commands.check import check
+from megaptm.commands.config import config
 from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
@@ -84,7 +85,10 @@ def run() -> NoReturn:
     end_now(code)
 
 
-for command in (families, corpus, tokenizer, plan, check, train, launch, report, evaluate, generate, export, imports):
+for command in (
+    *(families, config, corpus, tokenizer, plan, check, train, launch),
+    *(report, evaluate, generate, export, imports),
+):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices
+from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices, read_model
 from megaptm.config.schema import (
     CheckpointConfig,
     CommunicationConfig,
@@ -13,6 +13,7 @@ from megaptm.config.schema import (
     TrainConfig,
     resolve_model,
 )
+from megaptm.config.yamls import override_of
 
 __all__ = [
     "CheckpointConfig",
@@ -30,5 +31,7 @@ __all__ = [
     "dump",
     "load",
     "offered_devices",
+    "override_of",
+    "read_model",
     "resolve_model",
 ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
-from megaptm.config.schema import Config, resolve_model
+from megaptm.config.schema import Config, ModelConfig, model_spec, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import objective_of
 from megaptm.objectives.compose import TASKS, kinds
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
@@ -29,11 +30,34 @@ def broken(config: Config) -> Iterator[str]:
         yield from rules(config)
 
 
+def broken_model(model: ModelConfig) -> Iterator[str]:
+    """Every broken rule of a model alone."""
+    unknown = list(_family_and_size(model))
+    yield from unknown or _shape(model)
+
+
 def _names(config: Config) -> Iterator[str]:
-    model = config.model
+    yield from _family_and_size(config.model)
+    with contextlib.suppress(UserError):  # told above
+        if (family := find_family(config.model.family)) is not None:
+            yield from _objective(config, family)
+
+
+def _objective(config: Config, family: Family) -> Iterator[str]:
+    try:
+        tasks = kinds(config.task)
+    except UserError as error:
+        yield str(error)
+        return
+    known = {kind for name in family.objectives for kind in kinds(objective_of(name))}
+    if any(kind in TASKS.values() and kind not in known for kind in tasks):
+        name = config.objective if isinstance(config.objective, str) else config.task.name
+        yield f"objective ({name}) does not fit {family.name}{_nearest(name, family.objectives)}"
+
+
+def _family_and_size(model: ModelConfig) -> Iterator[str]:
     try:
         family = find_family(model.family)
-        tasks = kinds(config.task) if family is not None else set()
     except UserError as error:
         yield str(error)
         return
@@ -46,27 +70,28 @@ def _names(config: Config) -> Iterator[str]:
         yield f"model.size ({model.size}) is not a size of {family.name}{_nearest(model.size, sizes)}"
     elif model.size == "custom" and missing:
         yield f"model.size custom needs model.{missing[0]}."
-    known = {kind for name in family.objectives for kind in kinds(objective_of(name))}
-    if any(kind in TASKS.values() and kind not in known for kind in tasks):
-        name = config.objective if isinstance(config.objective, str) else config.task.name
-        yield f"objective ({name}) does not fit {family.name}{_nearest(name, family.objectives)}"
 
 
 def _model(config: Config) -> Iterator[str]:
+    yield from _shape(config.model)
     spec = resolve_model(config)
-    if unknown := [name for name in config.model.stacks if name not in spec.family.stacks]:
+    if spec.longest is not None and config.data.sequence > spec.longest:
+        yield (
+            f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
+            f"{_title(config.model)} (model.context)."
+        )
+
+
+def _shape(model: ModelConfig) -> Iterator[str]:
+    spec = model_spec(model)
+    if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not{_nearest(unknown[0], spec.family.stacks)}"
     for size, key in _sizes(spec):
         if size.head_width is None and size.width % size.heads:
             yield (
-                f"{key}.heads ({size.heads}) must divide the width {size.width} of {_title(config)}; "
+                f"{key}.heads ({size.heads}) must divide the width {size.width} of {_title(model)}; "
                 f"change it or give {key}.head_width."
             )
-    if spec.longest is not None and config.data.sequence > spec.longest:
-        yield (
-            f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
-            f"{_title(config)} (model.context)."
-        )
 
 
 def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
@@ -76,7 +101,7 @@ def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
 
 
 def _layout(config: Config) -> Iterator[str]:
-    layout, spec, title = config.layout, resolve_model(config), _title(config)
+    layout, spec, title = config.layout, resolve_model(config), _title(config.model)
     tensor, sizes = config.layout.tensor, [size for size, _ in _sizes(spec)]
     for number, what in (
         *((size.heads, "attention heads") for size in sizes),
@@ -176,8 +201,8 @@ def _schedule(config: Config) -> Iterator[str]:
         )
 
 
-def _title(config: Config) -> str:
-    return f"{config.model.family}/{config.model.size}"
+def _title(model: ModelConfig) -> str:
+    return f"{model.family}/{model.size}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

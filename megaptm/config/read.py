@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
@@ -12,19 +12,22 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from megaptm.config.check import broken
+from megaptm.config.check import broken, broken_model
 from megaptm.config.device_layouts import choose, misfit, spread
 from megaptm.config.errors import sentences
-from megaptm.config.schema import Config, resolved
+from megaptm.config.schema import Config, ModelConfig, Section, model_spec, resolved
 from megaptm.config.shipped import find_config
-from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_override
+from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
 
 MOST_TOLD = 20
 """Mistakes that are told of one config."""
 # Replaced as a whole, never merged: a config that names its corpora or tasks does not want its parent's as well, and
 # layouts are those of one model.
 WHOLE = frozenset({"data.mix", "layouts", "objective"})
+GIVEN = "the given config"
+"""Where a config of Python's stands, for the errors."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,15 @@ class Written:
         found = find_config(Path(path))
         typed = tuple(read_override(text) for text in overrides)
         return cls(found, (*((layer,) for layer in _extended(found, ())), typed))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Written:
+        """The same of a mapping in the place of a file; `extends` is a path from here, or a shipped config's name."""
+        layer = read_mapping(values, GIVEN)
+        parent = _parent(layer, GIVEN)
+        above = [] if parent is None else _extended(find_config(Path(parent)), ())
+        typed = tuple(read_override(text) for text in overrides)
+        return cls(Path(GIVEN), (*((one,) for one in (*above, layer)), typed))
 
     def plus(self, override: str) -> Written:
         """The same, with one override more."""
@@ -112,6 +124,21 @@ def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     return Written.read(path, overrides).draft()
 
 
+class _ModelOnly(Section):
+    model: ModelConfig
+
+
+def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
+    """The model that the keys of a config's section `model` name, checked; `where` begins what is said of a mistake."""
+    try:
+        model = _ModelOnly.model_validate({"model": read_mapping(values, where).values}).model
+    except ValidationError as error:
+        raise _complaint(sentences(error, origins={}, source=where)) from None
+    if mistakes := [*broken_model(model)]:
+        raise _complaint(mistakes)
+    return model_spec(model)
+
+
 def _complaint(mistakes: Sequence[str]) -> UserError:
     """One mistake as it is, several below each other: who corrects one wants to know of the next."""
     if len(mistakes) == 1:
@@ -151,12 +178,18 @@ def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
         circle = " -> ".join(str(step) for step in (*above, here))
         raise UserError(f"{path} extends itself: {circle}; remove one `extends`.")
     layer = read_file(path)
+    parent = _parent(layer, str(path))
+    return [layer] if parent is None else [*_extended(path.parent / parent, (*above, here)), layer]
+
+
+def _parent(layer: ConfigLayer, where: str) -> str | None:
+    """What a layer extends, which is taken out of it."""
     if "extends" not in layer.values:
-        return [layer]
+        return None
     parent = layer.values.pop("extends")
     if not isinstance(parent, str):
-        raise UserError(f"{layer.origins['extends']}: extends takes one path, not {parent!r}.")
-    return [*_extended(path.parent / parent, (*above, here)), layer]
+        raise UserError(f"{layer.origins.get('extends', where)}: extends takes one path, not {parent!r}.")
+    return parent
 
 
 def _merged(base: Any, change: Any, above: tuple[str, ...] = ()) -> Any:

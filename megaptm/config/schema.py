@@ -6,6 +6,7 @@ The defaults here add nothing: no decay, no clipping, no warm-up, one process. T
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
@@ -299,11 +300,15 @@ def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
 
 def resolve_model(config: Config) -> ModelSpec:
     """The model a config names, with what it changes; `check` has already refused what cannot be."""
-    model = config.model
+    return model_spec(config.model, config.task.losses)
+
+
+def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
+    """The same of the section alone, with a head for each of these losses."""
     family = find_family(model.family)
     assert family is not None
     # What the objective asks is answered by a head, whether or not the paper has it.
-    if more := [loss for loss in config.task.losses if loss not in family.heads]:
+    if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
     table = family.sizes.get(model.size)
     shape = _numbers(model, table)

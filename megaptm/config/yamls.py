@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +100,24 @@ def read_file(path: Path) -> ConfigLayer:
     if not isinstance(values, dict):
         raise UserError(f"{path}: a config is a mapping of sections, not {type(values).__name__}.")
     return ConfigLayer(values, {key: f"{path}:{line}" for key, line in lines.items()})
+
+
+def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
+    """A mapping of Python's, as if it had been read from a file; `where` begins what is said of a mistake."""
+    parsed, lines = _parse(_as_yaml(values, where), where=where)
+    return ConfigLayer(parsed, dict.fromkeys(lines, where))
+
+
+def override_of(key: str, value: Any) -> str:
+    """`a.b=value` as one would type it."""
+    return f"{key}={_as_yaml(value, key)}"
+
+
+def _as_yaml(value: Any, where: str) -> str:
+    try:
+        return json.dumps(value, default=os.fspath, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {in_brief(error)}: give what YAML can hold.") from None
 
 
 def read_override(text: str) -> ConfigLayer:

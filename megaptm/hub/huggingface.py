@@ -55,6 +55,11 @@ class ImportedModel:
     absent: dict[str, tuple[int, ...]]
     """Shapes of the heads' parameters that the model came without."""
 
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        """Modules of those heads, which begin as a new model's do."""
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.absent))
+
 
 def to_hugging_face(
     spec: ModelSpec,

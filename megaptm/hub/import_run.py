@@ -13,7 +13,7 @@ from torch import Tensor
 from megaptm import __version__
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import Piece
-from megaptm.config import Config, dump, load, resolve_model
+from megaptm.config import Config, Written, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.download import model_folder
@@ -53,6 +53,20 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
         raise UserError(f"{run} is already there and not empty; import to a new folder.")
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
         raise UserError(f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set.")
+    model, tokenizer = read_model(source)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(run) as unfinished:
+        unfinished.mkdir()
+        config = _write_config(model.spec, source, unfinished, run, overrides)
+        tokenizer.save(unfinished / "tokenizer")
+        _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
+        with Events(unfinished) as events:
+            events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=model.fresh))
+    return Import(config, model.fresh)
+
+
+def read_model(source: str) -> tuple[ImportedModel, Tokenizer]:
+    """The model in a folder or on the hub, and its tokenizer, which must fit."""
     folder = model_folder(source)
     model = from_hugging_face(folder)
     tokenizer = read_tokenizer(folder)
@@ -60,19 +74,10 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
         raise UserError(
             f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {model.spec.vocabulary:,}."
         )
-    run.parent.mkdir(parents=True, exist_ok=True)
-    with AtomicFile(run) as unfinished:
-        unfinished.mkdir()
-        config = _write_config(model.spec, source, unfinished, run, overrides)
-        tokenizer.save(unfinished / "tokenizer")
-        _save(config, _complete(model, seed=config.train.seed), unfinished, tokenizer)
-        fresh = tuple(dict.fromkeys(name.rpartition(".")[0] for name in model.absent))
-        with Events(unfinished) as events:
-            events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=fresh))
-    return Import(config, fresh)
+    return model, tokenizer
 
 
-def _complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
+def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
     """All parameters; those that are absent begin as in a new run of this seed."""
     spec = model.spec
     return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
@@ -86,15 +91,24 @@ def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrid
             raise UserError(
                 f"{source}: its norms add {theirs}, those of {spec.name} {ours}; it cannot be trained here."
             )
+    path = folder / CONFIG
+    path.write_text(yaml.safe_dump(_first_values(spec, run)))
+    config = settle(load(path, overrides))
+    path.write_text(dump(config), encoding="utf-8")
+    return config
+
+
+def first_config(spec: ModelSpec, run: Path) -> Config:
+    """What a run in the folder `run` would begin with from a model, if nothing were said of it."""
+    return settle(Written.of(_first_values(spec, run)).load())
+
+
+def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     shape = {name: getattr(spec.size, name) for name in ("layers", "width", "heads", "ffn")}
     model = {"family": spec.name, "size": _size_name(spec), **shape, "head_width": spec.size.key_width}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
-    path = folder / CONFIG
-    path.write_text(yaml.safe_dump({"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}))
-    config = settle(load(path, overrides))
-    path.write_text(dump(config), encoding="utf-8")
-    return config
+    return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 
 
 def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer) -> None:

@@ -100,6 +100,8 @@ def evaluate(
             "build the corpus from more text, or with a larger validation=SHARE."
         )
     names = config.task.losses
+    if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
+        raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else 2 for name in names}
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
@@ -124,7 +126,7 @@ def evaluate(
     }
     every_token = config.task.every_token
     return Evaluation(
-        run=str(loaded.checkpoint.run),
+        run=str(loaded.folder),
         step=loaded.step,
         objective=config.task.name,
         weights=dict(config.task.weights(loaded.step)),
@@ -191,7 +193,7 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str) -> Mix:
     if mix.fingerprint != loaded.tokenizer.fingerprint:
         raise UserError(
             f"{next(iter(corpora))} was built with another tokenizer than the run's: build it with "
-            f"tokenizer={loaded.checkpoint.tokenizer}."
+            f"tokenizer={loaded.tokenizer_folder}."
         )
     return mix
 

@@ -18,6 +18,9 @@ from megaptm.layers.attention import Attend
 from megaptm.layers.layer import Layer, Stack
 from megaptm.tokenizers import Tokenizer
 
+ASKED = {("decoder",): "generate", ("encoder", "decoder"): "fill", ("encoder",): "guess"}
+"""Stacks -> what such a model can be asked for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -61,7 +64,7 @@ class Draw:
 
 def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
     """A decoder's continuation, piece by piece, until a document's end or so many tokens."""
-    _require(loaded, "decoder")
+    _require(loaded, "generate")
     ids = loaded.tokenizer.encode(prompt).tolist()
     if not ids:
         raise UserError("the prompt is empty: a model continues text, so give it at least a word.")
@@ -146,7 +149,7 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
     """The prompt with an encoder-decoder's words in the place of its holes `<extra_id_0>`, `<extra_id_1>` ..."""
-    _require(loaded, "encoder", "decoder")
+    _require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     ids = _encode(tokenizer, prompt, special.sentinels)
     holes = [id_ for id_ in ids if id_ in special.sentinels]
@@ -200,10 +203,10 @@ class Guess:
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
     """For each mask in the prompt, an encoder's likeliest tokens."""
-    _require(loaded, "encoder")
+    _require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None or special.cls is None or special.sep is None:
-        raise UserError(f"{loaded.checkpoint.tokenizer} has no mask, cls or sep token, so there is nothing to guess.")
+        raise UserError(f"{loaded.tokenizer_folder} has no mask, cls or sep token, so there is nothing to guess.")
     mask = _name(tokenizer, special.mask)
     ids = [special.cls, *_encode(tokenizer, prompt, (special.mask,)), special.sep]
     if special.mask not in ids:
@@ -234,5 +237,9 @@ def _name(tokenizer: Tokenizer, id_: int) -> str:
     return f"({id_})" if name is None else name  # a gap in the numbering
 
 
-def _require(loaded: LoadedModel, *stacks: str) -> None:
-    assert (*loaded.spec.family.stacks,) == stacks, f"{loaded.spec.name} has {[*loaded.spec.family.stacks]}"
+def _require(loaded: LoadedModel, asked: str) -> None:
+    stacks = (*loaded.spec.family.stacks,)
+    if ASKED.get(stacks) != asked:
+        raise UserError(
+            f"{loaded.spec.name} is {' and '.join(stacks)}, which cannot {asked}: let it {ASKED.get(stacks, 'encode')}."
+        )

@@ -1,61 +1,172 @@
-"""A run's model, whole and on one device: for whoever uses it without training it. No processes, no megatron-core."""
+"""A model that has learned, whole and on one device: for whoever uses it without training it. No processes, no
+megatron-core."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from megaptm.config import Config
 from megaptm.errors import UserError
+from megaptm.hub.folder import CONFIG as EXPORTED
 from megaptm.models import Model, build_model
-from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
+from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
+
+if TYPE_CHECKING:
+    from megaptm.inference.evaluate import Evaluation
+    from megaptm.inference.generate import Guess
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that has learned, with what it reads and writes by."""
+    """A model that has learned, with what it reads and writes by. `megaptm.load` opens one."""
 
-    checkpoint: RunCheckpoint
+    folder: Path
+    """Of the run, or the exported model."""
+    config: Config
+    """That of the run; of an exported model, the one that importing it would begin a run with."""
+    step: int
+    """Of the run; 0 of an exported model."""
     model: Model
     """In evaluation mode, without gradients."""
     tokenizer: Tokenizer
-
-    @property
-    def config(self) -> Config:
-        return self.checkpoint.config
+    tokenizer_folder: Path
+    fresh: tuple[str, ...] = ()
+    """Heads that an exported model came without: they have learned nothing."""
 
     @property
     def spec(self) -> ModelSpec:
-        return self.checkpoint.spec
-
-    @property
-    def step(self) -> int:
-        return self.checkpoint.step
+        return self.model.spec
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def generate(
+        self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0
+    ) -> str:
+        """How a decoder (GPT) goes on after a prompt, until a document's end or for so many tokens.
 
-def open_run(run: str | Path, *, step: int | None = None) -> LoadedModel:
-    """The model as saved at `step` (absent: last), in float32, on the GPU if there is one."""
+        `temperature` 0 takes the likeliest token each time; else one is drawn from the `top_k` likeliest (0: all).
+        """
+        from megaptm.inference.generate import Sampling, continue_text
+
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
+        return "".join(continue_text(self, prompt, tokens=tokens, sampling=sampling))
+
+    def fill(self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0) -> str:
+        """A prompt with an encoder-decoder's (T5) words in the place of its holes `<extra_id_0>`, `<extra_id_1>` ..."""
+        from megaptm.inference.generate import Sampling, fill_holes
+
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
+        return fill_holes(self, prompt, tokens=tokens, sampling=sampling)
+
+    def guess(self, prompt: str, *, guesses: int = 5) -> list[list[Guess]]:
+        """For each `[MASK]` in a prompt, an encoder's (BERT) likeliest tokens with their chances, likeliest first."""
+        from megaptm.inference.generate import guess_masks
+
+        return guess_masks(self, prompt, guesses=guesses)
+
+    def encode(self, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
+        """A vector of each text, float32 [texts, width] on the CPU, from the last layer of an encoder, or a decoder.
+
+        `pool`: the `mean` over a text's tokens, its `first` or its `last`; or `none`: [texts, tokens, width], with
+        zeros behind shorter texts. Special tokens stand where training had them. `batch` texts are read at once.
+        """
+        from megaptm.inference.encode import encode
+
+        return encode(self, texts, pool=pool, batch=batch)
+
+    def evaluate(
+        self,
+        corpora: str | Path | Mapping[str, float] | None = None,
+        *,
+        rows: int | None = None,
+        sequence: int | None = None,
+    ) -> Evaluation:
+        """How well it predicts the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
+
+        Rows are of `sequence` tokens; absent: as in training, and of an exported model 512, or its context. Unlike
+        `megaptm evaluate` it writes nothing to the run's folder.
+        """
+        from megaptm.inference.evaluate import evaluate
+
+        if corpora is not None and not isinstance(corpora, Mapping):
+            corpora = {str(corpora): 1.0}
+        data = self.config.data
+        rows_of = data if sequence is None else data.model_copy(update={"sequence": sequence})
+        asked = replace(self, config=self.config.model_copy(update={"data": rows_of}))
+        return evaluate(asked, corpora=None if corpora is None else dict(corpora), rows=rows)
+
+
+def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
+    """The model in the folder of a run, or in one of Hugging Face's format, as `megaptm export hf` writes it."""
+    folder = Path(folder)
+    if (folder / CONFIG).is_file():
+        return open_run(folder, step=step, device=device)
+    if not (folder / EXPORTED).is_file():
+        raise UserError(
+            f"{folder} holds neither the {CONFIG} of a run nor the {EXPORTED} of an exported model: correct the path."
+        )
+    if step is not None:
+        raise UserError(f"step ({step}): {folder} is an exported model, which has no steps; leave it out.")
+    return open_exported(folder, device=device)
+
+
+def open_run(run: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
+    """The model as saved at `step` (absent: last), in float32, on `device` (absent: the GPU if there is one)."""
     checkpoint = open_checkpoint(run, step=step)
+    return LoadedModel(
+        folder=checkpoint.run,
+        config=checkpoint.config,
+        step=checkpoint.step,
+        model=_filled(checkpoint.spec, checkpoint.weights(), device, checkpoint.checkpoint.folder, run),
+        tokenizer=load_tokenizer(checkpoint.tokenizer),
+        tokenizer_folder=checkpoint.tokenizer,
+    )
+
+
+def open_exported(folder: str | Path, *, device: str | torch.device | None = None) -> LoadedModel:
+    """A model of Hugging Face's format, in a folder, in float32."""
+    from megaptm.hub.import_run import complete, first_config, read_model
+
+    folder = Path(folder)
+    imported, tokenizer = read_model(str(folder))
+    config = first_config(imported.spec, folder)
+    return LoadedModel(
+        folder=folder,
+        config=config,
+        step=0,
+        model=_filled(imported.spec, complete(imported, seed=config.train.seed), device, folder, folder),
+        tokenizer=tokenizer,
+        tokenizer_folder=folder,
+        fresh=imported.fresh,
+    )
+
+
+def _filled(
+    spec: ModelSpec, weights: Mapping[str, Tensor], device: str | torch.device | None, where: Path, run: str | Path
+) -> Model:
+    """The model with these weights, which are read from `where`, ready to be asked."""
     with torch.device("meta"):
-        model = build_model(checkpoint.spec)
-    model.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
-    weights = checkpoint.weights()
+        model = build_model(spec)
+    model.to_empty(device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             weight = weights.get(name)
             if weight is None or weight.shape != parameter.shape:
                 raise UserError(
-                    f"{checkpoint.checkpoint.folder} has no {name} of shape {tuple(parameter.shape)}: it is not of the "
-                    f"model in {checkpoint.run / CONFIG}; put back the config that it was made with."
+                    f"{where} has no {name} of shape {tuple(parameter.shape)}: it is not of the model in "
+                    f"{Path(run) / CONFIG}; put back the config that it was made with."
                 )
             parameter.copy_(weight)
-    return LoadedModel(checkpoint, model.eval().requires_grad_(False), load(checkpoint.tokenizer))
+    return model.eval().requires_grad_(False)

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, forwarding, free_port
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
@@ -34,8 +35,8 @@ def launch(
     logs = run / "logs"
     rendezvous = Rendezvous(processes, "127.0.0.1", free_port())
     # On a terminal rank 0 draws a progress bar: it has the terminal itself. A pipe is also logged.
-    out = None if sys.stdout.isatty() else sys.stdout.buffer
-    workers = LocalWorkerGroup(command, logs=logs, out=out, err=sys.stderr.buffer)
+    out = None if sys.stdout.isatty() else _binary(sys.stdout, sys.__stdout__)
+    workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
     watchdog = Watchdog(beats, range(processes), limits=Limits(hang_seconds=hang_seconds, patience=patience)).clear()
     given = {**(environment or {}), VARIABLE: str(watchdog.folder)}
@@ -52,3 +53,8 @@ def launch(
     if not failures(workers.ends):
         workers.release()
     return exit_code(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
+
+
+def _binary(stream: Any, original: Any) -> IO[bytes]:
+    """What takes a stream's bytes; that of the process itself where another, as a notebook's, takes only text."""
+    return stream.buffer if hasattr(stream, "buffer") else original.buffer

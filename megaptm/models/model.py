@@ -88,6 +88,15 @@ class Model(nn.Module):
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         return {name: head.loss(x, batch, self._table) for name, head in asked.items()} or self._logits(x)
 
+    def encode(self, batch: dict[str, Tensor]) -> Tensor:
+        """[B, S, D]: what the last layer of the first stack says of its text; the model is whole."""
+        assert self.embed is not None
+        name = next(iter(self.spec.family.stacks))
+        stack = self.stack(name)
+        assert stack is not None
+        x = stack(self.embed(batch, "", self.scatter_sequence), self_mask(batch, "", stack.block.visibility))
+        return self.gather_sequence(x).transpose(0, 1)
+
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]."""
         return self._logits(self.gather_sequence(self._run(batch, x)))

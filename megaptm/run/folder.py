@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +55,9 @@ WRITTEN = "MEGAPTM_CONFIG"
 """By which a launcher tells its ranks the hash of the config that it wrote."""
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config that a command names: a YAML file, or the folder of a run that was begun."""
-    return settle(_with_vocabulary(_written(path, overrides)).load())
+def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The config that a command names: a YAML file, or the folder of a run that was begun; or what such a file says."""
+    return settle(_with_vocabulary(_written(config, overrides)).load())
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
@@ -69,7 +69,9 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     return found if found.config is None else replace(found, config=settle(found.config))
 
 
-def _written(path: Path, overrides: Sequence[str]) -> Written:
+def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Written:
+    if isinstance(path, Mapping):
+        return Written.of(path, overrides)
     if path.is_dir():
         # A folder may have been moved since; it is the run wherever it lies.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]

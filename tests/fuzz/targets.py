@@ -223,12 +223,13 @@ def spoil_tensors(folder: Path, draw: Random) -> bool:
 
 def read_run(folder: Path) -> Any:
     from megaptm.inference.loaded_model import open_run
+    from megaptm.run.checkpoint import open_checkpoint
     from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
 
     trained = open_run(folder)
     for check, wanted in ((refuse_another, compatibility(trained.spec, "")), (refuse_other_text, {})):
         try:
-            check(trained.checkpoint.checkpoint, wanted)  # type: ignore[operator]
+            check(open_checkpoint(folder).checkpoint, wanted)  # type: ignore[operator]
         except UserError:
             continue
     return float(sum(value.double().nan_to_num(0, 1, -1).sum() for value in trained.model.parameters()))

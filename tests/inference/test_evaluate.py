@@ -57,8 +57,8 @@ def test_the_loss_is_the_mean_over_all_that_is_asked(family, corpora, tmp_path):
     for number in range(mix.fresh_samples):  # one by one, by plain cross-entropy on logits
         row = as_tensors(stacked(mix, [number]))
         logits = model.logits(row)["mlm" if family == "bert" else "lm"][0]
-        if "asked" in row:
-            logits = logits[row["asked"][0]]
+        if "masked_positions" in row:
+            logits = logits[row["masked_positions"][0]]
         nats += float(F.cross_entropy(logits, row["labels"][0], reduction="sum"))
         asked += int((row["labels"] != -100).sum())
     loss = found.losses["mlm" if family == "bert" else "lm"]

@@ -1,0 +1,140 @@
+"""What `import megaptm` offers: what the commands do, for Python. Nothing heavy is imported before it is used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megaptm.errors import EXIT_CONTINUE, UserError
+
+if TYPE_CHECKING:
+    import torch
+    from webdataset import WebDataset
+
+    from megaptm.data.dataset import MixDataset
+    from megaptm.inference.loaded_model import LoadedModel
+    from megaptm.models import Model
+    from megaptm.objectives import Objective
+
+Place = str | os.PathLike[str]
+
+
+def load(folder: Place, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
+    """A trained model, from the folder of a run or of an exported model (`megaptm export hf`): it can generate, fill,
+    guess, encode and evaluate.
+
+    `step` is the checkpoint to take, the newest by default; `device` the GPU, if there is one.
+    """
+    from megaptm.inference.loaded_model import load_model
+
+    return load_model(Path(folder), step=step, device=device)
+
+
+def build_model(
+    family: str, size: str = "custom", *, seed: int = 1234, device: str | torch.device | None = None, **changes: Any
+) -> Model:
+    """A new model, whole, on one device (absent: the CPU), with the initial weights of a run of this seed.
+
+    `family` is one of the catalogue (`megaptm families`) or your own, `package.module:NAME`; `changes` are further keys
+    of a config's section `model`: `layers`, `width`, `heads`, `ffn`, `vocabulary`, `context`, `dropout` ...
+    """
+    from megaptm.config import read_model
+    from megaptm.models import build_model as build
+    from megaptm.models import fill
+
+    model = build(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
+    fill(model, seed)
+    return model.to(device)
+
+
+def open_dataset(
+    corpora: Place | Mapping[Any, float],
+    *,
+    objective: str | Mapping[str, Any] | Objective,
+    sequence: int,
+    split: str = "train",
+    epochs: int = 1,
+    seed: int = 1234,
+    document_mask: bool = True,
+    cache: Place | None = None,
+) -> MixDataset:
+    """Corpora as a map-style PyTorch data set: the samples that a run reads, in its order.
+
+    `corpora` is a folder or a URL, or a mapping of several to their weights; `objective` is
+    what a config may say, or an `Objective`. `cache` is the folder that keeps shards of corpora at URLs.
+    """
+    from megaptm.data import open_mix
+    from megaptm.data.dataset import MixDataset
+    from megaptm.data.shards import Corpus
+    from megaptm.run.corpora import tokenizer_of
+    from megaptm.storage import Cache
+
+    if epochs < 1:
+        raise UserError(f"epochs ({epochs}) must be 1 or more.")
+    mix = {os.fspath(place): weight for place, weight in _weighted(corpora).items()}
+    if not mix:
+        raise UserError("corpora is empty: name at least one corpus folder.")
+    kept = None if cache is None else Cache(Path(cache))
+    opened = open_mix(
+        mix,
+        split=split,
+        objective=objective,
+        sequence=sequence,
+        seed=seed,
+        document_mask=document_mask,
+        special=tokenizer_of(Corpus.open(next(iter(mix)), kept)).special,
+        cache=kept,
+    )
+    return MixDataset(opened, epochs=epochs)
+
+
+def _weighted(corpora: Place | Mapping[Any, float]) -> Mapping[Any, float]:
+    return corpora if isinstance(corpora, Mapping) else {corpora: 1.0}
+
+
+def open_webdataset(corpus: Place, *, split: str = "train", **options: Any) -> WebDataset:
+    """A corpus's shards, which are plain tar files, as a pipeline of the `webdataset` library: a document each.
+
+    A document is a mapping: `tokens.npy` is an array of its ids, an annotation `words.npy` one of places, and `json`
+    what is known of it besides. `options` are those of `webdataset.WebDataset`.
+    """
+    from megaptm.data.shards import Corpus
+    from megaptm.storage import is_remote
+
+    try:
+        from webdataset import WebDataset
+    except ImportError:
+        raise UserError("open_webdataset needs webdataset: install it with `pip install megaptm[corpus]`.") from None
+    if is_remote(corpus):
+        raise UserError(f"{corpus} is not a folder of this machine: copy it here, or read it by open_dataset.")
+    opened = Corpus.open(corpus)
+    paths = [str(opened.folder / info.name) for info in opened.split(split).shards]
+    return WebDataset(paths, **{"shardshuffle": False, **options}).decode()
+
+
+def train(config: Place | Mapping[str, Any], **overrides: Any) -> int:
+    """Train a run, or continue it, as `megaptm train` does: the same processes, the same folder.
+
+    `config` is a YAML file, the name of a config that comes with megaptm (`tiny/gpt2`), the folder of a run that was
+    begun, or a mapping of what such a file says. `overrides` are keys that win over it: `run="runs/mine"`,
+    `train={"steps": 100}`.
+
+    Returns 0 when the run is complete and 75 when it was stopped by a signal and saved: train again to continue it. A
+    mistake raises a `UserError` (a ValueError), a failure a RuntimeError, a second Ctrl-C a KeyboardInterrupt.
+    """
+    from megaptm.config import override_of
+    from megaptm.errors import EXIT_INTERRUPTED
+    from megaptm.launch.training import train as train_run
+
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("megaptm.train heeds signals, which only the main thread of a process can: call it there.")
+    given = config if isinstance(config, Mapping) else Path(config)
+    code = train_run(given, [override_of(key, value) for key, value in overrides.items()])
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if code not in (0, EXIT_CONTINUE):
+        raise RuntimeError(f"training ended with exit code {code}; what went wrong is told above, and in its logs.")
+    return code

@@ -1,0 +1,147 @@
+"""The reference of every key of a config: name, type, default, meaning, from the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from megaptm.config.schema import Config, DeviceLayout
+from megaptm.errors import UserError
+
+FILLED_IN = ("objective",)
+"""Keys without a default that need not be given: another key says what they are."""
+TYPES = {"integer": "integer", "number": "number", "string": "string", "boolean": "true or false", "null": "null"}
+BOUNDS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """One key."""
+
+    section: str
+    """`train`, `train.ramp` ..., or nothing for a key at the top."""
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+
+@dataclass(frozen=True)
+class ConfigSection:
+    """Keys that stand together."""
+
+    name: str
+    meaning: str
+    keys: tuple[ConfigKey, ...]
+
+
+def config_sections() -> list[ConfigSection]:
+    """All of them, the keys at the top first."""
+    top, *others = _sections(Config.model_json_schema(), "")
+    of_devices, *_ = _sections(DeviceLayout.model_json_schema(), "")
+    return [ConfigSection("", top.meaning, (*top.keys, *of_devices.keys)), *others]
+
+
+def find_sections(name: str | None) -> list[ConfigSection]:
+    """All sections, those of a name with what is below them, or a single key."""
+    every = config_sections()
+    if name is None:
+        return every
+    if found := [one for one in every if one.name == name or one.name.startswith(f"{name}.")]:
+        return found
+    keys = {key.path: (one, key) for one in every for key in one.keys}
+    if name in keys:
+        section, key = keys[name]
+        return [ConfigSection(section.name, section.meaning, (key,))]
+    known = [*(one.name for one in every if one.name), *keys]
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"sections are {', '.join(one.name for one in every if one.name)}."
+    raise UserError(f"a config has no section and no key {name}; {hint}")
+
+
+HEAD = """# Every key of a config
+
+What `megaptm config keys --markdown` prints, from the schema (`megaptm/config/schema.py`); `megaptm config keys train`
+says the same of one section in a terminal, and `megaptm config show CONFIG` what a config comes to.
+
+A file may extend another, `extends: ../defaults.yaml`, and says only what differs; any key can be set on the command
+line, `train.steps=100`. A default of *absent* is no value: the meaning says what happens then. `null` removes a value
+that an extended file gives.
+"""
+
+
+def as_markdown(sections: list[ConfigSection]) -> str:
+    """A table for each section."""
+    lines = [HEAD]
+    for section in sections:
+        lines += [f"## {section.name or 'At the top'}", "", section.meaning, "", "| key | type | default | meaning |"]
+        lines.append("|---|---|---|---|")
+        for key in section.keys:
+            cells = (f"`{key.name}`", key.type, key.default, key.meaning)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _sections(schema: dict[str, Any], name: str, named: dict[str, Any] | None = None) -> Iterator[ConfigSection]:
+    """A section of pydantic's JSON schema, then those within it."""
+    named = schema.get("$defs", {}) if named is None else named
+    keys, below = [], []
+    for key, field in schema["properties"].items():
+        path = f"{name}.{key}" if name else key
+        for one in field.get("anyOf", [field]):
+            if "$ref" in one:
+                below.append((one["$ref"], path))
+            elif "$ref" in _values(one) and path != "layouts":  # whose keys are those of `layout`
+                below.append((_values(one)["$ref"], f"{path}.NAME"))
+        if "$ref" not in field:
+            keys.append(_key(name, key, field, is_required=key in schema.get("required", ())))
+    yield ConfigSection(name, _joined(schema.get("description", "")), tuple(keys))
+    for reference, path in below:
+        yield from _sections(named[reference.rpartition("/")[2]], path, named)
+
+
+def _values(field: dict[str, Any]) -> dict[str, Any]:
+    values = field.get("additionalProperties")
+    return values if isinstance(values, dict) else {}
+
+
+def _key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -> ConfigKey:
+    # One that is None unless given is absent; that null can be written, too, is said where it means something else.
+    default = field.get("default")
+    kinds = [one for one in field.get("anyOf", [field]) if one.get("type") != "null" or default is not None]
+    if default is None:
+        said = "required" if is_required and name not in FILLED_IN else "absent"
+    else:
+        said = default if isinstance(default, str) else json.dumps(default)
+    return ConfigKey(section, name, " or ".join(map(_type, kinds)), said, _joined(field.get("description", "")))
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        return "section"
+    if "enum" in field or "const" in field:
+        return ", ".join(map(str, field.get("enum", [field.get("const")])))
+    if field["type"] == "object":
+        return f"mapping to {_type(_values(field))}" if _values(field) else "mapping"
+    if field["type"] == "array":
+        items = field.get("prefixItems") or [field["items"]]
+        return f"list of {len(items)}: {_type(items[0])}" if "prefixItems" in field else f"list of {_type(items[0])}"
+    bounds = [form.format(f"{field[bound]:g}") for bound, form in BOUNDS.items() if bound in field]
+    return ", ".join([TYPES[field["type"]], *bounds])
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,26 @@
+"""A mix of corpora as PyTorch's data sets are: samples by number, tensors, an end."""
+
+from __future__ import annotations
+
+from torch.utils.data import Dataset
+
+from megaptm.data.loader import MicroBatch, as_tensors
+from megaptm.data.mix import Mix
+
+
+class MixDataset(Dataset):
+    """The samples that read no text more than `epochs` times, in the order in which a run reads them: already shuffled.
+
+    Each is a field -> tensor, as the objective says (`batch`), so that a `DataLoader` makes batches of them.
+    """
+
+    def __init__(self, mix: Mix, *, epochs: int = 1) -> None:
+        self.mix, self.epochs = mix, epochs
+
+    def __len__(self) -> int:
+        return self.mix.samples_in(self.epochs)
+
+    def __getitem__(self, number: int) -> MicroBatch:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        return as_tensors(self.mix.sample(number % len(self)))

@@ -1,0 +1,66 @@
+"""Vectors of texts: what the last layer of a model's first stack says of them."""
+
+# N texts, B of them at once, S tokens of the longest, D width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import LoadedModel
+
+POOLS = ("mean", "first", "last", "none")
+
+
+def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
+    """[N, D], or with pool `none` [N, S, D], float32 on the CPU; see `LoadedModel.encode`."""
+    if pool not in POOLS:
+        raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
+    if batch < 1:
+        raise UserError(f"batch ({batch}) must be 1 or more.")
+    texts = [texts] if isinstance(texts, str) else texts
+    rows = [_ids(loaded, text, number) for number, text in enumerate(texts)]
+    if not rows:
+        raise UserError("texts is empty: give at least one.")
+    hidden = [one for at in range(0, len(rows), batch) for one in _hidden(loaded, rows[at : at + batch])]
+    if pool == "none":
+        longest = max(map(len, rows))
+        return torch.stack([F.pad(one_SD, (0, 0, 0, longest - len(one_SD))) for one_SD in hidden])
+    return torch.stack([_pooled(one_SD, pool) for one_SD in hidden])
+
+
+def _ids(loaded: LoadedModel, text: str, number: int) -> list[int]:
+    """Ids of one text, with the special tokens that training had around it."""
+    special, ids = loaded.tokenizer.special, list[int]()
+    for word in loaded.config.task.template[0].split():
+        name = word.partition(":")[0]
+        ids += loaded.tokenizer.encode(text).tolist() if name == "A" else [getattr(special, name)]
+    if not ids:
+        raise UserError(f"texts[{number}] is empty: a model says nothing of no text.")
+    if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:
+        raise UserError(
+            f"texts[{number}] has {len(ids)} tokens, the model reads {loaded.spec.longest}: shorten it, or cut it up."
+        )
+    return ids
+
+
+def _hidden(loaded: LoadedModel, rows: list[list[int]]) -> list[Tensor]:
+    """[S, D] of each row, of its own length."""
+    longest = max(map(len, rows))
+    tokens_BS = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    fields = {"tokens": tokens_BS, "segments": torch.zeros_like(tokens_BS)}
+    if any(len(row) < longest for row in rows):
+        fields["document_ids"] = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    with torch.no_grad():  # not inference mode: a classifier may be trained on what comes
+        x_BSD = loaded.model.encode({name: field.to(loaded.device) for name, field in fields.items()}).float().cpu()
+    return [one_SD[: len(row)] for one_SD, row in zip(x_BSD, rows, strict=True)]
+
+
+def _pooled(one_SD: Tensor, pool: str) -> Tensor:
+    if pool == "mean":
+        return one_SD.mean(0)
+    return one_SD[0 if pool == "first" else -1]
