@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 import numpy as np
 
@@ -27,11 +26,6 @@ def sentence_begins(text: str, form: str = "prose") -> np.ndarray:
     """int64 [sentences]: the first character of each sentence of prose, or line of code."""
     begins = np.array([0, *(_starts_in_code(text) if form == "code" else _starts_in_prose(text))], dtype=np.int64)
     return np.unique(begins[begins < len(text)])
-
-
-def split_sentences(text: str, form: str = "prose") -> list[str]:
-    """Pieces that put end to end are the text: sentences of prose, lines of code."""
-    return [text[start:stop] for start, stop in pairwise([*sentence_begins(text, form).tolist(), len(text)])]
 
 
 def _starts_in_code(text: str) -> list[int]:

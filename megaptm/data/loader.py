@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -76,8 +75,6 @@ class Loader:
         """The step that comes next."""
         batches = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.share = Share(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
-        self.wait_seconds = 0.0
-        """Time the consumer has spent waiting for data, so far."""
         self._pin = pin
         self._feed: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
 
@@ -85,9 +82,7 @@ class Loader:
         return self
 
     def __next__(self) -> tuple[int, list[MicroBatch]]:
-        begun = time.monotonic()
         batches = [as_tensors(self._feed.next(), self._pin) for _ in self.share.of(self.step)]
-        self.wait_seconds += time.monotonic() - begun
         self.step += 1
         return self.step - 1, batches
 

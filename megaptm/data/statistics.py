@@ -9,23 +9,6 @@ import numpy as np
 from megaptm.data.shards import Corpus
 
 
-def unigram_counts(corpus: Corpus, split: str, *, vocabulary: int, end: int | None = None) -> np.ndarray:
-    """int64 [vocabulary]: how often each id occurs in a split; `end`, when given, once a document."""
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    waiting: list[np.ndarray] = []
-    for tokens in corpus.documents(split):
-        waiting.append(tokens)
-        # Counting costs an array of the vocabulary's size each time, so documents are counted many together.
-        if len(waiting) == 1000:
-            counts += np.bincount(np.concatenate(waiting), minlength=vocabulary)
-            waiting.clear()
-    if waiting:
-        counts += np.bincount(np.concatenate(waiting), minlength=vocabulary)
-    if end is not None:
-        counts[end] += corpus.split(split).samples
-    return counts
-
-
 def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
     """Nats per token of text counted by `counts`, coded by the frequencies of `model` (itself: its entropy).
 

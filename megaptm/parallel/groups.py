@@ -30,11 +30,6 @@ class Ranks:
     pipeline_size: int
     data_size: int
 
-    @property
-    def reports(self) -> bool:
-        """Whether this process holds the losses: the last stage, first of its tensor and data ranks."""
-        return self.pipeline == self.pipeline_size - 1 and self.tensor == 0 and self.data == 0
-
 
 def device() -> torch.device:
     """The device of this process: its GPU, or the CPU."""

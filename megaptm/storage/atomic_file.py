@@ -33,7 +33,7 @@ class AtomicFile:
 
     A reader, or a crash, sees all of the new file or the old one. A folder takes the place of none, or of an empty one.
 
-    >>> with Appearing(path) as part:
+    >>> with AtomicFile(path) as part:
     ...     part.write_text("all of it")
     """
 

@@ -114,13 +114,6 @@ def test_a_batch_that_cannot_be_divided_is_refused(mix):
         Loader(mix, batch=12, microbatch=1, ranks=5)
 
 
-def test_waiting_is_counted(mix):
-    with Loader(mix, batch=BATCH, microbatch=1) as loader:
-        assert loader.wait_seconds == 0
-        next(loader)
-        assert loader.wait_seconds > 0
-
-
 @pytest.fixture(scope="module")
 def held_out(mix):
     return open_mix(

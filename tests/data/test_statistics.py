@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megaptm.data.shards import Corpus
-from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_counts, unigram_loss
+from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from tests.data.corpora import tiny_corpus
 
 
@@ -14,14 +14,6 @@ from tests.data.corpora import tiny_corpus
 def corpus(tmp_path):
     tiny_corpus(tmp_path, documents=1100, lengths=(1, 5))
     return Corpus.open(tmp_path)
-
-
-def test_counts_cover_every_token_and_end(corpus):
-    tokens = np.concatenate(list(corpus.documents("train")))
-    counts = unigram_counts(corpus, "train", vocabulary=1000, end=1)
-    assert counts[1] == 1100
-    assert all(counts[token] == (tokens == token).sum() for token in (200, 500, 999))
-    assert counts.sum() == len(tokens) + 1100
 
 
 def test_unigram_loss_is_the_entropy_of_the_text_itself():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.annotate import Annotations, annotate, text_and_turns
-from data_pipeline.annotate.sentences import split_sentences
 from data_pipeline.annotate.words import word_begins
 from data_pipeline.document import Document
 from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS
+from tests.data_pipeline.annotate.pieces import split_sentences
 
 ALL = Annotations(sentences=True, words=True, tags=f"{__name__}:numbers", turns=True)
 

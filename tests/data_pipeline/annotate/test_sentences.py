@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.annotate.sentences import split_sentences
+from tests.data_pipeline.annotate.pieces import split_sentences
 
 
 @settings(deadline=None)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.sentences import split_sentences
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.data.shards import Corpus, read_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
+from tests.data_pipeline.annotate.pieces import split_sentences
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,10 @@
+"""A text cut where its sentences begin."""
+
+from itertools import pairwise
+
+from data_pipeline.annotate.sentences import sentence_begins
+
+
+def split_sentences(text: str, form: str = "prose") -> list[str]:
+    """Pieces that put end to end are the text: sentences of prose, lines of code."""
+    return [text[start:stop] for start, stop in pairwise([*sentence_begins(text, form).tolist(), len(text)])]
