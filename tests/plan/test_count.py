@@ -103,7 +103,7 @@ def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:
 def test_operations_equal_those_that_torch_counts(family: str, target: int) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     if family == "bert":
-        del batch["asked"]
+        del batch["masked_positions"]
         batch["labels"] = batch["tokens"]
     batch["labels"] = batch["labels"].clamp(min=0)
     # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
