@@ -6,6 +6,7 @@ brick understands is an error when the model is built (`layers.layer`), never ig
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -148,6 +149,8 @@ class Family:
     each other those that begin with its name: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
     """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """Head -> the stack that it reads; absent: the last."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
@@ -170,7 +173,7 @@ class Family:
 
     @property
     def last_block(self) -> Block:
-        """Of the stack that the heads read."""
+        """Of the stack that heads read unless said otherwise."""
         return next(reversed(self.stacks.values()))
 
 
@@ -204,10 +207,9 @@ class ModelSpec:
     def size_of(self, stack: str) -> Size:
         return self.size.stacks.get(stack, self.size)
 
-    @property
-    def last_size(self) -> Size:
-        """Of the stack that the heads read."""
-        return self.size_of(next(reversed(self.family.stacks)))
+    def stack_of(self, head: str) -> str:
+        """The stack that a head reads."""
+        return self.family.reads.get(head, next(reversed(self.family.stacks)))
 
     @property
     def layers(self) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from megaptm.bricks.brick import Map
 from megaptm.bricks.layer import norm_parameters
 from megaptm.errors import UserError
-from megaptm.spec import ModelSpec
+from megaptm.spec import Block, ModelSpec, Size
 
 ROWS_PROJECTED = 1024
 """Rows that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they hold 300 MB of logits
@@ -29,6 +29,19 @@ class HeadBrick(ABC):
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+        self.stack = spec.stack_of(self.name)
+        """The stack that it reads."""
+        if self.stack not in spec.family.stacks:
+            raise UserError(f"{spec.name}: head {self.name} reads the {self.stack}, which is no stack of it.")
+
+    @property
+    def size(self) -> Size:
+        """Of the stack that it reads."""
+        return self.spec.size_of(self.stack)
+
+    @property
+    def block(self) -> Block:
+        return self.spec.family.stacks[self.stack]
 
     @property
     @abstractmethod
@@ -73,7 +86,7 @@ class LanguageHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        width, table = self.spec.last_size.width, self.spec.size.table_width
+        width, table = self.size.width, self.spec.size.table_width
         return {} if table == width else {"narrow": Map(width, table, True)}
 
     @property
@@ -93,11 +106,11 @@ class MaskedHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        return {"transform": Map(self.spec.last_size.width, self.spec.size.table_width, True)}
+        return {"transform": Map(self.size.width, self.spec.size.table_width, True)}
 
     @property
     def others(self) -> int:
-        return norm_parameters(self.spec.family.last_block, self.spec.size.table_width)
+        return norm_parameters(self.block, self.spec.size.table_width)
 
 
 class PairHeadBrick(HeadBrick):
@@ -109,7 +122,7 @@ class PairHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        width = self.spec.last_size.width
+        width = self.size.width
         return {"pooler": Map(width, width, True), "classify": Map(width, 2, True)}
 
     @property

@@ -28,7 +28,7 @@ class LanguageHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        scales = {"none": 1.0, "rsqrt-width": spec.last_size.width**-0.5}
+        scales = {"none": 1.0, "rsqrt-width": brick.size.width**-0.5}
         if spec.family.logit_scale not in scales:
             known = ", ".join(scales)
             raise UserError(f"{spec.name}: logit_scale is {spec.family.logit_scale!r}, which is unknown; use {known}.")
@@ -63,8 +63,8 @@ class MaskedHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        block = spec.family.last_block
-        act = block.at(spec.last_size.layers - 1).ffn
+        block = brick.block
+        act = block.at(brick.size.layers - 1).ffn
         if not spec.family.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
         if act not in PLAIN:

@@ -74,6 +74,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"ffn\.down\.weight", _features),
         (r"bias_table\.weight", _width),
         (r"(\w+_)?(widen|narrow)\.weight", _width),
+        (r"(pooler|classify|transform)\.weight", _width),
     ),
 }
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import torch
@@ -81,12 +81,15 @@ class Model(nn.Module):
         All chunks but the last give such a stream, encoder and decoder concatenated along the sequence. The last gives
         {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled.
         """
-        x = self._run(batch, x)
+        streams = self._run(batch, x)
         if self.head is None:
-            return x
-        x = self.gather_sequence(x)
+            filled = [self._filled(stream) for stream in streams.values()]
+            return torch.cat(filled) if len(filled) > 1 else filled[0]
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
-        return {name: head.loss(x, batch, self._table) for name, head in asked.items()} or self._logits(x)
+        if not asked:
+            return self._logits(streams)
+        read = self._read(streams, asked)
+        return {name: head.loss(read[self.spec.stack_of(name)], batch, self._table) for name, head in asked.items()}
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S, D]: what the last layer of the first stack says of its text; the model is whole."""
@@ -99,10 +102,15 @@ class Model(nn.Module):
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]."""
-        return self._logits(self.gather_sequence(self._run(batch, x)))
+        return self._logits(self._run(batch, x))
 
-    def _logits(self, x: Tensor) -> dict[str, Tensor]:
-        return {name: head.logits(x, self._table) for name, head in self._heads().items()}
+    def _logits(self, streams: dict[str, Tensor]) -> dict[str, Tensor]:
+        read = self._read(streams, self._heads())
+        return {name: head.logits(read[self.spec.stack_of(name)], self._table) for name, head in self._heads().items()}
+
+    def _read(self, streams: dict[str, Tensor], heads: Iterable[str]) -> dict[str, Tensor]:
+        """Stack -> its stream as heads read it, of those that these heads do."""
+        return {name: self.gather_sequence(streams[name]) for name in dict.fromkeys(map(self.spec.stack_of, heads))}
 
     def _heads(self) -> dict[str, Head]:
         assert self.head is not None, "only the last chunk has heads"
@@ -112,7 +120,7 @@ class Model(nn.Module):
     def _table(self) -> Tensor | None:
         return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
 
-    def _run(self, batch: dict[str, Tensor], x: Tensor | None) -> Tensor:
+    def _run(self, batch: dict[str, Tensor], x: Tensor | None) -> dict[str, Tensor]:
         """From the embedding, or from the stream of the chunk before, through the layers held here."""
         prefixes = self.spec.family.prefixes
         streams = self._embed(batch, prefixes) if x is None else self._divide(batch, prefixes, x)
@@ -124,10 +132,7 @@ class Model(nn.Module):
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
             streams[name] = stack(streams[name], mask, memory, memory_mask)
-        if self.chunk.last:
-            return streams[name]
-        filled = [self._filled(stream) for stream in streams.values()]
-        return torch.cat(filled) if len(filled) > 1 else filled[0]
+        return streams
 
     def stack(self, name: str) -> Stack | None:
         """The layers of a stack that this chunk holds, if any."""

@@ -103,12 +103,15 @@ def held(work: Workload, stage: int, chunks: list[ModelChunk]) -> float:
 def logits(work: Workload) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
     spec, tensor = work.spec, work.layout.tensor
-    rows, width, element = work.layout.microbatch, spec.last_size.width, work.element
-    length = work.lengths[next(reversed(spec.family.stacks))]
+    bricks = [*heads(spec).values()]
+    brick = next((head for head in bricks if head.projects), bricks[-1] if bricks else None)
+    stack = brick.stack if brick else next(reversed(spec.family.stacks))
+    rows, width, element = work.layout.microbatch, spec.size_of(stack).width, work.element
+    length = work.lengths[stack]
     places = rows * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary
     hidden = 2 * places * width * element  # the closing norm's output, gathered, and its gradient
-    if not any(head.projects for head in heads(spec).values()):
+    if brick is None or not brick.projects:
         return hidden
     if work.software.chunked_logits and tensor == 1:
         chunked = min(places, ROWS_PROJECTED)

@@ -219,16 +219,16 @@ def embedding(machine: Machine, work: Workload) -> Passes:
 def head(machine: Machine, work: Workload) -> Passes:
     """Projection on the vocabulary and cross-entropy, where a model has them."""
     spec, tensor = work.spec, work.layout.tensor
-    if not any(head.projects for head in heads(spec).values()):
+    brick = next((head for head in heads(spec).values() if head.projects), None)
+    if brick is None:
         return Passes(OperationTime(), OperationTime())
-    length = work.lengths[next(reversed(spec.family.stacks))]
+    length = work.lengths[brick.stack]
     places = work.layout.microbatch * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary / tensor
     forward = product(machine, work, places, spec.size.table_width, vocabulary)
     passes = places * vocabulary / machine.bandwidth
-    gathered = collective(
-        machine, work.layout.microbatch * length * spec.last_size.width * work.element, ranks=tensor, stride=1
-    )
+    stream = work.layout.microbatch * length * brick.size.width * work.element
+    gathered = collective(machine, stream, ranks=tensor, stride=1)
     # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
     return Passes(
         OperationTime(products=forward, memory=30 * passes, tensor=gathered),

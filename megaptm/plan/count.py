@@ -43,7 +43,6 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
-    last = lengths[next(reversed(spec.family.stacks))]
     for name, head in heads(spec).items():
-        multiply_adds += head.multiply_adds(asked if name == "mlm" and asked is not None else last)
+        multiply_adds += head.multiply_adds(asked if name == "mlm" and asked is not None else lengths[head.stack])
     return 3 * 2 * rows * multiply_adds

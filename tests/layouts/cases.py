@@ -47,9 +47,15 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     return ModelSpec(family=CATALOGUE[family], size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 
+def losses_of(family: str) -> dict[str, float]:
+    """Those of its base, and of heads that a variant adds."""
+    more = VARIANTS[family].family.heads if family in VARIANTS else ()
+    return LOSSES[base_of(family)] | ({"sentence-order": 0.5} if "sentence-order" in more else {})
+
+
 def batch(family: str, step: int) -> dict[str, Tensor]:
     """The global batch of a step: packed rows with documents and padding, the same whoever asks."""
-    family, g = base_of(family), torch.Generator().manual_seed(100 + step)
+    losses, family, g = losses_of(family), base_of(family), torch.Generator().manual_seed(100 + step)
 
     def ids(rows: int, length: int) -> Tensor:
         return torch.randint(0, VOCABULARY, (rows, length), generator=g)
@@ -82,6 +88,9 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
             "labels": ids(ROWS, half).masked_fill(decoder == 0, -100),
         }
         del fields["positions"]
+    if "sentence-order" in losses:
+        fields["sentence_order"] = torch.randint(0, 2, (ROWS,), generator=g)
+        fields["sentence_order"][1::4] = -100
     return fields
 
 
@@ -110,7 +119,7 @@ def train_steps(
         tiny(family, layers=layers),
         layout,
         ADAM,
-        losses=LOSSES[base_of(family)],
+        losses=losses_of(family),
         seed=7,
         precision=precision,
         communication=communication,
@@ -168,7 +177,7 @@ def evaluate_at_once(family: str, layout: Layout) -> dict[str, float]:
     """Losses of an engine that has not made a step."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=LOSSES[base_of(family)], seed=7)
+    engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=losses_of(family), seed=7)
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     return engine.evaluate(batches).losses
 
@@ -198,7 +207,7 @@ def train_and_save(
         tiny(family, dropout=dropout),
         layout,
         ADAM,
-        losses=LOSSES[base_of(family)],
+        losses=losses_of(family),
         seed=7,
         precision=precision,
         filled=not start,

@@ -48,6 +48,9 @@ VARIANTS = {
     "a shallower and narrower decoder": Variant(
         "t5", T5, {"stacks": {"decoder": Size(layers=2, width=16, heads=2, ffn=96)}, "layers": 2}
     ),
+    "a head that reads the encoder": Variant(
+        "t5", change(T5, heads=("lm", "sentence-order"), reads={"sentence-order": "encoder"}), {}
+    ),
     "one norm before parallel sub-layers": Variant("gpt2", gpt(norm_place="parallel"), {}),
     "parallel sub-layers that layers share": Variant("gpt2", gpt(norm_place="parallel", share=BOTH), {}),
     "norms without a shift": Variant("gpt2", gpt(norm="layer-no-shift"), {}),
