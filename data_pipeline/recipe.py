@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from data_pipeline.typed import typed
 from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_file, read_override
 from megaptm.errors import UserError
+from megaptm.plugins import is_plugin, load_plugin
 from megaptm.tokenizers import KINDS
 
 
@@ -130,15 +131,30 @@ def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
 def _step(written: Any, where: str) -> CleaningStep:
     """`drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
+    return typed(_kind(name, where), options or {}, f"{where}: step {name}")
+
+
+def _kind(name: Any, where: str) -> type:
+    """The class of a step: one of ours, or of the user's, package.module:NAME."""
+    if isinstance(name, str) and is_plugin(name):
+        kind = load_plugin(name, f"{where}: step {name}", "step")
+        if not (isinstance(kind, type) and is_dataclass(kind) and _is_called(kind)):
+            raise UserError(f"{where}: step {name} is not a dataclass that takes documents (CleaningStep): correct it.")
+        return kind
     if not isinstance(name, str) or name not in STEPS:
         near = get_close_matches(str(name), STEPS, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"use {', '.join(STEPS)}."
+        hint = f"did you mean `{near[0]}`?" if near else f"use {', '.join(STEPS)}, or package.module:NAME."
         raise UserError(f"{where}: unknown step {name}; {hint}")
-    return typed(STEPS[name], options or {}, f"{where}: step {name}")
+    return STEPS[name]
+
+
+def _is_called(kind: type) -> bool:
+    return any("__call__" in vars(base) for base in kind.__mro__)
 
 
 def _plain_step(step: CleaningStep) -> dict[str, Any]:
-    name = next(name for name, kind in STEPS.items() if type(step) is kind)
+    kind = type(step)
+    name = next((name for name, known in STEPS.items() if kind is known), f"{kind.__module__}:{kind.__qualname__}")
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass
 
 

@@ -1,6 +1,7 @@
 """The command line, as a process of its own: what it says, and with which code it ends."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,9 @@ COMMANDS = [
     ["import"],
     ["import", "hf"],
     ["report"],
+    ["config"],
+    ["config", "keys"],
+    ["config", "show"],
 ]
 
 
@@ -60,6 +64,24 @@ def test_the_examples_of_the_first_page_are_commands():
     shown = [line.split()[1] for line in megaptm("--help").stdout.splitlines() if line.startswith("    megaptm ")]
     assert len(shown) >= 4
     assert set(shown) <= set(main.commands)
+
+
+def test_bash_completes_commands_and_options():
+    """As README has it."""
+    script = """
+        eval "$(_MEGAPTM_COMPLETE=bash_source megaptm)"
+        COMP_WORDS=(megaptm evaluate --r) COMP_CWORD=2
+        _megaptm_completion megaptm
+        COMP_WORDS=(megaptm ev) COMP_CWORD=1
+        _megaptm_completion megaptm
+        echo "${COMPREPLY[@]}"
+    """
+    assert '`eval "$(_MEGAPTM_COMPLETE=bash_source megaptm)"`' in (ROOT / "README.md").read_text()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("--rows evaluate\n", "")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ NO_TORCH = {
     "batch_schedule": (),
     "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
-    "bricks": ("spec",),
+    "bricks": ("spec", "plugins"),
     "config": ("spec", "plugins", "batch_schedule", "objectives", "families"),
     "plan": ("spec", "bricks", "batch_schedule", "objectives", "families", "config"),
 }
@@ -30,7 +30,7 @@ MAY_IMPORT = {
     **NO_TORCH,
     "layers": ("spec", "bricks"),
     "losses": ("spec", "bricks", "layers"),
-    "models": ("spec", "bricks", "layers", "losses"),
+    "models": ("spec", "plugins", "bricks", "layers", "losses"),
     "storage": (),
     "tokenizers": ("objectives", "storage"),
     "processes": (),

@@ -1,6 +1,7 @@
 """A family and an objective of the user's own, from a folder of theirs: trained by the command, without a fork."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,18 +9,49 @@ from pathlib import Path
 
 import pytest
 
+from megaptm.bricks import register_head
 from megaptm.config import load
 from megaptm.errors import UserError
+from megaptm.inference.loaded_model import load_model
+from megaptm.track import read_metrics
 
 ROOT = Path(__file__).parents[1]
 WREN = """
+from dataclasses import replace
+
+import numpy as np
+
+from megaptm.batch import Field
+from megaptm.bricks import HeadBrick, Map, register_head
 from megaptm.families import BERT
 from megaptm.objectives.masked import MaskedLM
 from megaptm.spec import Size, change
 
 
 class Rewritten(MaskedLM):
+    # Masked tokens, and a question about the whole row: are most of its tokens of the first hundred?
+
     name = "rewritten"
+    losses = {"low": 0.5, "mlm": 1.0}
+
+    def batch(self, sequence, document_mask):
+        spec = super().batch(sequence, document_mask)
+        return replace(spec, fields={**spec.fields, "low": Field(())})
+
+    def make(self, piece, special, rng, sequence, document_mask):
+        sample = super().make(piece, special, rng, sequence, document_mask)
+        return {**sample, "low": np.array((sample["tokens"] < 100).mean() > 0.5, dtype="int64")}
+
+
+@register_head
+class LowBrick(HeadBrick):
+    name = answers = "low"
+    projects = False
+    module = "head_of_mine:Low"
+
+    @property
+    def maps(self):
+        return {"classify": Map(self.spec.last_size.width, 2, True)}
 
 
 REWRITTEN = Rewritten()
@@ -28,17 +60,37 @@ WREN = change(
     name="wren",
     paper="none",
     stacks={"encoder": change(BERT.last_block, norm_place="pre", share=("attention", "ffn"))},
-    heads=("mlm",),
+    heads=("mlm", "low"),
     objectives=("wren_of_mine:REWRITTEN",),
     sizes={"small": Size(layers=2, width=32, heads=2, ffn=64, embedding=16)},
 )
 NOTHING = 7
+"""
+HEAD = """
+import torch.nn.functional as F
+from torch import nn
+
+from megaptm.layers.split import Linear
+
+
+class Low(nn.Module):
+    def __init__(self, spec, brick):
+        super().__init__()
+        self.classify = Linear.of(brick.maps["classify"])
+
+    def loss(self, x_SBD, batch, tied):
+        labels = batch["low"]
+        return F.cross_entropy(self.logits(x_SBD, tied).float(), labels, reduction="sum"), (labels >= 0).sum().float()
+
+    def logits(self, x_SBD, tied):
+        return self.classify(x_SBD.mean(0))
 """
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "wren_of_mine.py").write_text(WREN)
+    (tmp_path / "head_of_mine.py").write_text(HEAD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -50,7 +102,7 @@ def megaptm(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_a_family_and_an_objective_of_the_user_train(folder, real_corpus):
+def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus):
     corpus = real_corpus("wordpiece")
     words = ["model.family=wren_of_mine:WREN", "model.size=small", "train.steps=3", "track.enabled=false", "run=it"]
     nothing = [f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")]
@@ -61,8 +113,26 @@ def test_a_family_and_an_objective_of_the_user_train(folder, real_corpus):
     assert done.returncode == 0, done.stderr
     kinds = [json.loads(line)["kind"] for line in (folder / "it/events.jsonl").read_text().splitlines()]
     assert kinds[-1] == "exit"
+    losses = {name for record in read_metrics(folder / "it") for name in record}
+    assert {"loss/mlm", "loss/low"} <= losses
+    asked = load_model(folder / "it").evaluate(rows=4).losses["low"]
+    assert (asked.asked, asked.uniform) == (4, math.log(2))
     done = megaptm("families", "wren_of_mine:WREN", "--json")
     assert json.loads(done.stdout)["wren"]["sizes"]["small"]["embedding"] == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"maps": None}, "there is a head called 'low' already"),
+        ({"module": ""}, r"module \(''\) must be written `package.module:NAME`"),
+    ],
+)
+def test_a_head_must_say_what_it_is(folder, change, said):
+    import wren_of_mine
+
+    with pytest.raises(TypeError, match=said):
+        register_head(type("Another", (wren_of_mine.LowBrick,), change))
 
 
 def test_the_catalogue_is_listed():

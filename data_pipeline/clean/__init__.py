@@ -34,4 +34,4 @@ STEPS: dict[str, type] = {
 CLEAN: tuple[CleaningStep, ...] = (Normalize(), DropEmpty(), DropShort())
 """What a corpus goes through when its recipe names no steps."""
 
-__all__ = ["CLEAN", "STEPS", "Step", "run_steps", "with_text"]
+__all__ = ["CLEAN", "STEPS", "CleaningStep", "run_steps", "with_text"]

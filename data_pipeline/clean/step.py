@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,11 +21,20 @@ class CleaningStep(Protocol):
     """Takes documents in order and yields those it keeps, changed or not.
 
     A step whose result depends on files has `inputs() -> tuple[str, ...]`, their paths: finished work is not taken up
-    again after one of them has changed. One that compares documents with other texts has `after(steps) -> Step`: itself
-    as it stands behind these, which have changed the documents.
+    again after one of them has changed. One that compares documents with other texts has `after(steps)`: the step as it
+    stands behind these, which have changed the documents.
     """
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]: ...
+
+
+def inputs_of(step: CleaningStep) -> tuple[str, ...]:
+    """Files that a step's result depends on: those that it says, and the one that it is written in, where that is the
+    user's."""
+    said: tuple[str, ...] = getattr(step, "inputs", tuple)()
+    module = type(step).__module__
+    file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
+    return said if file is None else (*said, file)
 
 
 class Filter:

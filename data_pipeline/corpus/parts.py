@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.clean import CleaningStep, run_steps
+from data_pipeline.clean.step import inputs_of
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
@@ -77,7 +78,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MOST_PARTS)
-    inputs = hashes_of(path for step in recipe.steps for path in getattr(step, "inputs", tuple)())
+    inputs = hashes_of(path for step in recipe.steps for path in inputs_of(step))
     jobs = [
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs)
         for spans in deal(files, size)

@@ -3,7 +3,7 @@
 from megaptm.bricks import attention, feedforward
 from megaptm.bricks.brick import BRICKS, Brick, Kept, Map, Moved, brick_of, register
 from megaptm.bricks.chunk import ModelChunk, chunks
-from megaptm.bricks.heads import HEADS, HeadBrick, heads
+from megaptm.bricks.heads import HEADS, HeadBrick, heads, register_head
 from megaptm.bricks.layer import SubLayer, held, kinds, memory_width, sublayers, widening
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "kinds",
     "memory_width",
     "register",
+    "register_head",
     "sublayers",
     "widening",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from megaptm.bricks.brick import Map
 from megaptm.bricks.layer import norm_parameters
 from megaptm.errors import UserError
+from megaptm.plugins import is_plugin
 from megaptm.spec import Block, ModelSpec, Size
 
 ROWS_PROJECTED = 1024
@@ -26,6 +27,10 @@ class HeadBrick(ABC):
     """The batch's field with what is asked; without it there is no loss, only logits."""
     projects: ClassVar[bool] = True
     """Whether it projects on the vocabulary."""
+    classes: ClassVar[int] = 2
+    """Answers that it chooses among, where it does not."""
+    module: ClassVar[str] = ""
+    """package.module:NAME of the torch module of a head of the user's own, made with the spec and this."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -143,6 +148,21 @@ class SentenceOrderHeadBrick(PairHeadBrick):
 HEADS: dict[str, type[HeadBrick]] = {
     head.name: head for head in (LanguageHeadBrick, MaskedHeadBrick, PairHeadBrick, SentenceOrderHeadBrick)
 }
+
+
+H = TypeVar("H", bound=type[HeadBrick])
+
+
+def register_head(head: H) -> H:
+    """Make a head of the user's own one that families name, and losses of objectives; a decorator of its brick."""
+    if missing := sorted(getattr(head, "__abstractmethods__", ())):
+        raise TypeError(f"{head.__name__} does not say what it costs: give it {' and '.join(missing)}.")
+    if not is_plugin(head.module):
+        raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
+    known = HEADS.setdefault(head.name, head)
+    if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
+        raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")
+    return head
 
 
 def heads(spec: ModelSpec) -> dict[str, HeadBrick]:

@@ -102,7 +102,7 @@ def evaluate(
     names = config.task.losses
     if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
         raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
-    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else 2 for name in names}
+    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     each = MICROBATCHES * config.layout.microbatch

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from megaptm.layers.feedforward import PLAIN
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import IGNORED, TokenLoss
+from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
 
 Loss = tuple[Tensor, Tensor]
@@ -122,7 +125,11 @@ MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[PairHead]] = {
 
 def build_heads(spec: ModelSpec) -> nn.ModuleDict:
     """The family's heads under their names, which are also the names of their losses."""
-    return nn.ModuleDict({name: MODULES[name](spec, brick) for name, brick in heads(spec).items()})
+    return nn.ModuleDict({name: _module(name, brick)(spec, brick) for name, brick in heads(spec).items()})
+
+
+def _module(name: str, brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
+    return MODULES[name] if name in MODULES else load_plugin(brick.module, f"{type(brick).__name__}.module", "module")
 
 
 def _count(labels: Tensor) -> Tensor:

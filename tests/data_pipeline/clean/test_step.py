@@ -1,13 +1,17 @@
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.clean import CLEAN, STEPS, run_steps, with_text
-from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches
+from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches, inputs_of
 from data_pipeline.document import Document, Dropped
+from data_pipeline.recipe import read_recipe
 from megaptm.errors import UserError
+from tests.data_pipeline.clean.running import run
 
 TURNS = [[0, "user"], [5, "assistant"]]
 REQUIRED = {"keep-if": {"call": "os.path:exists"}, "decontaminate": {"against": ("evaluation.txt",)}}
@@ -99,3 +103,62 @@ def test_it_ends_the_build_in_a_sentence_where_that_was_asked_for():
 def test_mistakes_in_the_recipe_and_disks_that_give_up_are_no_documents(error):
     with pytest.raises(type(error)):
         list(run_steps([Picky(error)], DOCUMENTS, Dropped(), "skip"))
+
+
+MINE = """
+from dataclasses import dataclass
+
+from data_pipeline.clean.step import Filter
+
+
+@dataclass(frozen=True)
+class DropLinks(Filter):
+    most: int = 20
+
+    def reason(self, document):
+        return "too many links" if document.text.count("http") > self.most else None
+
+
+class Plain:
+    pass
+
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def steps_of_mine(tmp_path, monkeypatch):
+    (tmp_path / "steps_of_mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path / "steps_of_mine.py"
+    sys.modules.pop("steps_of_mine", None)
+
+
+def test_a_recipe_may_name_a_step_of_the_user(steps_of_mine):
+    Path("mine.yaml").write_text("sources: [a]\nsteps: [normalize, steps_of_mine:DropLinks: {most: 1}]\n")
+    recipe = read_recipe(["mine.yaml"])
+    step = recipe.steps[1]
+    kept, dropped = run(step, "http http", "one http")
+    assert [document.text for document in kept] == ["one http"]
+    assert dropped.counts == {"too many links": 1}
+    # It is written down so that the same can be read again, and a change of its file begins the work anew.
+    assert recipe.plain()["steps"][1] == {"steps_of_mine:DropLinks": {"most": 1}}
+    assert inputs_of(step) == (str(steps_of_mine),)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("steps_of_mine:Plain", "step steps_of_mine:Plain is not a dataclass that takes documents"),
+        ("steps_of_mine:NUMBER", "is not a dataclass that takes documents"),
+        ("steps_of_mine:Gone", "module `steps_of_mine` has no step `Gone`"),
+        ("nowhere:Step", "module `nowhere` cannot be imported"),
+        ("steps_of_mine:DropLinks: {mots: 3}", "unknown setting mots; did you mean `most`"),
+    ],
+)
+def test_a_step_that_is_none_is_told(steps_of_mine, written, said):
+    Path("mine.yaml").write_text(f"sources: [a]\nsteps: [{written}]\n")
+    with pytest.raises(UserError, match=said):
+        read_recipe(["mine.yaml"])
