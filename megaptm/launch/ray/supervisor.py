@@ -13,11 +13,12 @@ from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.launch.ray.attempt import Outcome, RunAttempt
 from megaptm.launch.ray.placement import place, places_for, refuse
 from megaptm.launch.ray.reservation import Reservation, reserve
+from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import forwarding
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import Machine
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, hung_again, last_saved
+from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
@@ -45,7 +46,8 @@ class Supervisor:
         self, config: Config, *, wait: float, wait_again: float, retries: int, machine: Machine | None
     ) -> None:
         self._config, self._run = config, Path(config.run)
-        self._wait, self._wait_again, self._retries, self._machine = wait, wait_again, retries, machine
+        self._wait, self._wait_again, self._machine = wait, wait_again, machine
+        self._policy = RestartPolicy(self._run, retries=retries)
         self._attempt = Attempt.here() or Attempt(secrets.token_hex(4), 0, 0)
         self._asked: list[int] = []
         """Signals that asked for a stop."""
@@ -148,10 +150,10 @@ class Supervisor:
         """The exit code; None: start again."""
         if outcome.hang:
             code = exit_code_of_hang(outcome.hang, run=self._run)
-            return code if hung_again(self._run) or self._again(progress=True) else None
+            return None if self._goes_on("hung", progress=True) else code
         if not (outcome.lost or outcome.broken):
             code = exit_code(outcome.ends, run=self._run, logs=self._logs, forwarded=self._asked)
-            return code if code != EXIT_FAILURE else self._again(progress=progress)
+            return None if code == EXIT_FAILURE and self._goes_on("failed", progress=progress) else code
         with Events(self._run) as events:
             for assignment in outcome.lost:
                 events.write(NodeLostEvent(node=assignment.node.address, ranks=list(assignment.ranks)))
@@ -165,12 +167,11 @@ class Supervisor:
             name = signal.Signals(self._asked[0]).name
             print(f"Stopped by {name} when it was lost; what was saved earlier stands.", file=sys.stderr)
             return EXIT_CONTINUE
-        return None if outcome.lost else self._again(progress=progress)
+        return None if self._goes_on("node-lost" if outcome.lost else "failed", progress=progress) else EXIT_FAILURE
 
-    def _again(self, *, progress: bool) -> int | None:
-        """After a failure that is nobody's loss: what fails twice at one place would fail for ever."""
-        if not progress or self._retries == 0 or self._asked:
-            return EXIT_FAILURE
-        self._retries -= 1
-        print("Once again, from what was saved last.", file=sys.stderr, flush=True)
-        return None
+    def _goes_on(self, ending: Ending, *, progress: bool) -> bool:
+        if self._asked or not self._policy.goes_on(ending, progress=progress):
+            return False
+        if ending != "node-lost":  # which was told
+            print("Once again, from what was saved last.", file=sys.stderr, flush=True)
+        return True

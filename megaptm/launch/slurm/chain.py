@@ -10,13 +10,14 @@ from pathlib import Path
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE
+from megaptm.launch.restart_policy import RestartPolicy
 from megaptm.launch.slurm.preflight import finished
 from megaptm.launch.slurm.request import home
 from megaptm.resilience.events import last_saved
 from megaptm.run.submission import SCRIPT
 from megaptm.schedulers.slurm.jobs import describe, follow, submit
 
-MAY_GO_ON = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
+INTERRUPTED = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
 """Ends of a job that are nobody's mistake."""
 
 
@@ -26,6 +27,7 @@ class JobChain:
     def __init__(self, config: Config) -> None:
         self.run = Path(config.run)
         self._config = config
+        self._policy = RestartPolicy(self.run)
         self.waiting: list[str] = []
         """Jobs that are not over, in their order."""
         chain = secrets.token_hex(4)
@@ -52,13 +54,14 @@ class JobChain:
             if finished(self._config):
                 return True
             del self.waiting[0]
-            if not self.waiting and last_saved(self.run) > before and may_go_on(number):
+            progress = last_saved(self.run) > before
+            if not self.waiting and was_interrupted(number) and self._policy.goes_on("interrupted", progress=progress):
                 [another] = self.submit(1)
                 show(f"The run is not done and no job is left: submitted job {another}.\n")
         return False
 
 
-def may_go_on(number: str) -> bool:
+def was_interrupted(number: str) -> bool:
     """Whether a job ended because it had to, saved or lost with its node; not by a failure, nor by scancel."""
     told = describe(number)
-    return told.get("JobState") in MAY_GO_ON or told.get("ExitCode") == f"{EXIT_CONTINUE}:0"
+    return told.get("JobState") in INTERRUPTED or told.get("ExitCode") == f"{EXIT_CONTINUE}:0"

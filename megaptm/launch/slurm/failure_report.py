@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from megaptm.errors import EXIT_CONTINUE
-from megaptm.resilience.events import BEGINNINGS, HangEvent, hung_again, read_events
+from megaptm.launch.restart_policy import RestartPolicy
+from megaptm.resilience.events import BEGINNINGS, HangEvent, read_events
 from megaptm.resilience.failures import ProcessExit, failure_report, root_cause
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
@@ -30,7 +31,7 @@ def main(logs: Path) -> None:
     """
     run = logs.parents[1]
     if hung(run):
-        if not hung_again(run):
+        if RestartPolicy(run).goes_on("hung"):
             sys.exit(EXIT_CONTINUE)
         click.echo(
             f"It hung twice and saved nothing between: it does not go on by itself; each rank's log is in {logs}."
