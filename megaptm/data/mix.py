@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Source:
+class MixSource:
     """A corpus as one task of the objective reads it: its samples, epoch after epoch."""
 
     name: str
@@ -62,7 +62,7 @@ class Mix:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[MixSource],
         *,
         objective: Objective,
         sequence: int,
@@ -220,14 +220,14 @@ def open_mix(
         for corpus in corpora.values():
             corpus.check(split, "size")
     tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
-    sources: list[Source] = []
+    sources: list[MixSource] = []
     for task in tasks:
         # Each task goes through the text by itself, in an order of its own.
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
         for (name, corpus), weight in zip(corpora.items(), mix.values(), strict=True):
             order = _order(task.objective, corpus, split, sequence, document_mask, options)
-            sources.append(Source(f"{name} ({label})" if label else name, name, order, weight, task))
+            sources.append(MixSource(f"{name} ({label})" if label else name, name, order, weight, task))
     return Mix(
         sources,
         objective=whole,
@@ -271,7 +271,7 @@ def _refuse_mixed_tokenizers(corpora: Mapping[str, Corpus], special: SpecialToke
             )
 
 
-def _quotas(sources: Sequence[Source], step: int) -> list[int]:
+def _quotas(sources: Sequence[MixSource], step: int) -> list[int]:
     """Samples of each source in a block, from a step on. A task's share counts samples; weights of corpora count
     tokens: of those that a task reads, one of shorter samples gives more."""
     per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
