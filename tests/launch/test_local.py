@@ -39,6 +39,14 @@ def test_each_rank_knows_its_place_and_has_a_log(program, tmp_path, capfd):
     assert logs == [f"{rank} 3 {rank} 127.0.0.1 5\n" for rank in range(3)]
 
 
+def test_it_runs_where_standard_output_takes_only_text(program, tmp_path, monkeypatch):
+    """As in a notebook."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert launch(program("print(rank)"), processes=1, run=tmp_path / "run") == 0
+    assert (tmp_path / "run/logs/rank-0.log").read_text() == "0\n"
+
+
 def test_rank_0_reaches_the_terminal_byte_for_byte(program, tmp_path, capfd):
     body = r"""
     if rank == 0:

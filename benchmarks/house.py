@@ -1,0 +1,180 @@
+"""The house in numbers: what is there, who imports whom, and what `megaptm train` enters before its first step.
+
+    python benchmarks/house.py [--commit COMMIT]
+
+Of the working tree, or of a commit, unpacked into a temporary folder. A room is a package or a module directly under
+`megaptm/`, as in the table of imports (docs/architecture.md). Counted in `megaptm/` alone:
+
+- packages, files, lines: folders with modules, modules, and their lines, empty ones and comments too;
+- largest room: lines of the room that has most;
+- names twice: public classes that have the name of another;
+- imports: pairs of rooms of which one imports the other, inside functions too; import statements: all that do so;
+- files entered: those in which a function ran in the main thread of the command or of rank 0, until rank 0 enters
+  `Engine.step` for the first time (a tiny GPT-2, one process, a fresh run), but not while a module is imported;
+- on the way: those of them on the call stack where the command starts rank 0, and where rank 0 enters the step;
+- rooms entered: those of the files entered; climbs: how often a room that is entered for the first time imports, itself
+  or through others, the one that was before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+from common.options import Options
+
+ROOT = Path(__file__).parent.parent
+GOALS = {"names twice": 0, "files entered": 110, "on the way": 9, "rooms entered": 30}
+"""At most; the other counts grow with what megaptm can do."""
+# Found by every Python process that has its folder on PYTHONPATH, before anything else runs there.
+TRACER = '''
+import os, sys
+from importlib.util import find_spec
+ROOT, OUT = os.environ["HOUSE_ROOT"], os.environ["HOUSE_OUT"]
+seen = set()
+
+def ours(frame):
+    """Files of functions on the stack, innermost first; None where an import is under way."""
+    found = []
+    while frame is not None:
+        code, name = frame.f_code, frame.f_code.co_filename
+        if code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__":
+            return None
+        if name.startswith(ROOT):
+            found.append(name[len(ROOT):])
+        frame = frame.f_back
+    return found
+
+def write(kind, names):
+    with open(OUT, "a") as file:
+        file.writelines(f"{kind} {name}\\n" for name in names)
+
+def enter(frame, event, argument):
+    code = frame.f_code
+    path, is_function = code.co_filename, code.co_flags & 1
+    first_step = code.co_name == "step" and path == ROOT + "parallel/engine.py"
+    if event != "call" or not is_function or not path.startswith(ROOT) or (path in seen and not first_step):
+        return
+    if (stack := ours(frame)) is None:
+        return
+    seen.add(path)
+    write("entered", stack[:1])
+    if first_step:
+        sys.setprofile(None)
+        write("way", dict.fromkeys(reversed(stack)))
+
+def start(event, arguments):
+    if event == "subprocess.Popen" and "megaptm.train.worker" in arguments[1]:
+        write("way", dict.fromkeys(reversed(ours(sys._getframe()))))
+
+if any(word in ("megaptm", "megaptm.train.worker") for word in sys.orig_argv):
+    sys.addaudithook(start)
+    os.register_at_fork(after_in_child=lambda: sys.setprofile(None))
+    sys.setprofile(enter)
+'''
+
+
+def room(path: str) -> str:
+    """`train/loop.py` -> `train`, `errors.py` -> `errors`."""
+    return path.split("/")[0].removesuffix(".py")
+
+
+def imports(module: ast.Module) -> list[str]:
+    """Rooms that a module imports, one for each statement."""
+    found = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "megaptm":
+            found += [f"megaptm.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+    return [name.split(".")[1] for name in found if name.startswith("megaptm.")]
+
+
+def enter(tree: Path, folder: Path) -> dict[str, list[str]]:
+    """What a run of one step enters, and the call stacks of its way there, in order."""
+    (folder / "sitecustomize.py").write_text(TRACER, encoding="utf-8")
+    plain = {**os.environ, "PYTHONPATH": str(tree)}
+    traced = {"PYTHONPATH": f"{folder}:{tree}", "HOUSE_ROOT": f"{tree}/megaptm/", "HOUSE_OUT": str(folder / "trace")}
+
+    def megaptm(*words: object, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "megaptm", *map(str, words)]
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+    corpus = folder / "corpus"
+    keys = {"out": corpus, "tokenizer.vocabulary": 512, "limit_bytes": 1_000_000, "workers": 0}
+    megaptm("corpus", "build", "python-library", *(f"{key}={value}" for key, value in keys.items()), environment=plain)
+    keys = {"run": folder / "run", "data.mix": json.dumps({str(corpus): 1}), "model.vocabulary": 512, "train.steps": 1}
+    words = ["configs/tiny/gpt2.yaml", *(f"{key}={value}" for key, value in keys.items())]
+    megaptm("train", *words, environment=plain | traced)
+    lines = [line.split() for line in (folder / "trace").read_text(encoding="utf-8").splitlines()]
+    return {kind: [name for one, name in lines if one == kind] for kind in ("entered", "way")}
+
+
+def count(tree: Path, folder: Path) -> dict[str, int]:
+    """All counts of a tree; prints what they are made of."""
+    paths = {str(path.relative_to(tree / "megaptm")): path for path in sorted((tree / "megaptm").rglob("*.py"))}
+    lines, classes, statements = Counter[str](), Counter[str](), []
+    for name, path in paths.items():
+        text = path.read_text(encoding="utf-8")
+        module = ast.parse(text)
+        lines[room(name)] += text.count("\n")
+        classes.update(node.name for node in module.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
+        statements += [(room(name), other) for other in imports(module)]
+    crossing = [(one, other) for one, other in statements if one != other and other in lines]
+
+    def below(name: str, known: set[str]) -> set[str]:
+        """All rooms that one imports, itself or through others; `known` are left out."""
+        for other in {other for one, other in crossing if one == name} - known:
+            known |= {other} | below(other, known | {other})
+        return known
+
+    found = enter(tree, folder)
+    rooms = [*dict.fromkeys(map(room, found["entered"]))]
+    print("lines:", *(f"{name} {number:,}" for name, number in lines.most_common()), sep="\n  ")
+    for title, names in {"files entered": found["entered"], "on the way": found["way"], "rooms entered": rooms}.items():
+        print(f"{title}:", *names, sep="\n  ")
+    return {
+        "packages": len({path.parent for path in paths.values()}),
+        "files": len(paths),
+        "lines": lines.total(),
+        "largest room": max(lines.values()),
+        "names twice": sum(number > 1 for number in classes.values()),
+        "imports": len(set(crossing)),
+        "import statements": len(crossing),
+        "files entered": len(set(found["entered"])),
+        "on the way": len(set(found["way"])),
+        "rooms entered": len(rooms),
+        "climbs": sum(one in below(other, set()) for one, other in pairwise(rooms)),
+    }
+
+
+def main() -> None:
+    arguments = Options(__doc__)
+    arguments.add("--commit", default="", short="")
+    commit = arguments.read().commit
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tree = folder / "tree" if commit else ROOT.resolve()
+        if commit:
+            tree.mkdir()
+            archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+            subprocess.run(["tar", "x", "-C", str(tree)], input=archive, check=True)
+        counts = count(tree, folder)
+    print("counts:", *(f"{what:<20}{number:>8,}" for what, number in counts.items()), sep="\n  ")
+    for what, most in GOALS.items():
+        print(f"METRIC house_{what.replace(' ', '_')} {counts[what]} count goal <={most}")
+
+
+if __name__ == "__main__":
+    main()
