@@ -51,7 +51,7 @@ class LowBrick(HeadBrick):
 
     @property
     def maps(self):
-        return {"classify": Map(self.spec.last_size.width, 2, True)}
+        return {"classify": Map(self.size.width, 2, True)}
 
 
 REWRITTEN = Rewritten()
