@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from megaptm.api import build_model, load, open_dataset, open_webdataset
+    from megaptm.api import build_model, load, open_dataset, open_webdataset, train
     from megaptm.errors import UserError
 
 __all__ = ["UserError", "__version__", "build_model", "load", "open_dataset", "open_webdataset", "train"]
