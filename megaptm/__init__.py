@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from megaptm.api import build_model, load, open_dataset, open_webdataset, train
+    from megaptm.api import build_model, load, open_dataset, open_webdataset, pretrain
     from megaptm.errors import UserError
 
-__all__ = ["UserError", "__version__", "build_model", "load", "open_dataset", "open_webdataset", "train"]
+__all__ = ["UserError", "__version__", "build_model", "load", "open_dataset", "open_webdataset", "pretrain"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,15 +24,3 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Train(ModuleType):
-    def __call__(self, config: Any, **overrides: Any) -> int:
-        """Train a run: see `megaptm.api.train`."""
-        from megaptm.api import train as train_run
-
-        return train_run(config, **overrides)
-
-
-# `megaptm.train(...)` trains, although the package of that name is found in its place.
-import_module("megaptm.train").__class__ = _Train

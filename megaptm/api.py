@@ -115,7 +115,7 @@ def open_webdataset(corpus: Place, *, split: str = "train", **options: Any) -> W
     return WebDataset(paths, **{"shardshuffle": False, **options}).decode()
 
 
-def train(config: Place | Mapping[str, Any], **overrides: Any) -> int:
+def pretrain(config: Place | Mapping[str, Any], **overrides: Any) -> int:
     """Train a run, or continue it, as `megaptm train` does: the same processes, the same folder.
 
     `config` is a YAML file, the name of a config that comes with megaptm (`tiny/gpt2`), the folder of a run that was
@@ -130,7 +130,7 @@ def train(config: Place | Mapping[str, Any], **overrides: Any) -> int:
     from megaptm.launch.training import train as train_run
 
     if threading.current_thread() is not threading.main_thread():
-        raise UserError("megaptm.train heeds signals, which only the main thread of a process can: call it there.")
+        raise UserError("megaptm.pretrain heeds signals, which only the main thread of a process can: call it there.")
     given = config if isinstance(config, Mapping) else Path(config)
     code = train_run(given, [override_of(key, value) for key, value in overrides.items()])
     if code == EXIT_INTERRUPTED:

@@ -137,14 +137,14 @@ def test_train_is_a_function_and_still_a_package(tmp_path):
 
     assert schedule is megaptm.train.schedule
     with pytest.raises(megaptm.UserError, match=r"unknown key train\.stpes; did you mean train\.steps\?"):
-        megaptm.train(TINY / "gpt2.yaml", train={"stpes": 3})
+        megaptm.pretrain(TINY / "gpt2.yaml", train={"stpes": 3})
     with pytest.raises(megaptm.UserError, match=r"the given config: train\.batch must be at least 1, not 0"):
-        megaptm.train({"extends": "tiny/gpt2", "run": tmp_path / "run", "train": {"batch": 0}})
+        megaptm.pretrain({"extends": "tiny/gpt2", "run": tmp_path / "run", "train": {"batch": 0}})
     told = []
 
     def elsewhere():
         with pytest.raises(megaptm.UserError, match="main thread") as caught:
-            megaptm.train("tiny/gpt2")
+            megaptm.pretrain("tiny/gpt2")
         told.append(caught)
 
     thread = threading.Thread(target=elsewhere)
