@@ -11,15 +11,15 @@ import pytest
 
 from tests.checkpoint.test_store import names, save, store  # noqa: F401  # a fixture
 
-# A process of its own: what fails is the C library under it. Patience is short where the outage does not end.
+# A process of its own: what fails is the C library under it. RetryPolicy is short where the outage does not end.
 READ = """
 import sys
 from megaptm.checkpoint import files
 from megaptm.checkpoint.store import Store
 from megaptm.errors import UserError
-from megaptm.storage import Patience
+from megaptm.storage import RetryPolicy
 
-files.PATIENCE = Patience(seconds=float(sys.argv[2]), pause=0.01)
+files.PATIENCE = RetryPolicy(seconds=float(sys.argv[2]), pause=0.01)
 try:
     found = Store(sys.argv[1], fence=lambda: True).newest()
     found.reader.read("weight/w")
