@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoint.test_store import names, save, store  # noqa: F401  # a fixture
 
-# A process of its own: what fails is the C library under it. RetryPolicy is short where the outage does not end.
+# A process of its own: what fails is the C library under it. Patience is short where the outage does not end.
 READ = """
 import sys
 from megaptm.checkpoint import files

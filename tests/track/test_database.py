@@ -19,7 +19,7 @@ from megaptm.track.database import _is_whole, _remove_halves, ensure_database
 
 pytestmark = pytest.mark.real
 
-KILLS = 10
+KILLS = 6
 # Children are forked from a process that has imported MLflow, which takes most of the time and makes no files.
 KILL_WHILE_IT_IS_MADE = """
 import json, os, signal, sys, time
