@@ -34,6 +34,10 @@ LOSSES = {
 }
 
 
+KINDS = ("gpt2", "bert", "t5")
+"""A family of each kind: for what depends on the kind of model, and not on the family."""
+
+
 def base_of(family: str) -> str:
     """The family whose batches and losses a variant takes."""
     return VARIANTS[family].base if family in VARIANTS else family

@@ -7,7 +7,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
-from tests.layouts.cases import LOSSES, read_back, tiny, train_and_save
+from tests.layouts.cases import KINDS, read_back, tiny, train_and_save
 from tests.ranks import run_ranks
 
 ONE = Layout(microbatch=2)
@@ -29,7 +29,7 @@ def run(family, layout, folder, *, start, steps, precision="fp32", dropout=0.0, 
     return run_ranks(layout.processes, train_and_save, *arguments)[0]
 
 
-@pytest.mark.parametrize("family", LOSSES)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "layout",
@@ -63,7 +63,7 @@ def test_what_is_divided_over_data_ranks_each_reads_its_part_of(tmp_path):
     assert min(one["exp_avg"], other["exp_avg"]) > 0.3 * one["weight"]
 
 
-@pytest.mark.parametrize("family", LOSSES)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -86,7 +86,7 @@ def test_another_layout_continues_the_same_run(tmp_path, family, before, after):
     assert rest["norms"] == pytest.approx(whole["norms"][BEFORE:], rel=1e-5)
 
 
-@pytest.mark.parametrize("family", LOSSES)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2_INTERLEAVED, TP2_DP2_DISTRIBUTED], ids=["1", "TP2", "PP2", "dist"])
 def test_initial_weights_are_a_function_of_seed_and_name(tmp_path, family, layout):
     run(family, layout, tmp_path, start=0, steps=0)

@@ -18,7 +18,7 @@ from megaptm.config import Layout
 from megaptm.data import open_mix
 from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.tokenizers import load
-from tests.layouts.cases import ADAM, LOSSES, batch, micro_batches, tiny
+from tests.layouts.cases import ADAM, KINDS, LOSSES, batch, micro_batches, tiny
 from tests.ranks import run_ranks
 
 TABLE = Path(__file__).parent / "recorded.json"
@@ -93,7 +93,7 @@ def samples(corpus: Path, objective: str) -> str:
 def record_losses() -> dict[str, Any]:
     return {
         f"{family}, {name}, dropout {dropout}": run_ranks(layout.processes, losses, family, layout, dropout)[0]
-        for family in LOSSES
+        for family in KINDS
         for name, layout in LAYOUTS.items()
         for dropout in (0.0, 0.1)
     }
