@@ -47,7 +47,7 @@ def test_it_passes_what_every_family_passes(tree):
 
 
 def test_it_is_the_same_on_tensor_and_pipeline_ranks(tree):
-    test = "tests/layouts/test_layouts.py::test_layout_changes_nothing[TP2xPP2-wren]"
+    test = "tests/layouts/test_layouts.py::test_layout_changes_nothing[wren-TP2+SPxPP2 recompute]"
     assert "1 passed" in run(tree, "pytest", "-p", "no:cacheprovider", test)
 
 

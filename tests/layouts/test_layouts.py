@@ -31,7 +31,7 @@ def alone():
     return {family: run_ranks(1, train_steps, family, Layout(microbatch=2))[0] for family in LOSSES}
 
 
-EVERY_FAMILYS = ("TP2+SP", "PP2 interleaved", "DP2 distributed optimizer")
+EVERY_FAMILYS = ("TP2+SPxPP2 recompute", "PP2xDP2 distributed optimizer")
 CASES = [(family, name) for family in LOSSES for name in (LAYOUTS if family in KINDS else EVERY_FAMILYS)]
 
 
