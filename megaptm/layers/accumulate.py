@@ -1,39 +1,40 @@
 """Gradients of large tables, added where the engine keeps them.
 
-The engine gives every parameter a `main_grad`, a float32 tensor that gradients of all micro-batches are summed in. A
-token table's gradient is as large as the table (half a small model), and autograd would write it whole for the lookup,
-write it whole for the projection, add the two, and add the sum to `main_grad`. Here each goes straight there.
+An engine may sum gradients of all micro-batches in float32 tensors of its own. A token table's gradient is as large as
+the table (half a small model), and autograd would write it whole for the lookup, write it whole for the projection, add
+the two, and add the sum to the engine's. Here each goes straight there.
 """
 
 # N looked up rows, V rows of the table, D width
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def main_grad_of(parameter: Tensor) -> Tensor | None:
-    """Where the engine sums this parameter's gradients; None without an engine."""
-    gradient: Tensor | None = getattr(parameter, "main_grad", None)
-    return gradient
+class GradientSum(Protocol):
+    """What an engine hangs on a parameter as `gradient_sum`."""
+
+    @property
+    def total(self) -> Tensor:
+        """Float32, of the parameter's shape: to be added to."""
+
+    def added(self) -> Tensor | None:
+        """Called once the gradient is in `total`; gives what the backward pass returns for the parameter."""
 
 
-def mark_grad_added(parameter: Tensor) -> Tensor | None:
-    """What a backward pass returns for a parameter whose gradient it has already added to `main_grad`.
-
-    Where the engine reduces gradients during the backward pass it waits to see one for every parameter: it gets one
-    whose values nobody reads.
-    """
-    parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return torch.empty_like(parameter) if getattr(parameter, "overlap_grad_reduce", False) else None
+def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
+    """Where an engine sums this parameter's gradients; None without an engine."""
+    found: GradientSum | None = getattr(parameter, "gradient_sum", None)
+    return found
 
 
 class Lookup(torch.autograd.Function):
-    """`weight[ids]`, with the gradient's few rows added to `main_grad` where there is one."""
+    """`weight[ids]`, with the gradient's few rows added to the engine's sum where there is one."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight_VD: Tensor) -> Tensor:
@@ -45,13 +46,13 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[None, Tensor | None]:
         (d_output,) = d_outputs
         (ids,) = ctx.saved_tensors
-        weight_VD, total_VD = ctx.weight, main_grad_of(ctx.weight)
-        if total_VD is None:
+        weight_VD, kept = ctx.weight, gradient_sum_of(ctx.weight)
+        if kept is None:
             return None, _summed(d_output, ids, len(weight_VD))
         # To count the distinct rows, the host would have to wait for a GPU.
         add = add_all_rows if weight_VD.is_cuda else add_distinct_rows
-        add(total_VD, d_output.to(total_VD.dtype), ids)
-        return None, mark_grad_added(weight_VD)
+        add(kept.total, d_output.to(kept.total.dtype), ids)
+        return None, kept.added()
 
 
 def add_all_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks.heads import ROWS_PROJECTED
-from megaptm.layers.accumulate import main_grad_of, mark_grad_added
+from megaptm.layers.accumulate import gradient_sum_of
 
 IGNORED = -100
 """The label that asks nothing."""
@@ -108,11 +108,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         del ctx.gradients  # scaled in place: they serve once
         if d_bias is not None:
             d_bias = d_bias.mul_(d_loss).to(ctx.bias_dtype)
-        total = main_grad_of(ctx.weight)
-        if total is None:
+        kept = gradient_sum_of(ctx.weight)
+        if kept is None:
             return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, None, None, None
-        total.addcmul_(d_weight.to(total.dtype), d_loss.to(total.dtype))
-        return d_hidden.mul_(d_loss), mark_grad_added(ctx.weight), d_bias, None, None, None
+        kept.total.addcmul_(d_weight.to(kept.total.dtype), d_loss.to(kept.total.dtype))
+        return d_hidden.mul_(d_loss), kept.added(), d_bias, None, None, None
 
 
 def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:

@@ -23,6 +23,7 @@ from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
+from megaptm.parallel.main_grad import hang_on
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
@@ -91,8 +92,7 @@ class Engine:
         # Without it, gradients would be summed over data ranks after as many micro-batches as the first step had.
         no_sync = [chunk.no_sync for chunk in self.chunks]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
-        for parameter in (parameter for stage in self.stages for parameter in stage.parameters()):
-            parameter.overlap_grad_reduce = overlap_grad_reduce  # type: ignore[attr-defined]
+        hang_on((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
         self.settings = optimizer
         self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
