@@ -22,7 +22,7 @@ class Field:
 class BatchSpec:
     """The fields of every sample of an objective, and the streams that they are laid along.
 
-    A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `documents` (0 is
+    A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `document_ids` (0 is
     padding), `segments`, `order`, each [S]. The first stack's have no prefix, another's that of its name:
     `decoder_tokens`.
     """

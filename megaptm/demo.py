@@ -26,7 +26,7 @@ from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
-from megaptm.report.page import PICTURE
+from megaptm.report.summary import PICTURE
 from megaptm.resilience.events import last_saved
 from megaptm.shell import command_line
 from megaptm.track import how_to_look

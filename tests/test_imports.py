@@ -139,7 +139,7 @@ def test_data_reads_without_torch_except_in_the_loader():
         *NO_TORCH,
         "launch.local",
         "run.folder",
-        "report.page",
+        "report.summary",
         "track",
         "resilience.lock",
         "check.cli",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megaptm.checkpoint.tensors import Piece
 
-# torch rounds what a GPU can reach by itself (pinned memory) up to a power of two: rooms of one waste nothing.
-ROOM_BYTES = 256 << 20
+# torch rounds what a GPU can reach by itself (pinned memory) up to a power of two: buffers of one waste nothing.
+BUFFER_BYTES = 256 << 20
 ALIGNED_BYTES = 64
 
 
@@ -19,12 +19,12 @@ class HostStaging:
     """The memory is kept from one save to the next: making it takes longer than copying."""
 
     def __init__(self) -> None:
-        self._rooms: dict[bool, list[Tensor]] = {False: [], True: []}
+        self._buffers: dict[bool, list[Tensor]] = {False: [], True: []}
         """Bytes; pinned ones for what lies on a GPU."""
 
     def take(self, pieces: Iterable[Piece]) -> list[Piece]:
         """The pieces as they are now, whatever becomes of their tensors after this returns."""
-        spaces = {pinned: _Spaces(rooms, pinned) for pinned, rooms in self._rooms.items()}
+        spaces = {pinned: _Spaces(buffers, pinned) for pinned, buffers in self._buffers.items()}
         copies = []
         for piece in pieces:
             copy = spaces[piece.data.is_cuda].like(piece.data)
@@ -35,19 +35,19 @@ class HostStaging:
 
 
 class _Spaces:
-    """Gives out parts of rooms, one after the other, and adds a room when none has space left."""
+    """Gives out parts of buffers, one after the other, and adds a buffer when none has space left."""
 
-    def __init__(self, rooms: list[Tensor], pinned: bool) -> None:
-        self._rooms, self._pinned = rooms, pinned
+    def __init__(self, buffers: list[Tensor], pinned: bool) -> None:
+        self._buffers, self._pinned = buffers, pinned
         self._number, self._used = 0, 0
 
     def like(self, tensor: Tensor) -> Tensor:
         """Space for a contiguous tensor of this shape and type."""
-        while self._number < len(self._rooms) and self._used + tensor.nbytes > len(self._rooms[self._number]):
+        while self._number < len(self._buffers) and self._used + tensor.nbytes > len(self._buffers[self._number]):
             self._number, self._used = self._number + 1, 0
-        if self._number == len(self._rooms):
-            size = max(tensor.nbytes, ROOM_BYTES)
-            self._rooms.append(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned))
-        space = self._rooms[self._number][self._used : self._used + tensor.nbytes]
+        if self._number == len(self._buffers):
+            size = max(tensor.nbytes, BUFFER_BYTES)
+            self._buffers.append(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned))
+        space = self._buffers[self._number][self._used : self._used + tensor.nbytes]
         self._used += -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
         return space.view(tensor.dtype).view(tensor.shape)

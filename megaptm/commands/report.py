@@ -18,8 +18,8 @@ def report(run: Path, ship: bool) -> None:
     \b
       megaptm report runs/tiny-gpt2
     """
-    from megaptm.report.page import report as show
-    from megaptm.report.page import ship as send
+    from megaptm.report.summary import report as show
+    from megaptm.report.summary import ship as send
 
     if ship:
         send(run)

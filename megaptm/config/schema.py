@@ -22,7 +22,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """Frozen, and a key that is not a field is refused; see `complain` for how a mistake is told."""
+    """Frozen, and a key that is not a field is refused; `config.errors` words what is told of a mistake."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True

@@ -1,4 +1,4 @@
-"""What a model says: a decoder continues text, an encoder-decoder fills holes, an encoder guesses masks."""
+"""Text from a model: a decoder continues a prompt, an encoder-decoder fills holes, an encoder guesses masks."""
 
 # S sequence, B batch, H heads, K head width, V vocabulary
 

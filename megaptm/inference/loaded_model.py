@@ -1,5 +1,4 @@
-"""A model that has learned, whole and on one device: for whoever uses it without training it. No processes, no
-megatron-core."""
+"""A trained model, whole and on one device: for whoever uses it without training it. No megatron-core."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that has learned, with what it reads and writes by. `megaptm.load` opens one."""
+    """A trained model with its tokenizer. `megaptm.load` opens one."""
 
     folder: Path
     """Of the run, or the exported model."""

@@ -117,7 +117,7 @@ class Stack(nn.ModuleDict):
     """Some consecutive layers of an encoder or a decoder, under their global numbers.
 
     Children: `bias_table` (of a score bias, which the whole stack shares), `shared` (sub-layers that layers share, by
-    the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A part of a
+    the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A chunk of a
     pipeline holds fewer of them, under the same names.
     """
 
@@ -129,7 +129,7 @@ class Stack(nn.ModuleDict):
         self.run_layer: Callable[..., Tensor] = run
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
-        # Before the layers, so that a parameter is called by the place where it is shared, whatever a part holds.
+        # Before the layers, so that a parameter is called by the place where it is shared, whatever a chunk holds.
         shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))

@@ -58,7 +58,7 @@ class Mask:
 
 
 def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
-    """The mask within one stream of a batch, named by the prefix of its `tokens`, `documents` and `order` [B, S]."""
+    """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids` and `order`."""
     tokens, documents, order = (batch.get(prefix + name) for name in ("tokens", "document_ids", "order"))
     assert tokens is not None
     if visibility == "ordered" and order is None:

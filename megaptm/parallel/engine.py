@@ -78,7 +78,7 @@ class Engine:
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
         self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses)
-        self.shared = TiedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
+        self.tied_parameters = TiedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
         overlap_grad_reduce = communication.overlap_grad_reduce and self.ranks.data_size > 1
         data_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer,
@@ -197,4 +197,4 @@ class Engine:
     def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
         finalize_model_grads(chunks, None)
-        self.shared.sum_gradients()
+        self.tied_parameters.sum_gradients()

@@ -26,8 +26,8 @@ class Stage(MegatronModule):
     """What a schedule needs around a chunk: where its input comes from, and the names megatron-core looks up."""
 
     model_type = ModelType.encoder_or_decoder
-    # Copies of one parameter on several stages are summed by `shared`, whatever they are; megatron's own rule knows
-    # only of the first and last stage's token table.
+    # Copies of one parameter on several stages are summed by `TiedParameters`, whatever they are; megatron's own rule
+    # knows only of the first and last stage's token table.
     share_embeddings_and_output_weights = False
 
     def __init__(self, model: Model, config: TransformerConfig, placements: dict[str, Placement], chunk: int) -> None:

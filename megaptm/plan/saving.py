@@ -14,7 +14,7 @@ CHECKPOINT_BYTES = 12
 
 @dataclass(frozen=True)
 class Saving:
-    """One checkpoint, of which every rank writes its part (train/saving.py)."""
+    """One checkpoint, of which every rank writes its part (train/checkpointer.py)."""
 
     bytes: float
     seconds: float

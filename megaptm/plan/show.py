@@ -1,4 +1,4 @@
-"""A plan, a search and the published rows as tables in the terminal."""
+"""A plan, a search and a dry run as tables in the terminal."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Parameters:
 
 
 def stages(work: Workload) -> list[list[ModelChunk]]:
-    """Stage -> its chunks: chunk c of stage p is part c * pipeline + p, as in `parallel.stage.build_stages`."""
+    """Stage -> its chunks: chunk c of stage p is the model's c * pipeline + p (`parallel.stage.build_stages`)."""
     layout = work.layout
     cut = chunks(work.spec, layout.pipeline * layout.virtual)
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]

@@ -1,1 +1,1 @@
-"""A run told to people: in the terminal, as a page, as curves. No torch."""
+"""A run told to people: a summary, curves, what it says in the terminal. No torch."""

@@ -25,7 +25,7 @@ from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
 from megaptm.run.submission import refuse_queued
 from megaptm.storage import write_whole
-from megaptm.track.page import default_uri
+from megaptm.track.address import default_uri
 
 CONFIG = "config.yaml"
 # What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.

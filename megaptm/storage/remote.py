@@ -1,4 +1,4 @@
-"""Files on object stores, by fsspec. Every call is one attempt; `patience` makes them again."""
+"""Files on object stores, by fsspec. Every call is one attempt; `retry` makes them again."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.credentials import in_brief
+from megaptm.track.address import default_uri
 from megaptm.track.journal import FILE, parsed
-from megaptm.track.page import default_uri
 from megaptm.track.state import State
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megaptm.track.address import ARTIFACTS, curves, default_uri
 from megaptm.track.journal import FILE, parsed
-from megaptm.track.page import ARTIFACTS, curves, default_uri
 from megaptm.track.state import State
 
 # Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.

@@ -48,7 +48,7 @@ class Checkpointer:
         events: Events | None,
     ) -> None:
         self.config, self.engine, self.source, self.place, self.events = config, engine, source, place, events
-        self.identity = compatibility(engine.spec, source.tokenizer.fingerprint)
+        self.compatibility = compatibility(engine.spec, source.tokenizer.fingerprint)
         self.store = Store(
             run,
             keep=config.checkpoint.keep,
@@ -69,7 +69,7 @@ class Checkpointer:
             self.store.take_over()
         checkpoint = newest(self.store, self.place)
         if checkpoint is not None:
-            refuse_another(checkpoint, self.identity)
+            refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
             self.layout_before = layout_of(checkpoint)
             together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
@@ -127,7 +127,7 @@ class Checkpointer:
     def _state(self, step: int) -> dict[str, Any]:
         samples = self.config.batches.first(step)
         return {
-            **self.identity,
+            **self.compatibility,
             "samples": samples,
             "cursors": self.source.train.cursors(samples),
             "corpora": self.source.train.corpora,

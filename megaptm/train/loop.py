@@ -19,8 +19,8 @@ from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.schedule import rate_of
 
-ACCOUNTS = {"step": "productive", "saving": "checkpoint"}
-"""How the accounts call a phase, where they differ."""
+SPENT_ON = {"step": "productive", "saving": "checkpoint"}
+"""Phase -> the field of `SecondsSpent` that it counts in, where that has another name."""
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Training:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase of the loop, told to who watches the run and booked in its accounts."""
-        with self.heartbeat.during(phase), self.seconds.spent_on(ACCOUNTS.get(phase, phase)):
+        """A phase of the loop, told to who watches the run, its seconds counted."""
+        with self.heartbeat.during(phase), self.seconds.spent_on(SPENT_ON.get(phase, phase)):
             yield
 
 

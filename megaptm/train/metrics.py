@@ -1,4 +1,4 @@
-"""What rank 0 says about each step: a progress bar or lines, the journal, MLflow."""
+"""Metrics of each step, written by rank 0: on the terminal, as a bar or lines, to the journal, to MLflow."""
 
 from __future__ import annotations
 

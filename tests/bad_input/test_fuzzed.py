@@ -13,7 +13,7 @@ from data_pipeline.inspection import _source
 from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
-from megaptm.report.page import _seconds
+from megaptm.report.summary import _seconds
 from megaptm.resilience.events import last_saved, read_events
 from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load

@@ -19,9 +19,9 @@ def pieces():
     return [*made, whole("strided", strided), whole("one", torch.tensor(7.0)), whole("none", torch.empty(0, 4))]
 
 
-@pytest.mark.parametrize("room_bytes", [1, 100, 1 << 20])
-def test_what_happens_to_the_tensors_later_does_not_matter(monkeypatch, room_bytes):
-    monkeypatch.setattr(host_staging, "ROOM_BYTES", room_bytes)
+@pytest.mark.parametrize("buffer_bytes", [1, 100, 1 << 20])
+def test_what_happens_to_the_tensors_later_does_not_matter(monkeypatch, buffer_bytes):
+    monkeypatch.setattr(host_staging, "BUFFER_BYTES", buffer_bytes)
     before, moving = pieces(), pieces()
     copies = HostStaging().take(moving)
     for piece in moving:
@@ -40,7 +40,7 @@ def test_the_memory_of_one_save_serves_the_next():
 
 
 def test_copies_do_not_overlap(monkeypatch):
-    monkeypatch.setattr(host_staging, "ROOM_BYTES", 256)
+    monkeypatch.setattr(host_staging, "BUFFER_BYTES", 256)
     taken = HostStaging().take(whole(str(number), torch.full((number,), float(number))) for number in range(40))
     assert all(piece.data.eq(float(piece.name)).all() for piece in taken)
 

@@ -1,1 +1,1 @@
-"""A run on a Ray cluster: where its ranks go, who watches them on each node, and what happens when a node is lost."""
+"""A run on a Ray cluster: where its ranks go, an agent for those of each node, and what follows when a node is lost."""

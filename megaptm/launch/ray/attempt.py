@@ -1,4 +1,4 @@
-"""One start of a run: a watcher on each of its nodes, from the placement of its ranks to the end of the last."""
+"""One start of a run: an agent on each of its nodes, from the placement of its ranks to the end of the last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class AgentHandle:
-    """A node's watcher, as seen from here."""
+    """The agent of a node, as the driver sees it."""
 
     assignment: RankAssignment
     actor: Any
@@ -48,7 +48,7 @@ class Outcome:
     lost: list[RankAssignment] = field(default_factory=list)
     """On nodes that are dead, or do not answer."""
     broken: list[RankAssignment] = field(default_factory=list)
-    """Whose watcher died, though the node lives: somebody killed it, or Ray did for memory."""
+    """Whose agent died, though the node lives: somebody killed it, or Ray did for memory."""
 
     hang: Hang | None = None
 
@@ -58,14 +58,14 @@ class Outcome:
 
 
 class RunAttempt:
-    """Watchers in the bundles of a placement group. Leaving it ends them, and with them what they watch."""
+    """Agents in the bundles of a placement group. Leaving it ends them, and with them their ranks."""
 
     def __init__(
         self, assignments: Sequence[RankAssignment], group: Any, *, kind: str, run: Path, logs: Path, watchdog: Watchdog
     ) -> None:
         self._run, self._watchdog = run, watchdog
         self._agents = [
-            AgentHandle(assignment, _post(assignment, group, number, kind=kind).remote(WORKER, run, logs))
+            AgentHandle(assignment, _agent_class(assignment, group, number, kind=kind).remote(WORKER, run, logs))
             for number, assignment in enumerate(assignments)
         ]
         self.outcome = Outcome()
@@ -111,7 +111,7 @@ class RunAttempt:
                 for agent in self._left():
                     agent.actor.forward.remote(number)
                 passed_on += 1
-            for agent in self._hear(waiting):
+            for agent in self._take_answers(waiting):
                 if not self.outcome.failed:
                     waiting[self._look(agent)] = agent
             self.outcome.hang = self._watchdog.look({end.rank for end in self.outcome.ends}, stopping=bool(asked))
@@ -126,7 +126,7 @@ class RunAttempt:
     def _finish(self, ask: Callable[[AgentHandle], Any]) -> None:
         waiting = {ask(agent): agent for agent in self._left()}
         while waiting:
-            waiting |= {ask(agent): agent for agent in self._hear(waiting)}
+            waiting |= {ask(agent): agent for agent in self._take_answers(waiting)}
 
     def _look(self, agent: AgentHandle) -> Any:
         return agent.actor.look.remote(len(agent.ends))
@@ -135,7 +135,7 @@ class RunAttempt:
         gone = [*self.outcome.lost, *self.outcome.broken]
         return [agent for agent in self._agents if agent.assignment not in gone]
 
-    def _hear(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
+    def _take_answers(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
         """Take the answers that are there; those are returned who are to be asked again."""
         import ray
 
@@ -173,10 +173,10 @@ class RunAttempt:
             again.remove(agent)
             self.outcome.lost.append(agent.assignment)
 
-    def _each(self, watches: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any]) -> list[Any]:
-        """Everybody's answer; None from those that are gone."""
-        asked = [ask(agent) for agent in watches]
-        return [self._answer(agent, answer) for agent, answer in zip(watches, asked, strict=True)]
+    def _each(self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any]) -> list[Any]:
+        """The answer of each; None from those that are gone."""
+        asked = [ask(agent) for agent in agents]
+        return [self._answer(agent, answer) for agent, answer in zip(agents, asked, strict=True)]
 
     def _answer(self, agent: AgentHandle, answer: Any) -> Any:
         import ray
@@ -206,8 +206,8 @@ class RunAttempt:
         self.outcome.lost.append(agent.assignment)
 
 
-def _post(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:
-    """The class of a watcher that has the devices of its ranks."""
+def _agent_class(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:
+    """Of an agent that has the devices of its ranks."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

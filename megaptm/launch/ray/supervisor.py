@@ -69,16 +69,16 @@ class Supervisor:
                 raise
 
     def _supervise(self) -> int:
-        found = self._first_room()
+        found = self._reserve_first()
         while found is not None:
             saved, outcome = last_saved(self._run), self._start(found)
             code = self._judge(outcome, progress=last_saved(self._run) > saved)
             if code is not None:
                 return code
-            found = self._next_room()
+            found = self._reserve_again()
         return EXIT_CONTINUE
 
-    def _first_room(self) -> Reservation | None:
+    def _reserve_first(self) -> Reservation | None:
         kind, there = nodes()
         busy = places_for([node.devices for node in there], self._config.layout.tensor) >= self._config.layout.processes
         seconds = max(self._wait, BUSY_SECONDS if busy else 0.0)
@@ -87,7 +87,7 @@ class Supervisor:
             raise refuse(nodes()[1], self._config.layout, kind)
         return found
 
-    def _next_room(self) -> Reservation | None:
+    def _reserve_again(self) -> Reservation | None:
         """With all that is needed if it comes in time, else with what is left."""
         seconds = max(self._wait_again, BUSY_SECONDS)  # what the last start had is free in a moment
         if found := reserve(self._config.layout, seconds=seconds, given_up=lambda: self._asked):

@@ -10,7 +10,7 @@ from rich.console import Console
 from megaptm.config import dump, load
 from megaptm.errors import UserError
 from megaptm.report.curves import curve, draw, loss_curves
-from megaptm.report.page import report
+from megaptm.report.summary import report
 from megaptm.run.time_spent import job_times, time_spent
 
 TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"

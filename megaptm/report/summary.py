@@ -1,4 +1,4 @@
-"""`megaptm report`: a run told from its two journals, metrics.jsonl and events.jsonl. No torch."""
+"""`megaptm report`: a summary of a run from its two journals, metrics.jsonl and events.jsonl. No torch."""
 
 from __future__ import annotations
 
