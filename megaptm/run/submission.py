@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from pathlib import Path
 
 from megaptm.config import Config, dump
 from megaptm.errors import UserError
+from megaptm.schedulers.slurm.command import ask
 from megaptm.storage import write_whole
 
 SCRIPT = "job.sh"
 """In the run folder: what was submitted; by its path the run's jobs are known."""
 FOLDER = "submitted"
 """In the run folder: the config of each submission, named by its content, which no later command writes over."""
-ANSWER_SECONDS = 30.0
 
 
 def submitted_config(config: Config) -> Path:
@@ -59,12 +58,11 @@ def queued(run: Path) -> dict[str, str]:
     script = run / SCRIPT
     if not script.exists():
         return {}
-    command = ["squeue", "--noheader", "--format=%A|%T|%o"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        lines = ask("squeue", "--noheader", "--format=%A|%T|%o")
+    except UserError:
         return {}
-    rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
+    rows = [line.split("|", 2) for line in lines if line.count("|") >= 2]
     return {job: state for job, state, words in rows if words == str(script) or words.startswith(f"{script} ")}
 
 
