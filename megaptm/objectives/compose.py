@@ -175,10 +175,10 @@ def compose(said: Mapping[str, Any]) -> Objective:
     shared = [label for label, options in tasks.items() if "share" in options]
     if not tasks:
         raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
+    made = {label: _task(label, options) for label, options in tasks.items()}  # first: a misspelled question is no task
     if len(tasks) > 1 and len(shared) < len(tasks):
         lacking = next(label for label in tasks if label not in shared)
         raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
-    made = {label: _task(label, options) for label, options in tasks.items()}
     if questions:
         made = {label: _with_question(label, task, questions) for label, task in made.items()}
     parts = tuple(Task(label, task, _shares(label, tasks[label])) for label, task in made.items())

@@ -117,6 +117,7 @@ def test_weights_and_shares_change_at_their_steps():
         ({"masked-lm": {}, "next-sentence": {}, "sentence-order": {}}, r"each choose the second text: keep one"),
         ({"masked-lm": {"hide": "whole-words"}, "next-sentence": {}}, r"objective\.masked-lm: hide whole-words cannot"),
         ({"masked-lm": {}, "causal-lm": {}}, r"objective\.masked-lm needs a share"),
+        ({"masked-lm": {}, "sentence_order": {}}, r"objective\.sentence_order is no task; did you mean sentence-order"),
         ({"masked-lm": {"weight": "x"}}, r"objective\.masked-lm\.weight must be a number, or a mapping"),
         ({"masked-lm": {"weight": {5: 1}}}, r"objective\.masked-lm\.weight .* from step 0 on"),
         (
