@@ -22,7 +22,7 @@ from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.credentials import refuse_credentials_in_words
-from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.processes import end_now
 
 
@@ -44,6 +44,9 @@ class Commands(click.Group):
                 return super().invoke(ctx)
         except UserError as error:
             self._tell(ctx, error)
+        except KeyboardInterrupt:  # click would say "Aborted!" and exit with 1, a failure
+            click.echo("Interrupted.", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
 
     @staticmethod
     def _tell(ctx: click.Context, error: UserError) -> NoReturn:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "configs/tiny/gpt2.yaml")
@@ -64,6 +66,20 @@ def test_the_examples_of_the_first_page_are_commands():
     shown = [line.split()[1] for line in megaptm("--help").stdout.splitlines() if line.startswith("    megaptm ")]
     assert len(shown) >= 4
     assert set(shown) <= set(main.commands)
+
+
+def test_ctrl_c_is_told_from_a_failure():
+    from megaptm.__main__ import Commands
+
+    @click.group(cls=Commands)
+    def program() -> None: ...
+
+    @program.command()
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    done = CliRunner().invoke(program, ["wait"])
+    assert (done.exit_code, done.output) == (130, "Interrupted.\n")
 
 
 def test_bash_completes_commands_and_options():
