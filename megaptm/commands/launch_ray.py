@@ -71,7 +71,8 @@ def ray(
         --corpus configs/corpora/wikipedia-bert.yaml corpus.workers=64
 
     \b
-    Exit codes: 0 done, 1 a failure, 2 a mistake, 75 saved or cut short: start it again, it goes on where it was.
+    Exit codes: 0 done, 1 a failure, 2 a mistake, 75 saved or cut short: start it again, it goes on where it was;
+    130 left at once, unsaved, by Ctrl-C a second time.
     """
     from megaptm.processes import outlive_terminal
     from megaptm.run.folder import read_config
@@ -86,6 +87,8 @@ def ray(
     _refuse_copy(wanted.run)
     if corpus is None:
         _check(wanted, described)
+    if not (address or os.environ.get("RAY_ADDRESS")):
+        click.echo("starting Ray on this machine", err=True)  # some seconds, of which Ray says nothing
     join(address, processes=wanted.layout.processes)
     if dry_run:
         _dry_run(wanted)

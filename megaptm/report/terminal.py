@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -74,11 +74,11 @@ def clock(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def next_commands(config: Config, *, done: bool) -> list[str]:
-    """Three commands to go on with after a run has ended, or has stopped half-way."""
+def next_commands(config: Config, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
+    """Three commands to go on with after a run has ended, or has stopped half-way: then `start` is what starts it."""
     run = typed_path(config.run)
     last = ["export", "hf", run, os.path.join("exported", Path(run).name)]
     if prompt := PROMPTS.get(config.task.name):
         last = ["generate", run, "--prompt", prompt]
     commands = [["report", run], ["evaluate", run], last]
-    return [command_line(command) for command in (commands if done else [["train", run], *commands[:2]])]
+    return [command_line(command) for command in (commands if done else [[*start, run], *commands[:2]])]

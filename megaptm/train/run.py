@@ -11,6 +11,7 @@ from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import TimedLog, device_title, next_commands, resumed
+from megaptm.resilience.attempt import VARIABLE as ATTEMPT
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -133,5 +134,8 @@ def _work(
             events.write(ExitEvent(code=code, **spent))
     leave()
     if report and code in (0, EXIT_CONTINUE):
-        print("\n".join(["next:", *(f"  {line}" for line in next_commands(config, done=code == 0))]), flush=True)
+        # Of the launchers only Ray's numbers its starts so; Slurm says in the job's own variables which one this is.
+        command = ("launch", "ray") if ATTEMPT in os.environ else ("train",)
+        lines = next_commands(config, done=code == 0, start=command)
+        print("\n".join(["next:", *(f"  {line}" for line in lines)]), flush=True)
     return code

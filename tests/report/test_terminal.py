@@ -58,6 +58,8 @@ def test_commands_to_go_on_with_can_be_pasted(family, last, tmp_path, monkeypatc
     words = [shlex.split(line)[program:] for line in (*done, *stopped)]
     assert [line[0] for line in words] == ["report", "evaluate", last, "train", "report", "evaluate"]
     assert all("runs/it's #1; $HOME" in line for line in words)
+    on_ray = next_commands(config, done=False, start=("launch", "ray"))
+    assert shlex.split(on_ray[0])[program:] == ["launch", "ray", "runs/it's #1; $HOME"]
 
 
 def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):
