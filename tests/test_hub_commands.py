@@ -74,6 +74,8 @@ def test_an_imported_model_has_the_same_loss(exported, tmp_path):
     same = [f"data.mix={{{corpus}: 1}}", "data.sequence=32", "layout.microbatch=2"]
     told = run_command(imports, "hf", folder, again, *same)
     assert told.startswith(f"{folder} is step 0 of {again}")
+    assert f"train {again}" in told
+    assert "corpus build" not in told
     before, after = (json.loads(run_command(evaluate, where, "--rows", "8", "--json")) for where in (run, again))
     assert after["losses"] == before["losses"]
     assert (before["step"], after["step"]) == (7, 0)
@@ -128,6 +130,8 @@ def test_a_head_that_a_model_came_without_begins_afresh_and_that_is_said(tmp_pat
     told = run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
     absent = "head.next-sentence.pooler, head.next-sentence.classify"
     assert f"came without {absent}: begun afresh, from train.seed=5" in told
+    again = tmp_path / "again"
+    assert f"out={again}/corpus tokenizer={again}/tokenizer" in told
     [event] = [event for event in read_events(tmp_path / "again") if event["kind"] == "import"]
     assert event["fresh"] == absent.split(", ")
     ours, before = (dict(open_run(place).model.named_parameters()) for place in (tmp_path / "again", run))

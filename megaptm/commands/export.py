@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -29,15 +30,20 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
       megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
 
     \b
-    And in Python:
+    And in Python, for a GPT (BERT: AutoModelForPreTraining, T5: AutoModelForSeq2SeqLM):
       model = transformers.AutoModelForCausalLM.from_pretrained("exported/tiny-gpt2")
       tokenizer = transformers.AutoTokenizer.from_pretrained("exported/tiny-gpt2")
     """
+    from megaptm.report.terminal import TimedLog
+
+    tell = TimedLog(stream=sys.stderr)
+    tell("loading PyTorch and transformers")
     import torch
 
     from megaptm.hub.huggingface import to_hugging_face
     from megaptm.run.checkpoint import open_checkpoint
 
+    tell("reading and writing the weights")
     checkpoint = open_checkpoint(run, step=step)
     to_hugging_face(
         checkpoint.spec,

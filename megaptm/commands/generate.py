@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -39,9 +40,14 @@ def generate(
       megaptm generate runs/tiny-t5 --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
       megaptm generate runs/tiny-bert --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
+    from megaptm.report.terminal import TimedLog
+
+    tell = TimedLog(stream=sys.stderr)
+    tell("loading PyTorch")
     from megaptm.inference import generate as say
     from megaptm.inference.loaded_model import open_run
 
+    tell("reading the checkpoint")
     sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
     loaded = open_run(run, step=step)
     match (*loaded.spec.family.stacks,):

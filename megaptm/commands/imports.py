@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -37,13 +38,25 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
       megaptm corpus build 'books/**/*.txt' out=runs/gpt2/corpus tokenizer=runs/gpt2/tokenizer
       megaptm evaluate runs/gpt2
     """
+    from megaptm.report.terminal import TimedLog
+
+    tell = TimedLog(stream=sys.stderr)
+    tell("loading PyTorch and transformers")
     from megaptm.config import resolve_model
     from megaptm.hub.import_run import import_run
     from megaptm.plan.count import count
+    from megaptm.shell import command_line, typed_path
 
+    tell(f"reading {source}")
     done = import_run(source, run, overrides)
     config = done.config
     if done.fresh:
         click.echo(f"{source} came without {', '.join(done.fresh)}: begun afresh, from train.seed={config.train.seed}")
     size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
     click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
+    folder = typed_path(run.absolute())
+    lines = [["train", folder]]
+    if str(run.absolute() / "corpus") in config.data.mix:  # nobody named another: it is yet to be built
+        places = [f"out={folder}/corpus", f"tokenizer={folder}/tokenizer"]
+        lines.insert(0, ["corpus", "build", "FOLDER_OF_TEXT", *places])
+    click.echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))
