@@ -132,10 +132,7 @@ def test_a_mapping_is_read_as_the_file_it_would_be(tmp_path):
         read_config({"run": object()})
 
 
-def test_train_is_a_function_and_still_a_package(tmp_path):
-    from megaptm.train import schedule
-
-    assert schedule is megaptm.train.schedule
+def test_a_mistake_in_what_is_to_be_trained_is_one_sentence(tmp_path):
     with pytest.raises(megaptm.UserError, match=r"unknown key train\.stpes; did you mean train\.steps\?"):
         megaptm.pretrain(TINY / "gpt2.yaml", train={"stpes": 3})
     with pytest.raises(megaptm.UserError, match=r"the given config: train\.batch must be at least 1, not 0"):

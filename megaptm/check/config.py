@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config, resolve_model
+from megaptm.config.learning_rate import rate_of
 from megaptm.plan.count import count
-from megaptm.train.schedule import rate_of
 
 HIGH = 0.5
 """Of the peak: a rate above it at the end is told."""

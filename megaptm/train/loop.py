@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaptm.config import Config
+from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.objectives import Objective
 from megaptm.parallel.collectives import agree, from_all
@@ -17,7 +18,6 @@ from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.metrics import SecondsSpent, StepReport
-from megaptm.train.schedule import rate_of
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
 """Phase -> the field of `SecondsSpent` that it counts in, where that has another name."""

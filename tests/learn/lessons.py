@@ -88,10 +88,10 @@ def _shuffle(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def learn(family: str, corpus: str, shuffled: bool) -> Lesson:
     """Train the family's tiny config on a corpus folder."""
+    from megaptm.config.learning_rate import learning_rate
     from megaptm.parallel.engine import Engine
     from megaptm.tokenizers import load as load_tokenizer
     from megaptm.train.loop import mean_losses
-    from megaptm.train.schedule import learning_rate
 
     config = load(CONFIGS / f"{family}.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
     objective = OBJECTIVES[config.objective]

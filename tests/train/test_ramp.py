@@ -3,8 +3,8 @@
 import pytest
 
 from megaptm.config import load
+from megaptm.config.learning_rate import learning_rate, rate_of
 from megaptm.track import read_metrics
-from megaptm.train.schedule import learning_rate, rate_of
 from tests.drills.program import ROOT, arguments, finish, losses, resumed_at
 
 SIZES = [4, 4, 4, 8, 8, 12, 12, 12]
