@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent
+from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent, last_saved
 from megaptm.resilience.watchdog import Hang, ranks_told
 
 USER_ERROR = "error: "
@@ -153,7 +153,9 @@ def exit_code_of_hang(hang: Hang, *, run: Path) -> int:
 
 def exit_code_of_interrupt(*, run: Path) -> int:
     """Somebody wished to leave at once: nobody has failed."""
-    print("Left at once; what was saved earlier stands.", file=sys.stderr, flush=True)
+    saved = last_saved(run)
+    kept = f"step {saved} is saved" if saved else "nothing was saved yet"
+    print(f"Left at once; {kept}.", file=sys.stderr, flush=True)
     if run.exists():
         with Events(run) as events:
             events.write(InterruptEvent())

@@ -1,5 +1,6 @@
 """How runs end that do not end by themselves: each start of one run, which trains, is ended in another way."""
 
+import re
 import signal
 
 import pytest
@@ -108,7 +109,7 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(runs):
     job.send_signal(signal.SIGINT)
     _, said = job.communicate(timeout=60)
     assert job.returncode == 130, said
-    assert said.endswith("Left at once; what was saved earlier stands.\n")
+    assert re.search(r"Left at once; step \d+ is saved\.\n$", said)
     assert read_events(runs.run)[-1]["kind"] == "interrupt"
     kinds = [event["kind"] for event in read_events(runs.run)]
     assert "worker-lost" not in kinds[-kinds[::-1].index("launch") :]

@@ -218,6 +218,6 @@ def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_p
     launcher.send_signal(signal.SIGINT)
     _, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
-    assert said == "Left at once; what was saved earlier stands.\n"
+    assert said == "Left at once; nothing was saved yet.\n"
     assert [event["kind"] for event in read_events(tmp_path / "run")] == ["interrupt"]
     assert survivors(everyone) == []
