@@ -259,11 +259,11 @@ def spoil_journals(folder: Path, draw: Random) -> bool:
 def read_journals(folder: Path) -> Any:
     from rich.console import Console
 
-    from megaptm.report import page
+    from megaptm.report import summary
     from megaptm.resilience.events import last_saved
 
     last_saved(folder)
-    page.report(folder, console=Console(file=io.StringIO()))
+    summary.report(folder, console=Console(file=io.StringIO()))
 
 
 def spoil_safetensors(folder: Path, draw: Random) -> bool:
