@@ -11,6 +11,8 @@ from tests.storage.server import faults, s3
 
 __all__ = ["faults", "real_corpus", "s3"]
 
+LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "recorded", "test_demo.py")
+
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile("megaptm", deadline=None)
 settings.load_profile("megaptm")
@@ -22,8 +24,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of real clusters first: they take longest and mostly wait, so that others can compute beside them."""
-    items.sort(key=lambda item: not folder_of(item.nodeid).startswith("real"))
+    """The longest folders first, so that none is left for the end: those of real clusters, which mostly wait, so
+    that others can compute beside them, then those that start runs."""
+    items.sort(key=lambda item: _turn(folder_of(item.nodeid).partition("/")[0]))
+
+
+def _turn(folder: str) -> int:
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)

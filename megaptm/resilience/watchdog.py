@@ -52,7 +52,7 @@ BEGINNING = ("starting", "loading")
 # Where a rank waits for the others, rather than they for it.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
-    r"|megaptm/parallel/world\.py"
+    r"|megaptm/parallel/collectives\.py"
 )
 WAITING_FRAMES = 4
 

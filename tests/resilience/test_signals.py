@@ -64,7 +64,7 @@ def test_a_signal_that_comes_when_all_is_done_does_no_harm():
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
         with StopRequest() as stop:
-            stop.deaf_from_now_on()
+            stop.ignore_from_now_on()
         for number in signals.SIGNALS:
             send(number)
     finally:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import urllib.request
 import pytest
 
 from megaptm.track import Tracker
+from tests.storage.server import free_port
 
 pytestmark = pytest.mark.real
 
@@ -20,9 +20,7 @@ class Server:
 
     def __init__(self, folder):
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process = None
 
