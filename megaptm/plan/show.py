@@ -171,14 +171,14 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
 
 def _candidates(candidates: Iterable[Candidate]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("data", "tensor", "pipeline", "virtual", "rows", "again", "step", "MFU", "bubble", "GiB"):
+    for name in ("data", "tensor", "pipeline", "virtual", "microbatch", "recompute", "step", "MFU", "bubble", "GiB"):
         table.add_column(name, justify="right")
     for one in candidates:
         layout = one.layout
         table.add_row(
             *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
             str(layout.microbatch),
-            "layers" if layout.recompute == "full" else "-",
+            "full" if layout.recompute == "full" else "-",
             _seconds(one.step.seconds),
             f"{one.step.mfu:.1%}",
             f"{one.step.bubble / one.step.seconds:.1%}",
