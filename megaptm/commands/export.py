@@ -36,7 +36,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
     """
     from megaptm.report.terminal import TimedLog
 
-    tell = TimedLog(stream=sys.stderr)
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
     tell("loading PyTorch and transformers")
     import torch
 

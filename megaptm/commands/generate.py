@@ -42,7 +42,7 @@ def generate(
     """
     from megaptm.report.terminal import TimedLog
 
-    tell = TimedLog(stream=sys.stderr)
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
     tell("loading PyTorch")
     from megaptm.inference import generate as say
     from megaptm.inference.loaded_model import open_run

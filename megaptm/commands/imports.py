@@ -40,7 +40,7 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     """
     from megaptm.report.terminal import TimedLog
 
-    tell = TimedLog(stream=sys.stderr)
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
     tell("loading PyTorch and transformers")
     from megaptm.config import resolve_model
     from megaptm.hub.import_run import import_run
