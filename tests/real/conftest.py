@@ -32,11 +32,12 @@ def ray(ray_nodes):
 
 @pytest.fixture(autouse=True)
 def no_job_is_left(request):
-    """What a test that failed has submitted would take the cores of those after it."""
+    """What a test that failed has submitted, or a node that it lost, would be missed by those after it."""
     cluster = request.getfixturevalue("slurm") if "slurm" in request.fixturenames else None
     yield
     if cluster is not None:
         cluster.cancel_all()
+        cluster.heal()
 
 
 @pytest.fixture(scope="session")

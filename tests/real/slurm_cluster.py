@@ -190,6 +190,13 @@ class SlurmCluster:
         finally:
             self.prolog.write_text("#!/bin/sh\n")
 
+    def heal(self) -> None:
+        """Start the daemons of nodes that were lost and not brought back."""
+        for node in self.nodes:
+            if self._daemons[f"slurmd-{node}"].poll() is not None:
+                self.start_node(node)
+                self.wait_for(lambda node=node: self._is_idle(node))
+
     def kill_daemon_of(self, node: str) -> None:
         """The node's daemon dies, its tasks live on."""
         daemon = self._daemons[f"slurmd-{node}"]
