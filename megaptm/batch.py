@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+IGNORED = -100
+"""The label of a position that no loss asks about (torch's default)."""
+READ = ("tokens", "segments", "positions", "document_ids", "order", "masked_positions")
+"""Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -45,6 +50,11 @@ class BatchSpec:
         """Stack -> tokens of a row of it; `prefixes` are the family's."""
         return {stack: self.streams[prefix] for stack, prefix in prefixes.items()}
 
+    def widened(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
+        """A sample with fewer or shorter fields as this says: with padding behind, and nothing asked where it asks
+        nothing."""
+        return {name: _widened(name, sample.get(name), field, pad) for name, field in self.fields.items()}
+
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
         """A `TypeError` where a sample is not what was said of it."""
         found = {name: Field(array.shape, array.dtype.name) for name, array in sample.items()}
@@ -58,3 +68,18 @@ class BatchSpec:
 def fields(shape: tuple[int, ...], *names: str, dtype: str = "int64") -> dict[str, Field]:
     """Several fields of one shape."""
     return dict.fromkeys(names, Field(shape, dtype))
+
+
+def _widened(name: str, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
+    stem = next((word for word in READ if name.endswith(word)), None)
+    if array is None:
+        if stem == "document_ids":  # without them the row is one document
+            return np.ones(field.shape, field.dtype)
+        if stem == "positions":
+            return np.arange(field.shape[0], dtype=field.dtype)
+        return np.full(field.shape, IGNORED if stem is None else 0, field.dtype)
+    if array.shape == field.shape:
+        return array
+    wide = np.full(field.shape, IGNORED if stem is None else pad if stem == "tokens" else 0, field.dtype)
+    wide[: len(array)] = array
+    return wide

@@ -54,6 +54,7 @@ MAY_IMPORT = {
     ),
     "inference": (
         "spec",
+        "batch",
         "objectives",
         "bricks",
         "config",

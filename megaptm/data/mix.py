@@ -80,6 +80,7 @@ class Mix:
         self.seed = seed
         self.document_mask = document_mask
         self.special = special
+        self._batch = objective.batch(sequence, document_mask)
         self.phases: list[Phase] = []
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
         steps = sorted({step for source in sources for step in source.task.share.steps})
@@ -106,7 +107,7 @@ class Mix:
     @property
     def batch(self) -> BatchSpec:
         """What every sample holds."""
-        return self.objective.batch(self.sequence, self.document_mask)
+        return self._batch
 
     @property
     def fresh_samples(self) -> int:
@@ -146,9 +147,8 @@ class Mix:
         piece = source.order.piece(place.epoch, place.position)
         task = source.task.objective
         rng: Any = generator(self.seed, task.name, place.epoch, number) if task.draws else None
-        if isinstance(self.objective, Composed):
-            return self.objective.make_of(source.task, piece, self.special, rng, self.sequence, self.document_mask)
-        return task.make(piece, self.special, rng, self.sequence, self.document_mask)
+        sample = task.make(piece, self.special, rng, self.sequence, self.document_mask)
+        return self._batch.widened(sample, pad=self.special.pad) if task is not self.objective else sample
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
 from megaptm.config import Config
 from megaptm.data import Mix, open_mix
@@ -23,7 +24,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.objectives.objective import IGNORED, Sample
+from megaptm.objectives.objective import Sample
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
 from megaptm.storage import Cache, write_whole

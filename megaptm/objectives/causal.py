@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, fields
-from megaptm.objectives.objective import IGNORED, Objective, Piece, RowWindow, Sample, documents_of
+from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.objective import IGNORED, Objective, Piece, Sample
+from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -27,8 +29,6 @@ TASKS: dict[str, type[Objective]] = {
     "span-corruption": SpanCorruption,
 }
 OF_EVERY_TASK = ("task", "share", "weight")
-READ = ("tokens", "segments", "positions", "document_ids", "order", "masked_positions")
-"""Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
 
 
 @dataclass(frozen=True)
@@ -107,24 +107,7 @@ class Composed(Objective):
     def make(
         self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
     ) -> Sample:
-        """Of the first task; see `make_of`."""
-        return self.make_of(self.tasks[0], piece, special, rng, sequence, document_mask)
-
-    def make_of(
-        self,
-        task: Task,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
-        """A sample of a task, with the fields of all."""
-        sample = task.objective.make(piece, special, rng, sequence, document_mask)
-        if len(self.tasks) == 1:
-            return sample
-        wanted = self.batch(sequence, document_mask).fields
-        return {name: _widened(name, sample.get(name), field, special) for name, field in wanted.items()}
+        raise NotImplementedError("its tasks make samples, each of its own pieces: see data.mix.Mix.sample")
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         for task in self.tasks:
@@ -133,23 +116,6 @@ class Composed(Objective):
 
 def _longer(one: Field, other: Field) -> Field:
     return one if one.shape >= other.shape else other
-
-
-def _widened(name: str, array: np.ndarray | None, field: Field, special: SpecialTokens) -> np.ndarray:
-    """An array of a sample as the objective of several tasks has it."""
-    stem = next((word for word in READ if name.endswith(word)), None)
-    if array is None:
-        if stem == "document_ids":  # without them the row is one document
-            return np.ones(field.shape, field.dtype)
-        if stem == "positions":
-            return np.arange(field.shape[0], dtype=field.dtype)
-        return np.full(field.shape, IGNORED if stem is None else 0, field.dtype)
-    if array.shape == field.shape:
-        return array
-    fill = IGNORED if stem is None else special.pad if stem == "tokens" else 0
-    wide = np.full(field.shape, fill, field.dtype)
-    wide[: len(array)] = array
-    return wide
 
 
 def kinds(objective: Objective) -> set[type[Objective]]:
@@ -200,10 +166,11 @@ def _entry(label: str, options: Any) -> dict[str, Any]:
 
 def _task(label: str, options: Mapping[str, Any]) -> Objective:
     name = options.get("task", label)
+    defaults: dict[str, Any] = {}
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"objective.{label}.task", "objective")
         if isinstance(kind, Objective):
-            kind = type(kind)
+            kind, defaults = type(kind), dict(vars(kind))
         if not (isinstance(kind, type) and issubclass(kind, Objective)):
             raise UserError(f"objective.{label}.task: `{name}` is not a `megaptm.objectives.Objective`: correct it.")
     elif name in TASKS:
@@ -219,7 +186,7 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
     if not known:
         return kind()
     try:
-        return TypeAdapter(kind).validate_python(own)
+        return _adapter(kind).validate_python({key: defaults[key] for key in known if key in defaults} | own)
     except ValidationError as error:
         details = error.errors()[0]
         if details["type"] == "value_error":
@@ -227,6 +194,11 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         where = ".".join(map(str, ("objective", label, *details["loc"])))
         said = details["msg"][0].lower() + details["msg"][1:]
         raise UserError(f"{where} ({details['input']}): {said}.") from None
+
+
+@cache
+def _adapter(kind: type[Objective]) -> TypeAdapter[Objective]:
+    return TypeAdapter(kind)
 
 
 def _with_question(label: str, task: Objective, questions: list[str]) -> Objective:
@@ -254,16 +226,14 @@ def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) ->
             weight = StepValue((0,), (default,)) if said is None else _by_step(f"objective.{label}.weight", said)
             other, before = found.setdefault(loss, (label, weight))
             if before != weight:
-                raise UserError(
-                    f"objective: {other} and {label} have one loss, {loss}: give them one weight, or shares."
-                )
+                raise UserError(f"objective: {other} and {label} have one loss, {loss}: give them one weight.")
     return {loss: weight for loss, (_, weight) in found.items()}
 
 
 def _by_step(where: str, said: Any) -> StepValue:
     table = said if isinstance(said, Mapping) else {0: said}
     try:
-        steps = {int(step): float(value) for step, value in table.items()}
+        steps = {operator.index(step): float(value) for step, value in table.items()}
     except (TypeError, ValueError):
         raise UserError(f"{where} must be a number, or a mapping from steps to numbers, not {said!r}.") from None
     if not steps or min(steps) != 0 or not all(np.isfinite(value) and value >= 0 for value in steps.values()):

@@ -10,11 +10,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import HIDES, Denoise, Hide, hidden_in_place, masked
 from megaptm.objectives.objective import (
-    IGNORED,
     DocumentSlice,
     Objective,
     Piece,

@@ -17,9 +17,6 @@ from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
 
-IGNORED = -100
-"""The label of a position that no loss asks about (torch's default)."""
-
 Sample = dict[str, np.ndarray]
 
 Rate = Annotated[float, Field(gt=0, lt=1)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megaptm.objectives.objective import IGNORED, SentenceGroup
+from megaptm.batch import IGNORED
+from megaptm.objectives.objective import SentenceGroup
 
 # arXiv:1810.04805, appendix A.2, and the released code.
 SHORTER = 0.1

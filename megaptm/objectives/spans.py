@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise, hidden_after_sentinels, random_spans, sentinel_per_span, span_counts
-from megaptm.objectives.objective import IGNORED, Objective, Piece, Rate, RowWindow, Sample, documents_of, padded
+from megaptm.objectives.objective import Objective, Piece, Rate, RowWindow, Sample, documents_of, padded
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RATE, MEAN = 0.15, 3.0

@@ -5,12 +5,12 @@ import pickle
 import numpy as np
 import pytest
 
+from megaptm.batch import IGNORED
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.mix import BLOCK
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, SpecialTokens
-from megaptm.objectives.objective import IGNORED
 from tests.data.corpora import tiny_corpus, tiny_special
 
 SPECIAL = tiny_special()

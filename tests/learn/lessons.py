@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from megaptm.batch import BatchSpec
+from megaptm.batch import IGNORED, BatchSpec
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import IGNORED, Objective, Piece, RowWindow, Sample, SentenceGroup
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup
 from megaptm.objectives.vocabulary import SpecialTokens
 
 CONFIGS = Path(__file__).parents[2] / "configs/tiny"

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from megaptm.batch import IGNORED
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import IGNORED, DocumentSlice
+from megaptm.objectives.objective import DocumentSlice
 from tests.objectives.rows import SPECIAL
 
 CAUSAL = OBJECTIVES["causal-lm"]

@@ -6,9 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, Composed, objective_of
-from megaptm.objectives.objective import IGNORED, SentenceGroup
+from megaptm.objectives.objective import SentenceGroup
 from tests.objectives.rows import SPECIAL, part
 
 
@@ -79,7 +80,8 @@ def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_n
     wanted = task.batch(64, True)
     rng = np.random.default_rng(0)
     for one in (short, long):
-        sample = task.make_of(one, [part(one.objective.raw_length(64))], SPECIAL, rng, 64, True)
+        piece = [part(one.objective.raw_length(64))]
+        sample = wanted.widened(one.objective.make(piece, SPECIAL, rng, 64, True), pad=SPECIAL.pad)
         wanted.check(sample, maker=one.label)
         said = len(one.objective.batch(64, True).fields["labels"].shape) and (sample["labels"] != IGNORED).sum()
         assert said == one.objective.batch(64, True).fields["labels"].shape[0]
@@ -139,3 +141,12 @@ def test_tasks_that_ask_at_other_places_share_no_batch():
     both = objective_of({"causal-lm": {"share": 1}, "masked-lm": {"share": 1}})
     with pytest.raises(UserError, match="causal-lm and masked-lm cannot share a batch"):
         both.batch(64, True)
+
+
+def test_the_options_of_an_objective_of_ones_own_are_kept_and_may_be_changed(tmp_path, monkeypatch):
+    (tmp_path / "tasks_of_mine.py").write_text(
+        "from megaptm.objectives.masked import MaskedLM\nMANY = MaskedLM(rate=0.4, mask=1.0, random=0.0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = objective_of({"mine": {"task": "tasks_of_mine:MANY", "rate": 0.3}})
+    assert (found.rate, found.mask, found.random) == (0.3, 1.0, 0.0)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.masked import most_asked
-from megaptm.objectives.objective import IGNORED, DocumentSlice, SentenceGroup
+from megaptm.objectives.objective import DocumentSlice, SentenceGroup
 from tests.data.corpora import SPECIALS
 from tests.objectives.rows import SPECIAL, documents, part
 

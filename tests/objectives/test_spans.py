@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import IGNORED
 from tests.objectives.rows import SPECIAL, documents, part
 
 T5 = OBJECTIVES["span-corruption"]
