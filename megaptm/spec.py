@@ -40,7 +40,10 @@ class Block:
     """How scores come about: `dot` (scaled dot product)."""
     position: str = "none"
     """How places are known: `learned` (a table at the input), `t5-bias` or `t5-bias-causal` (a learned bias on the
-    scores by distance, shared by the stack; to both sides, or back only), `none`."""
+    scores by distance, shared by the stack; to both sides, or back only), `rope` (queries and keys turned by an angle
+    that grows with their place, arXiv:2104.09864), `none`."""
+    rope_base: float = 10_000.0
+    """Of `rope`: the slowest pair of features turns once in 2 pi times nearly as many places."""
     norm: str = "layer"
     """`layer` (LayerNorm), `layer-no-shift` (with a scale only), `layer-fixed` (with neither), or `rms` (root mean
     square, a scale only)."""
@@ -149,8 +152,8 @@ class Family:
     each other those that begin with its name: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
     """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
-    reads: Mapping[str, str] = field(default_factory=dict)
-    """Head -> the stack that it reads; absent: the last."""
+    reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """Head -> the stack that it reads, or several; absent: the last."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
@@ -207,9 +210,10 @@ class ModelSpec:
     def size_of(self, stack: str) -> Size:
         return self.size.stacks.get(stack, self.size)
 
-    def stack_of(self, head: str) -> str:
-        """The stack that a head reads."""
-        return self.family.reads.get(head, next(reversed(self.family.stacks)))
+    def stacks_of(self, head: str) -> tuple[str, ...]:
+        """The stacks that a head reads."""
+        read = self.family.reads.get(head, next(reversed(self.family.stacks)))
+        return (read,) if isinstance(read, str) else read
 
     @property
     def layers(self) -> int:

@@ -24,8 +24,9 @@ class SelfAttentionBrick(Brick):
         return Kept(own=2 * self.features * element, memory=2 * self.features * element)
 
     def moved(self, element: int) -> Moved:
-        """Heads are laid out for the kernel and back."""
-        return Moved(forward=self.features * 4 * element, backward=self.features * 8 * element)
+        """Heads are laid out for the kernel and back; queries and keys are turned by `rope`."""
+        turned = self.features * 4 * element if self.block.position == "rope" and "qkv" in self.maps else 0
+        return Moved(forward=self.features * 4 * element + turned, backward=self.features * 8 * element + turned)
 
 
 @register("cross", "dot")

@@ -29,23 +29,32 @@ class HeadBrick(ABC):
     """Whether it projects on the vocabulary."""
     classes: ClassVar[int] = 2
     """Answers that it chooses among, where it does not."""
+    contrasts: ClassVar[bool] = False
+    """Whether its loss compares rows of the whole global batch: its module is a `models.heads.ContrastHead`."""
     module: ClassVar[str] = ""
     """package.module:NAME of the torch module of a head of the user's own, made with the spec and this."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.stack = spec.stack_of(self.name)
-        """The stack that it reads."""
-        if self.stack not in spec.family.stacks:
-            raise UserError(f"{spec.name}: head {self.name} reads the {self.stack}, which is no stack of it.")
+        self.stacks = spec.stacks_of(self.name)
+        """The stacks that it reads."""
+        for stack in self.stacks:
+            if stack not in spec.family.stacks:
+                raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is no stack of it.")
+
+    @property
+    def stack(self) -> str:
+        """The first that it reads."""
+        return self.stacks[0]
 
     @property
     def size(self) -> Size:
-        """Of the stack that it reads."""
+        """Of the first stack that it reads."""
         return self.spec.size_of(self.stack)
 
     @property
     def block(self) -> Block:
+        """Of the first stack that it reads."""
         return self.spec.family.stacks[self.stack]
 
     @property

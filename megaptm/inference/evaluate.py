@@ -103,10 +103,19 @@ def evaluate(
     names = config.task.losses
     if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
         raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
-    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
+    contrasts = {name for name in names if HEADS[name].contrasts}
+    # A row is found among those of a whole batch, as in training.
+    each = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
+    sizes = {
+        name: loaded.tokenizer.vocabulary
+        if HEADS[name].projects
+        else each
+        if name in contrasts
+        else HEADS[name].classes
+        for name in names
+    }
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
-    each = MICROBATCHES * config.layout.microbatch
     tell(f"measuring the loss of {rows:,} held-out rows")
     for batch in _read(held_out, rows, each, "held-out loss", console):
         _count(batch, counts)
@@ -120,7 +129,7 @@ def evaluate(
         name: Loss(
             asked=int(counts[name].sum()),
             model=sums[name] / int(counts[name].sum()),
-            unigram=unigram_loss(counts[name], model=training_counts[name]),
+            unigram=math.log(each) if name in contrasts else unigram_loss(counts[name], model=training_counts[name]),
             uniform=math.log(sizes[name]),
         )
         for name in names

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks import Brick
+from megaptm.layers.positions import rotate
 from megaptm.layers.split import Dropout, Linear
 
 
@@ -56,9 +57,12 @@ class SelfAttention(nn.Module):
         self.attend = Attend(causal=causal, scale=score_scale(brick), dropout=dropout)
         self.output = Linear.of(brick.maps["output"])
 
-    def forward(self, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x_SBD: Tensor, mask: Tensor | None, turned: Tensor | None = None) -> Tensor:
+        """`turned`: the rotation of queries and keys (`positions.rotation`), where the stack has one."""
         qkv = self.qkv(x_SBD)
         q, k, v = qkv.view(*qkv.shape[:2], -1, 3, self.key_width).unbind(3)
+        if turned is not None:
+            q, k = rotate(q, turned), rotate(k, turned)
         return self.output(self.attend(q, k, v, mask))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import BRICKS, sublayers
@@ -16,7 +17,7 @@ from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
-from megaptm.layers.positions import score_bias
+from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.split import Dropout, HeadTable
 from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
 
@@ -31,7 +32,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
 WORDS: dict[str, tuple[str, ...]] = {
     "visibility": ("full", "causal", "ordered"),
     "attention": (*BRICKS["attention"],),
-    "position": ("none", "learned", *SCORE_BIASES),
+    "position": ("none", "learned", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
     "norm_place": ("pre", "post", "parallel"),
     "ffn": (*BRICKS["ffn"],),
@@ -89,15 +90,19 @@ class Layer(nn.Module):
         mask: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        turned: Tensor | None = None,
     ) -> Tensor:
-        """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered."""
+        """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered.
+
+        `turned` is the rotation of queries and keys; what else a stack tells all its layers comes as it does.
+        """
         if self.place == "parallel":
             normed = self.attention_norm(x)
-            x = x + self.dropout(self.attention(normed, mask))
+            x = x + self.dropout(self.attention(normed, mask, turned))
             if memory is not None:
                 x = x + self.dropout(self.cross(normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
-        x = self._sublayer(self.attention_norm, self.attention, x, mask)
+        x = self._sublayer(self.attention_norm, self.attention, x, mask, turned)
         if memory is not None:
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
@@ -125,6 +130,8 @@ class Stack(nn.ModuleDict):
         """`memory` is the width of the stack that this one attends to, where it is not its own."""
         super().__init__()
         check_words(block)
+        if block.position == "rope" and size.key_width % 2:
+            raise UserError(f"Block.position is rope, which turns pairs of features; heads have {size.key_width}.")
         self.block, self.size, self.numbers = block, size, layers
         self.run_layer: Callable[..., Tensor] = run
         if block.score_bias and layers:
@@ -159,13 +166,30 @@ class Stack(nn.ModuleDict):
             found[number] = children
         return found
 
-    def forward(self, x: Tensor, mask: Mask, memory: Tensor | None = None, memory_mask: Mask | None = None) -> Tensor:
-        """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it."""
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it; `positions`
+        [B, S] are places, absent: 0, 1, 2 ..."""
         scores = mask.scores(self._score_bias(mask))
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
+        turned = self._rotation(mask, positions)
         for number in self.numbers:
-            x = self.run_layer(self[str(number)], x, scores, memory, memory_scores)
+            x = self.run_layer(self[str(number)], x, scores, memory, memory_scores, turned)
         return self["final"](x) if "final" in self else x
+
+    def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
+        """Of queries and keys, where the stack knows places by it."""
+        if self.block.position != "rope":
+            return None
+        if positions is None:
+            positions = torch.arange(mask.length[0], device=mask.device)[None]
+        return rotation(positions, features=self.size.key_width, base=self.block.rope_base)
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
         """The stack's learned bias on the scores, [1, H, Q, K], if it has one."""

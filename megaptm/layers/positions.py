@@ -1,6 +1,6 @@
-"""Position bricks that act on attention scores."""
+"""Position bricks that act in attention: on its scores, or on its queries and keys."""
 
-# Q query positions, K key positions, H heads
+# Q query positions, K key positions, H heads; S sequence, B batch, F features of a head
 
 from __future__ import annotations
 
@@ -36,3 +36,20 @@ def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool
     """The learned bias on the scores, [1, H, Q, K]; H are the heads that the table holds here."""
     buckets_QK = bias_buckets(queries, keys, bidirectional=bidirectional, device=table.weight.device)
     return table(buckets_QK).permute(2, 0, 1)[None]
+
+
+def rotation(places_BS: Tensor, *, features: int, base: float) -> Tensor:
+    """Cosine and sine of the angle by which `rotate` turns each pair of features at each place, [2, S, B, 1, F/2].
+
+    Pair i turns by place / base^(2i/F) (arXiv:2104.09864, equation 15). Float32, whatever the model's format: in
+    bfloat16, places from 257 on would share their angles.
+    """
+    exponents = torch.arange(0, features, 2, device=places_BS.device, dtype=torch.float32) / features
+    angles_SBF = places_BS.t()[:, :, None].float() * base**-exponents
+    return torch.stack([angles_SBF.cos(), angles_SBF.sin()])[:, :, :, None]
+
+
+def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:
+    """Queries or keys, turned as `rotation` says. Feature i is paired with i + F/2, as in GPT-NeoX and Llama."""
+    (cos, sin), (first, second) = turned, x_SBHF.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_SBHF.dtype)

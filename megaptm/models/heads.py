@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +115,57 @@ class PairHead(nn.Module):
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
-Head = LanguageHead | MaskedHead | PairHead
+class ContrastHead(nn.Module, ABC):
+    """Base of heads whose loss compares rows of the global batch (InfoNCE, arXiv:1807.03748; CLIP's, arXiv:2103.00020).
+
+    What is compared is made of each row alone, all that it depends on: a learned temperature is one of a row's features
+    too, the same in each. So the gradient of each feature, computed once over all rows (`parallel.contrast`), is all
+    that a row's backward pass needs, whatever micro-batch and rank it is on.
+    """
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.name, self.answers = brick.name, brick.answers
+
+    @abstractmethod
+    def features(self, *streams_SBD: Tensor) -> Tensor:
+        """[B, F] float32, of each row; a stream for each stack that the head reads."""
+
+    @abstractmethod
+    def compare(self, features_NF: Tensor, answers_N: Tensor) -> Tensor:
+        """The loss of each row [N], of features and answers of all; 0 where nothing is asked (`IGNORED`). It has no
+        parameters of its own."""
+
+    def loss(self, *given: Any) -> Loss:
+        """Of streams, the batch and the table. With the gradient of its features in the batch, a sum that has the same
+        gradient; without, these rows are all that are compared."""
+        *streams, batch, _ = given
+        answers, features = batch[self.answers], self.features(*streams)
+        if (gradient := batch.get(gradient_field(self.name))) is not None:
+            return (features * gradient).sum(), _count(answers)
+        return self.compare(features, answers).sum(), _count(answers)
+
+    def logits(self, *given: Any) -> Tensor:
+        """The features, of streams and the table."""
+        return self.features(*given[:-1])
+
+
+def gradient_field(loss: str) -> str:
+    """The field of a micro-batch that holds the gradient of the features [B, F] that a loss compares."""
+    return f"{loss}_features_gradient"
+
+
+class Head(Protocol):
+    """What a model asks of a head."""
+
+    def loss(self, *given: Any, **_: Any) -> Loss:
+        """Of a stream [S, B, D] for each stack that it reads, the batch, and the token table where that is tied."""
+        ...
+
+    def logits(self, *given: Any, **_: Any) -> Tensor:
+        """Of the streams and the table."""
+        ...
+
 
 MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[PairHead]] = {
     "lm": LanguageHead,

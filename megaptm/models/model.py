@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from megaptm.errors import UserError
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.models.embed import Embed
-from megaptm.models.heads import Head, Loss, build_heads
+from megaptm.models.heads import ContrastHead, Head, Loss, build_heads
 from megaptm.spec import ModelSpec
 
 
@@ -73,13 +74,14 @@ class Model(nn.Module):
             self.head = build_heads(spec)
 
     def forward(
-        self, batch: dict[str, Tensor], x: Tensor | None = None
+        self, batch: dict[str, Tensor], x: Tensor | None = None, *, features: bool = False
     ) -> Tensor | dict[str, Loss] | dict[str, Tensor]:
         """One stage's work.
 
         `batch` has ids [B, S] and masks of every stream, on every chunk; `x` [S, B, D] is what the chunk before gave.
         All chunks but the last give such a stream, encoder and decoder concatenated along the sequence. The last gives
-        {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled.
+        {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled; with `features`
+        {loss name: features [B, F]} of the losses that compare rows.
         """
         streams = self._run(batch, x)
         if self.head is None:
@@ -88,8 +90,12 @@ class Model(nn.Module):
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         if not asked:
             return self._logits(streams)
+        if features:
+            asked = {name: head for name, head in asked.items() if HEADS[name].contrasts}
         read = self._read(streams, asked)
-        return {name: head.loss(read[self.spec.stack_of(name)], batch, self._table) for name, head in asked.items()}
+        if features:
+            return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
+        return {name: head.loss(*read[name], batch, self._table) for name, head in asked.items()}
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S, D]: what the last layer of the first stack says of its text; the model is whole."""
@@ -97,7 +103,8 @@ class Model(nn.Module):
         name = next(iter(self.spec.family.stacks))
         stack = self.stack(name)
         assert stack is not None
-        x = stack(self.embed(batch, "", self.scatter_sequence), self_mask(batch, "", stack.block.visibility))
+        mask = self_mask(batch, "", stack.block.visibility)
+        x = stack(self.embed(batch, "", self.scatter_sequence), mask, positions=batch.get("positions"))
         return self.gather_sequence(x).transpose(0, 1)
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
@@ -106,11 +113,13 @@ class Model(nn.Module):
 
     def _logits(self, streams: dict[str, Tensor]) -> dict[str, Tensor]:
         read = self._read(streams, self._heads())
-        return {name: head.logits(read[self.spec.stack_of(name)], self._table) for name, head in self._heads().items()}
+        return {name: head.logits(*read[name], self._table) for name, head in self._heads().items()}
 
-    def _read(self, streams: dict[str, Tensor], heads: Iterable[str]) -> dict[str, Tensor]:
-        """Stack -> its stream as heads read it, of those that these heads do."""
-        return {name: self.gather_sequence(streams[name]) for name in dict.fromkeys(map(self.spec.stack_of, heads))}
+    def _read(self, streams: dict[str, Tensor], heads: Iterable[str]) -> dict[str, tuple[Tensor, ...]]:
+        """Head -> the streams that it reads, each gathered once."""
+        stacks = {name: self.spec.stacks_of(name) for name in heads}
+        gathered = {stack: self.gather_sequence(streams[stack]) for stack in dict.fromkeys(chain(*stacks.values()))}
+        return {name: tuple(gathered[stack] for stack in theirs) for name, theirs in stacks.items()}
 
     def _heads(self) -> dict[str, Head]:
         assert self.head is not None, "only the last chunk has heads"
@@ -131,7 +140,7 @@ class Model(nn.Module):
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
-            streams[name] = stack(streams[name], mask, memory, memory_mask)
+            streams[name] = stack(streams[name], mask, memory, memory_mask, batch.get(f"{prefix}positions"))
         return streams
 
     def stack(self, name: str) -> Stack | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,11 @@ from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.losses.token import IGNORED
+from megaptm.models.heads import ContrastHead
 from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
+from megaptm.parallel.contrast import compare_rows
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.main_grad import hang_on
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
@@ -116,12 +118,11 @@ class Engine:
         Raises `DivergedError` on every process, and leaves weights and moments as they were, where the loss or a
         gradient is not finite on any of them.
         """
-        seed_step(self.seed, step, self.ranks)
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        losses, counts = self._run(self._share(batches), backward=True)
+        losses, counts = self._run(self._share(batches), step=step)
         loss = self._weighted(losses)
         set_rates(self.optimizer, lr=lr, weight_decay=self.settings.weight_decay)
         # With the distributed optimizer each element of the gradient is on one data rank only.
@@ -139,7 +140,7 @@ class Engine:
         """Losses of micro-batches without dropout, and without learning."""
         for chunk in self.chunks:
             chunk.eval()
-        losses, counts = self._run(self._share(batches), backward=False)
+        losses, counts = self._run(self._share(batches))
         return StepResult(losses, self._weighted(losses), 0.0, counts)
 
     def _weighted(self, losses: Mapping[str, float]) -> float:
@@ -149,21 +150,39 @@ class Engine:
         shared = share_batches(batches, parallel_state.get_tensor_model_parallel_group())
         return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
 
-    def _run(self, batches: list[MicroBatch], *, backward: bool) -> tuple[dict[str, float], dict[str, int]]:
+    def _run(self, batches: list[MicroBatch], *, step: int | None = None) -> tuple[dict[str, float], dict[str, int]]:
+        """Means and counts of the losses; with a step also its dropout, and gradients."""
         # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
         counts = self._global_counts(batches)
         scale = (self._weights / counts.clamp(min=1)).float()
-
-        def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
-            return chunk(next(iterator)), weigh
+        compared = self._compare_rows(batches, step)
 
         def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
             terms = torch.stack([sums[name][0] for name in self.losses])
-            return (terms * scale).sum(), torch.zeros((), dtype=torch.int, device=terms.device), terms.detach()
+            return (terms * scale).sum(), _no_tokens(terms), terms.detach()
+
+        reduced = self._pass(batches, weigh, step=step, backward=step is not None)
+        return self._global_means(reduced, counts, compared)
+
+    def _pass(
+        self,
+        batches: list[MicroBatch],
+        reduce: Callable[[Any], tuple[Tensor, Tensor, Any]],
+        *,
+        step: int | None,
+        backward: bool,
+        **options: Any,
+    ) -> list[Any]:
+        """All micro-batches through the pipeline; on the last stage, what `reduce` keeps of each one's output."""
+        if step is not None:
+            seed_step(self.seed, step, self.ranks)
+
+        def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
+            return chunk(next(iterator), **options), reduce
 
         # Of the one stream that travels between stages: all stacks' lie end to end.
         length = sum(stream_lengths(batches[0], self.spec.family.prefixes).values())
-        reduced = get_forward_backward_func()(
+        kept: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(batches) for _ in self.chunks],
             model=self.chunks,
@@ -172,7 +191,26 @@ class Engine:
             micro_batch_size=len(batches[0]["tokens"]),
             forward_only=not backward,
         )
-        return self._global_means(reduced, counts)
+        return kept
+
+    @torch.no_grad()
+    def _compare_rows(self, batches: list[MicroBatch], step: int | None) -> dict[str, Tensor]:
+        """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
+        what `compare_rows` makes of them, on the last stage."""
+        names = [name for name in self.losses if HEADS[name].contrasts]
+        if not names:
+            return {}
+
+        def keep(features: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            zero = next(iter(features.values())).new_zeros(())
+            return zero, _no_tokens(zero), features
+
+        features = self._pass(batches, keep, step=step, backward=False, features=True)
+        heads = self.stages[-1].model.head
+        if heads is None:
+            return {}
+        theirs = {name: cast(ContrastHead, heads[name]) for name in names}
+        return compare_rows(theirs, features, batches, parallel_state.get_data_parallel_group())
 
     def _global_counts(self, batches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
@@ -183,10 +221,15 @@ class Engine:
         dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
         return local
 
-    def _global_means(self, reduced: list[Tensor], counts: Tensor) -> tuple[dict[str, float], dict[str, int]]:
+    def _global_means(
+        self, reduced: list[Tensor], counts: Tensor, compared: Mapping[str, Tensor]
+    ) -> tuple[dict[str, float], dict[str, int]]:
         total = torch.zeros(len(self.losses), dtype=torch.float64, device=device())
         for terms in reduced:
             total += terms.double()
+        for index, name in enumerate(self.losses):
+            if name in compared:  # what was minimized in its place has its gradient, not its value
+                total[index] = compared[name]
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
@@ -198,3 +241,8 @@ class Engine:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
         finalize_model_grads(chunks, None)
         self.tied_parameters.sum_gradients()
+
+
+def _no_tokens(like: Tensor) -> Tensor:
+    """What schedules would divide by, if losses were not divided already."""
+    return torch.zeros((), dtype=torch.int, device=like.device)

@@ -19,7 +19,7 @@ from megaptm.parallel.groups import Ranks, device
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import ModelSpec
 
-Output = Tensor | dict[str, tuple[Tensor, Tensor]]
+Output = Tensor | dict[str, tuple[Tensor, Tensor]] | dict[str, Tensor]
 
 
 class Stage(MegatronModule):
@@ -40,8 +40,8 @@ class Stage(MegatronModule):
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         self._input = tensors[0]
 
-    def forward(self, batch: dict[str, Tensor]) -> Output:
-        return self.model(batch, self._input)
+    def forward(self, batch: dict[str, Tensor], *, features: bool = False) -> Output:
+        return self.model(batch, self._input, features=features)
 
     def placed_parameters(self) -> Iterable[tuple[Placement, nn.Parameter]]:
         for name, parameter in self.model.named_parameters():

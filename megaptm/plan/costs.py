@@ -50,7 +50,7 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward, backward, and what the backward pass computes again."""
+    """Forward, backward, and what is computed again, for the backward pass or after a pass for features."""
 
     forward: OperationTime
     backward: OperationTime
@@ -88,7 +88,7 @@ def stage(machine: Machine, work: Workload, held: list[ModelChunk]) -> Passes:
             total += embedding(machine, work)
         if chunk.last:
             total += head(machine, work)
-    return total
+    return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)
 
 
 def layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:

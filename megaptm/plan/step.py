@@ -87,15 +87,17 @@ def step(machine: Machine, work: Workload) -> StepTime:
 
 
 def recomputed_flops(work: Workload) -> float:
-    """Operations of a step that are done a second time: the layers' forward pass, or attention's two products."""
+    """Operations of a step that are done a second time: the layers' forward pass, or attention's two products; and the
+    whole forward pass where one goes before for features."""
+    features = work.flops / 3 if work.features_pass else 0.0  # a forward pass is a third of a step
     if work.recompute == "none":
-        return 0.0
+        return features
     if work.recompute == "full":
         layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
-        return layers.flops / 3  # a forward pass is a third of a step
+        return features + layers.flops / 3
     sizes = {name: work.spec.size_of(name) for name in work.lengths}
     pairs = {name: length * length * sizes[name].layers for name, length in work.lengths.items()}
-    return 4.0 * work.batch * sum(pairs[name] * size.heads * size.key_width for name, size in sizes.items())
+    return features + 4.0 * work.batch * sum(pairs[name] * size.heads * size.key_width for name, size in sizes.items())
 
 
 def _messages(machine: Machine, work: Workload) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from megaptm.bricks import HEADS, heads
 from megaptm.config import Config, Layout, resolve_model
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
@@ -60,6 +61,12 @@ class Workload:
     def slice(self) -> int:
         """Ranks that divide the residual stream."""
         return self.layout.tensor if self.layout.sequence_parallel else 1
+
+    @property
+    def features_pass(self) -> bool:
+        """Whether all rows are passed once more, forward, for a loss that compares them (`parallel.contrast`)."""
+        trained = heads(self.spec) if self.trained_heads is None else self.trained_heads
+        return any(HEADS[name].contrasts for name in trained)
 
     @property
     def flops(self) -> int:

@@ -34,6 +34,9 @@ LOSSES = {
 }
 
 
+MORE = {"sentence-order": 0.5, "pairs": 0.7}
+"""Of heads that variants add."""
+
 KINDS = ("gpt2", "bert", "t5")
 """A family of each kind: for what depends on the kind of model, and not on the family."""
 
@@ -54,7 +57,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
 def losses_of(family: str) -> dict[str, float]:
     """Those of its base, and of heads that a variant adds."""
     more = VARIANTS[family].family.heads if family in VARIANTS else ()
-    return LOSSES[base_of(family)] | ({"sentence-order": 0.5} if "sentence-order" in more else {})
+    return LOSSES[base_of(family)] | {name: weight for name, weight in MORE.items() if name in more}
 
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
@@ -95,6 +98,9 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     if "sentence-order" in losses:
         fields["sentence_order"] = torch.randint(0, 2, (ROWS,), generator=g)
         fields["sentence_order"][1::4] = -100
+    if "pairs" in losses:
+        fields["pairs"] = torch.zeros(ROWS, dtype=torch.int64)
+        fields["pairs"][1::3] = -100
     return fields
 
 

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from megaptm.families import BERT, GPT2, T5
 from megaptm.spec import Block, Family, ModelSpec, Size, change
+from tests.models import pairs
+
+assert pairs.PairsBrick.name == "pairs"  # whose import makes it known
 
 
 class Variant(NamedTuple):
@@ -27,6 +30,10 @@ def gpt(**words: Any) -> Family:
 BART = {
     "encoder": Block(position="learned", norm_place="post"),
     "decoder": Block(visibility="causal", position="learned", norm_place="post", cross="encoder"),
+}
+TOWERS = {
+    "encoder": Block(position="learned", norm_place="post"),
+    "decoder": Block(visibility="causal", position="rope", ffn="swiglu"),
 }
 BOTH = ("attention", "ffn")
 VARIANTS = {
@@ -55,6 +62,12 @@ VARIANTS = {
     "parallel sub-layers that layers share": Variant("gpt2", gpt(norm_place="parallel", share=BOTH), {}),
     "norms without a shift": Variant("gpt2", gpt(norm="layer-no-shift"), {}),
     "norms without parameters": Variant("bert", bert(norm="layer-fixed"), {}),
+    "two towers, compared over all rows": Variant(
+        "t5",
+        change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
+        {"stacks": {"encoder": Size(layers=2, width=16, heads=2, ffn=32)}},
+    ),
+    "queries and keys turned by place": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }
 

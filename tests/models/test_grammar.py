@@ -38,6 +38,8 @@ def test_the_chain_of_parts_equals_the_whole(name: str, num_parts: int) -> None:
     batch = tiny_batch(VARIANTS[name].base)
     if "sentence-order" in model.spec.family.heads:
         batch["sentence_order"] = torch.tensor([0, 1, -100])
+    if "pairs" in model.spec.family.heads:
+        batch["pairs"] = torch.tensor([0, -100, 0])
     equals_the_whole(model, batch, num_parts)
 
 

@@ -16,6 +16,7 @@ from megaptm.plan.stages import chunks, stages
 from megaptm.plan.step import step
 from megaptm.plan.workload import Workload, workload_of
 from megaptm.spec import published
+from tests.models.grammar import VARIANTS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 A100 = load_machine("a100-80g")
@@ -99,3 +100,14 @@ def test_encoder_and_decoder_have_their_own_lengths():
     made = plan(load(CONFIGS / "t5" / "base.yaml"), A100)
     assert dict(made.work.lengths) == {"encoder": 512, "decoder": 114}
     assert made.work.tokens == 2048 * (512 + 114)
+
+
+def test_a_loss_over_all_rows_costs_a_forward_pass_more():
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
+    lengths = {"encoder": 512, "decoder": 512}
+    contrast = Workload(spec=spec, lengths=lengths, layout=work(pipeline=1, virtual=1).layout, batch=1536)
+    without = step(A100, replace(contrast, trained_heads=("lm",)))
+    both = step(A100, contrast)
+    assert both.flops == without.flops
+    assert both.hardware_flops - without.hardware_flops == pytest.approx(without.flops / 3)
+    assert both.recompute > 0.2 * without.seconds

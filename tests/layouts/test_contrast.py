@@ -1,0 +1,74 @@
+"""A loss over all rows of the global batch: what one pass over the whole batch says, however the rows are laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megaptm.config import Layout
+from megaptm.models import build_model, fill
+from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
+from tests.ranks import run_ranks
+
+FAMILY = "two towers, compared over all rows"
+
+
+def first_step(layout: Layout, dropout: float) -> dict[str, Any]:
+    """The first step's losses and gradient norm, and an evaluation before it, by the engine."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(FAMILY, dropout=dropout), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    mine = [micro_batches(batch(FAMILY, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None][0]
+    evaluated = engine.evaluate(mine).losses
+    done = engine.step(mine, step=0, lr=0.0)
+    return {"evaluated": evaluated, "losses": done.losses, "norm": done.gradient_norm, "counts": done.counts}
+
+
+def plainly(dropout: float) -> dict[str, Any]:
+    """The same by torch alone: one model, one batch, one backward pass."""
+    from megaptm.parallel.groups import open_groups, seed_step
+
+    ranks = open_groups(Layout(microbatch=8))
+    model, fields = build_model(tiny(FAMILY, dropout=dropout)), batch(FAMILY, 0)
+    fill(model, seed=7)
+    with torch.no_grad():
+        evaluated = {name: (loss / count).item() for name, (loss, count) in model.eval()(fields).items()}
+    seed_step(7, 0, ranks)
+    losses = {name: loss / count for name, (loss, count) in model.train()(fields).items()}
+    sum(weight * losses[name] for name, weight in losses_of(FAMILY).items()).backward()
+    norm = torch.stack([one.grad.norm() for one in model.parameters() if one.grad is not None]).norm().item()
+    return {"evaluated": evaluated, "losses": {name: loss.item() for name, loss in losses.items()}, "norm": norm}
+
+
+LAYOUTS = {
+    "one process, micro-batches of one row": Layout(microbatch=1),
+    "DP2": Layout(microbatch=2, data=2),
+    "DP4 distributed optimizer": Layout(microbatch=1, data=4, distributed_optimizer=True),
+    "TP2 + SP, recompute": Layout(microbatch=4, tensor=2, sequence_parallel=True, recompute="full"),
+    "DP2 x PP2 interleaved": Layout(microbatch=1, data=2, pipeline=2, virtual=2),
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Any]:
+    return run_ranks(1, plainly, 0.0)[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradient_are_those_of_the_whole_batch(reference: dict[str, Any], layout: str) -> None:
+    for result in run_ranks(LAYOUTS[layout].processes, first_step, LAYOUTS[layout], 0.0):
+        assert result["evaluated"] == pytest.approx(reference["evaluated"], rel=1e-5)
+        assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+        assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
+        assert result["counts"]["pairs"] == 5
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
+    layout = Layout(microbatch=8, recompute=recompute)
+    drawn, plain = run_ranks(1, first_step, layout, 0.3)[0], run_ranks(1, plainly, 0.3)[0]
+    assert drawn["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert drawn["norm"] == pytest.approx(plain["norm"], rel=1e-5)
+    assert drawn["losses"]["pairs"] != pytest.approx(drawn["evaluated"]["pairs"], rel=1e-4)

@@ -1,0 +1,63 @@
+"""A head of a test's own: each row's two texts find each other among those of all rows, both ways (CLIP's loss)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.batch import IGNORED
+from megaptm.bricks import HeadBrick, register_head
+from megaptm.bricks.brick import Map
+from megaptm.layers.split import Linear
+from megaptm.models.heads import ContrastHead
+from megaptm.spec import ModelSpec
+
+WIDTH = 8
+
+
+@register_head
+class PairsBrick(HeadBrick):
+    """Reads the first place of each of two stacks."""
+
+    name = "pairs"
+    answers = "pairs"
+    projects = False
+    contrasts = True
+    module = "tests.models.pairs:PairsHead"
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {stack: Map(self.spec.size_of(stack).width, WIDTH, False) for stack in self.stacks} | {
+            "temperature": Map(1, 1, True)
+        }
+
+    def multiply_adds(self, places: int) -> int:
+        return super().multiply_adds(1)
+
+
+class PairsHead(ContrastHead):
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__(spec, brick)
+        self.sides = nn.ModuleDict({stack: Linear.of(brick.maps[stack]) for stack in brick.stacks})
+        self.temperature = Linear.of(brick.maps["temperature"])
+
+    def features(self, *streams_SBD: Tensor) -> Tensor:
+        sides = [
+            F.normalize(side(x[0]).float(), dim=-1) for side, x in zip(self.sides.values(), streams_SBD, strict=True)
+        ]
+        scale = self.temperature(torch.ones_like(streams_SBD[0][0, :, :1])).float().exp()
+        return torch.cat([*sides, scale], dim=-1)
+
+    def compare(self, features_NF: Tensor, answers_N: Tensor) -> Tensor:
+        one, other, scale = features_NF.split([WIDTH, WIDTH, 1], dim=-1)
+        asked = answers_N != IGNORED
+        scores = scale.mean() * one @ other.t()
+        scores = scores.masked_fill(~asked[None, :], float("-inf")).masked_fill(~asked[:, None], 0.0)
+        own = torch.arange(len(one))
+        there = F.cross_entropy(scores, own, reduction="none").masked_fill(~asked, 0.0)
+        scores = (scale.mean() * other @ one.t()).masked_fill(~asked[None, :], float("-inf"))
+        back = F.cross_entropy(scores.masked_fill(~asked[:, None], 0.0), own, reduction="none")
+        return (there + back.masked_fill(~asked, 0.0)) / 2

@@ -1,0 +1,56 @@
+"""Two towers and their task, as a user's own module has them: which right half of a text belongs to which left half?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from megaptm.batch import BatchSpec, Field, fields
+from megaptm.objectives import Objective
+from megaptm.objectives.objective import RowWindow, padded
+from megaptm.spec import Block, Family, Size
+from tests.models import pairs
+
+
+class Halves(Objective):
+    """The inverse cloze task (arXiv:1906.00300, section 5), its pieces of equal length."""
+
+    name = "halves"
+    losses: ClassVar = {"pairs": 1.0}
+    draws = False
+    needs = ("cls", "pad")
+
+    def raw_length(self, sequence):
+        return 2 * sequence - 2
+
+    def cut(self, sequence, document_mask):
+        return RowWindow(stride=self.raw_length(sequence))
+
+    def batch(self, sequence, document_mask):
+        names = ("tokens", "document_ids")
+        streams = {**fields((sequence,), *names), **fields((sequence,), *(f"right_{name}" for name in names))}
+        return BatchSpec({"": sequence, "right_": sequence}, streams | {"pairs": Field(())})
+
+    def make(self, piece, special, rng, sequence, document_mask):
+        text = np.concatenate([part.tokens for part in piece])
+        sample = {"pairs": np.array(0)}
+        for prefix, half in zip(("", "right_"), np.array_split(text, 2), strict=True):
+            sample[f"{prefix}tokens"] = padded([np.array([special.cls]), half], sequence, special.pad)
+            sample[f"{prefix}document_ids"] = (np.arange(sequence) <= len(half)).astype(np.int64)
+        return sample
+
+
+HALVES = Halves()
+TOWERS = Family(
+    name="towers",
+    paper="none",
+    vocabulary=512,
+    tokenizer="wordpiece",
+    context=64,
+    stacks={"left": Block(position="rope"), "right": Block(position="learned", norm_place="post")},
+    heads=(pairs.PairsBrick.name,),
+    reads={"pairs": ("left", "right")},
+    objectives=("tests.models.towers:HALVES",),
+    sizes={"small": Size(layers=2, width=32, heads=2, ffn=64)},
+)

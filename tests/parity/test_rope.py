@@ -1,0 +1,122 @@
+"""Queries and keys turned by place: with Llama's other words, a table says what Llama computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from megaptm.errors import UserError
+from megaptm.families import GPT2
+from megaptm.hub.tables import QKV, VOCABULARY, Form, TensorRule, export_weights
+from megaptm.models import Model, build_model
+from megaptm.spec import Block, change
+from tests.models.tiny import VOCABULARY as WORDS
+from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
+from tests.parity.reference import assert_close, gradient_of_table
+
+LLAMA = change(
+    GPT2,
+    tied=False,
+    stacks={
+        "decoder": Block(
+            visibility="causal",
+            position="rope",
+            rope_base=500.0,
+            norm="rms",
+            norm_eps=1e-6,
+            ffn="swiglu",
+            attention_bias=False,
+            ffn_bias=False,
+        )
+    },
+)
+GATE_AND_VALUE = Form(lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: torch.stack(ws, 1))
+LAYER = "model.layers.{n}"
+ROWS = (
+    TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
+    TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY),
+    TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
+    TensorRule(
+        "decoder.{n}.attention.qkv.weight", tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"), QKV
+    ),
+    TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
+    TensorRule("decoder.{n}.ffn_norm.weight", (f"{LAYER}.post_attention_layernorm.weight",)),
+    TensorRule(
+        "decoder.{n}.ffn.up.weight", (f"{LAYER}.mlp.gate_proj.weight", f"{LAYER}.mlp.up_proj.weight"), GATE_AND_VALUE
+    ),
+    TensorRule("decoder.{n}.ffn.down.weight", (f"{LAYER}.mlp.down_proj.weight",)),
+    TensorRule("decoder.final.weight", ("model.norm.weight",)),
+)
+
+
+def pair() -> tuple[Model, transformers.PreTrainedModel]:
+    spec = replace(tiny_spec("gpt2"), family=LLAMA)
+    ours = build_model(spec)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape) + (parameter.dim() == 1))
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=spec.width,
+        intermediate_size=spec.size.ffn,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.size.heads,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        attn_implementation="eager",
+    )
+    theirs = transformers.LlamaForCausalLM(config)
+    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+    theirs.load_state_dict(export_weights(ROWS, spec, weights), strict=True)
+    return ours.eval(), theirs.eval()
+
+
+@pytest.mark.parametrize("places", [None, [3, 9, 4, 5, 6, 7, 20, 21, 22, 23, 24, 40]], ids=["in order", "given"])
+def test_logits_and_gradient(places: list[int] | None) -> None:
+    ours, theirs = pair()
+    batch = {name: tiny_batch("gpt2")[name] for name in ("tokens", "labels")}
+    batch["labels"] = batch["tokens"].roll(-1, 1)
+    batch["labels"][:, -1] = -100
+    more = {}
+    if places is not None:
+        batch["positions"] = torch.tensor(places).expand(3, -1)
+        more["position_ids"] = batch["positions"]
+    assert_close(ours.logits(batch)["lm"], theirs(input_ids=batch["tokens"], **more).logits)
+    (loss, count), reference = ours(batch)["lm"], theirs(input_ids=batch["tokens"], labels=batch["tokens"], **more).loss
+    assert_close(loss / count, reference)
+    mine = gradient_of_table(loss / count, ours.embed.token.weight)
+    assert_close(mine[:WORDS], gradient_of_table(reference, theirs.model.embed_tokens.weight))
+
+
+def test_only_distances_count() -> None:
+    """So places in the row serve documents that are packed into one."""
+    model, batch = pair()[0], {"tokens": tiny_batch("gpt2")["tokens"]}
+    shifted = {**batch, "positions": torch.arange(12).expand(3, -1) + 100}
+    torch.testing.assert_close(model.logits(shifted)["lm"], model.logits(batch)["lm"], rtol=0, atol=1e-4)
+
+
+def test_angles_of_far_places_stay_apart_in_bfloat16() -> None:
+    model = pair()[0].bfloat16()
+    tokens = tiny_batch("gpt2")["tokens"]
+    last = {}
+    for start in (0, 4096):
+        positions = torch.arange(12).expand(3, -1) + start
+        last[start] = model.logits({"tokens": tokens, "positions": positions})["lm"].float()
+    assert (last[4096] - last[0]).abs().mean() < 0.05 * last[0].abs().mean()
+
+
+def test_features_of_a_head_come_in_pairs() -> None:
+    spec = replace(tiny_spec("gpt2"), family=LLAMA)
+    with pytest.raises(UserError, match=r"rope, which turns pairs of features; heads have 5\."):
+        build_model(replace(spec, size=change(spec.size, head_width=5)))
+
+
+def test_a_tiny_model_of_the_catalogue_is_not_turned() -> None:
+    batch = tiny_batch("t5")
+    assert_close(
+        tiny_model("t5").logits(batch)["lm"],
+        tiny_model("t5").logits({**batch, "positions": torch.full_like(batch["tokens"], 7)})["lm"],
+    )
