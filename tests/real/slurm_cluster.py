@@ -31,7 +31,8 @@ CPUS, GPUS = 16, 8
 PR_SET_PDEATHSIG = 1
 
 # No accounting, no cgroups, no authentication: one user on one machine. `config_overrides` lets nodes have more
-# processors than there are. A node that comes back is used again at once, as at a site that reboots by itself.
+# processors than there are. A node that Slurm found dead is used again as soon as it answers; one that was declared down
+# is not, for what it sent before it died may arrive later.
 SETTINGS = """
 ClusterName=test
 AuthType=auth/none
@@ -51,7 +52,7 @@ MinJobAge=600
 KillWait=15
 SlurmctldTimeout=10
 SlurmdTimeout=5
-ReturnToService=2
+ReturnToService=1
 """
 
 
@@ -65,6 +66,7 @@ class SlurmCluster:
         self.prolog = folder / "prolog.sh"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._declared_down: set[str] = set()
 
     def start(self) -> None:
         self._configure()
@@ -160,6 +162,9 @@ class SlurmCluster:
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
         unseen = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {hide} && exec "$@"', "sh") if hide else ()
         self._start(f"slurmd-{node}", "-D", "-N", node, within=unseen)
+        if node in self._declared_down:
+            self._declared_down.discard(node)
+            self.say("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     @contextmanager
     def without(self, node: str, folder: Path) -> Iterator[None]:
@@ -219,6 +224,7 @@ class SlurmCluster:
     def declare_down(self, node: str) -> None:
         """What Slurm finds out by itself when a node has not answered for SlurmdTimeout and some."""
         self.say("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+        self._declared_down.add(node)
 
     def tasks_of(self, node: str) -> list[psutil.Process]:
         """Every process that Slurm started on a node."""
