@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from data_pipeline.sources import OnError, Source
 from data_pipeline.typed import typed
 from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_file, read_override
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.tokenizers import KINDS
 
@@ -142,8 +141,7 @@ def _kind(name: Any, where: str) -> type:
             raise UserError(f"{where}: step {name} is not a dataclass that takes documents (CleaningStep): correct it.")
         return kind
     if not isinstance(name, str) or name not in STEPS:
-        near = get_close_matches(str(name), STEPS, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"use {', '.join(STEPS)}, or package.module:NAME."
+        hint = nearest(name, STEPS, "use {}, or package.module:NAME.")
         raise UserError(f"{where}: unknown step {name}; {hint}")
     return STEPS[name]
 

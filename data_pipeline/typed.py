@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.config.errors import shown, wanted
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 
 Kind = TypeVar("Kind")
 
@@ -28,9 +27,7 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
     ready = ready or {}
     for name in content:
         if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(known) or 'none'}."
-            raise UserError(f"{where}: unknown setting {name}; {hint}")
+            raise UserError(f"{where}: unknown setting {name}; {nearest(name, known, 'it has {}.')}")
     for name, field in known.items():
         if name not in {**content, **ready} and field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{where}: {name} is missing.")

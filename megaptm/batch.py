@@ -53,7 +53,14 @@ class BatchSpec:
     def widened(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
         """A sample with fewer or shorter fields as this says: with padding behind, and nothing asked where it asks
         nothing."""
-        return {name: _widened(name, sample.get(name), field, pad) for name, field in self.fields.items()}
+        return {
+            name: _widened(self._read_as(name), sample.get(name), field, pad) for name, field in self.fields.items()
+        }
+
+    def _read_as(self, field: str) -> str | None:
+        """Which of `READ` a field is, of any stream; None of one that says what is asked."""
+        stems = (field.removeprefix(prefix) for prefix in self.streams if field.startswith(prefix))
+        return next((stem for stem in stems if stem in READ), None)
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
         """A `TypeError` where a sample is not what was said of it."""
@@ -70,8 +77,7 @@ def fields(shape: tuple[int, ...], *names: str, dtype: str = "int64") -> dict[st
     return dict.fromkeys(names, Field(shape, dtype))
 
 
-def _widened(name: str, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
-    stem = next((word for word in READ if name.endswith(word)), None)
+def _widened(stem: str | None, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
     if array is None:
         if stem == "document_ids":  # without them the row is one document
             return np.ones(field.shape, field.dtype)

@@ -1,8 +1,9 @@
 """What a user did that cannot work, said once, in one sentence; and the exit codes a launcher reads."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -30,6 +31,13 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         return "\n  ".join(self.args)
+
+
+def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
+    """`did you mean X?`, or what there is, where nothing that is known is near to a name."""
+    known = list(known)
+    close = get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]}?" if close else otherwise.format(", ".join(known) or "none")
 
 
 def _on_one_line(sentence: object) -> str:

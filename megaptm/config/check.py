@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
+from collections.abc import Iterator
 
 from megaptm.config.schema import Config, ModelConfig, model_spec, resolve_model
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import objective_of
 from megaptm.objectives.compose import TASKS, kinds
@@ -52,7 +51,7 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
     known = {kind for name in family.objectives for kind in kinds(objective_of(name))}
     if any(kind in TASKS.values() and kind not in known for kind in tasks):
         name = config.objective if isinstance(config.objective, str) else config.task.name
-        yield f"objective ({name}) does not fit {family.name}{_nearest(name, family.objectives)}"
+        yield f"objective ({name}) does not fit {family.name}; {nearest(name, family.objectives)}"
 
 
 def _family_and_size(model: ModelConfig) -> Iterator[str]:
@@ -62,12 +61,12 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        yield f"model.family ({model.family}) is not in the catalogue{_nearest(model.family, CATALOGUE)}"
+        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, CATALOGUE)}"
         return
     sizes = [*family.sizes, "custom"]
     missing = [name for name in NEEDED_BY_CUSTOM if getattr(model, name) is None]
     if model.size not in sizes:
-        yield f"model.size ({model.size}) is not a size of {family.name}{_nearest(model.size, sizes)}"
+        yield f"model.size ({model.size}) is not a size of {family.name}; {nearest(model.size, sizes)}"
     elif model.size == "custom" and missing:
         yield f"model.size custom needs model.{missing[0]}."
 
@@ -85,7 +84,7 @@ def _model(config: Config) -> Iterator[str]:
 def _shape(model: ModelConfig) -> Iterator[str]:
     spec = model_spec(model)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
-        yield f"model.stacks has {unknown[0]}, which {spec.name} has not{_nearest(unknown[0], spec.family.stacks)}"
+        yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     for size, key in _sizes(spec):
         if size.head_width is None and size.width % size.heads:
             yield (
@@ -203,9 +202,3 @@ def _schedule(config: Config) -> Iterator[str]:
 
 def _title(model: ModelConfig) -> str:
     return f"{model.family}/{model.size}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known)}."

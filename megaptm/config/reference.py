@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from megaptm.config.schema import Config, DeviceLayout
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 
 FILLED_IN = ("objective",)
 """Keys without a default that need not be given: another key says what they are."""
@@ -66,9 +65,8 @@ def find_sections(name: str | None) -> list[ConfigSection]:
         section, key = keys[name]
         return [ConfigSection(section.name, section.meaning, (key,))]
     known = [*(one.name for one in every if one.name), *keys]
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"sections are {', '.join(one.name for one in every if one.name)}."
-    raise UserError(f"a config has no section and no key {name}; {hint}")
+    sections = ", ".join(one.name for one in every if one.name)
+    raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")
 
 
 HEAD = """# Every key of a config

@@ -121,6 +121,10 @@ def evaluate(
         _count(batch, counts)
         for name, (total, _) in _losses(loaded, batch).items():
             sums[name] += float(total)
+    if silent := [name for name in names if not counts[name].sum()]:
+        raise UserError(
+            f"nothing is asked for {silent[0]} in {rows:,} held-out rows of {', '.join(corpora)}: take more."
+        )
     counted = min(COUNTED_ROWS, training.fresh_samples)
     tell(f"counting the answers of {counted:,} training rows for the unigram baseline")
     for batch in _read(training, counted, 100, "unigram baseline", console):

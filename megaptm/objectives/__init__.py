@@ -1,10 +1,9 @@
 """Pre-training tasks by name, or composed: what is hidden, what is shown, what is asked. numpy only."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
@@ -35,9 +34,7 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
         return compose(said)
     if not is_plugin(said):
         if said not in OBJECTIVES:
-            near = get_close_matches(said, OBJECTIVES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(OBJECTIVES)}."
-            raise UserError(f"objective ({said}) is not known; {hint}")
+            raise UserError(f"objective ({said}) is not known; {nearest(said, OBJECTIVES)}")
         return OBJECTIVES[said]
     found = load_plugin(said, "objective", "objective")
     if not isinstance(found, Objective):

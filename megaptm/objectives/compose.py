@@ -6,7 +6,6 @@ import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.batch import BatchSpec, Field
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, Piece, Sample
@@ -177,12 +176,12 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         kind = TASKS[name]
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
-        raise UserError(f"{where} is no task{_nearest(str(name), [*TASKS, *PAIRS])}")
+        raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *PAIRS])}")
     own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
     known: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     for key in own:
         if key not in known:
-            raise UserError(f"objective.{label}: unknown option {key}{_nearest(str(key), [*known, *OF_EVERY_TASK])}")
+            raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *OF_EVERY_TASK])}")
     if not known:
         return kind()
     try:
@@ -244,8 +243,3 @@ def _by_step(where: str, said: Any) -> StepValue:
 def _steps(parts: Iterable[Task]) -> list[int]:
     """Steps at which a share changes."""
     return sorted({step for part in parts for step in part.share.steps})
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 from megaptm.objectives.denoise import HIDES, Denoise, Hide, hidden_in_place, masked
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -91,9 +90,7 @@ class MaskedLM(Objective):
         if is_plugin(self.hide):
             return load_plugin(self.hide, "hide", "function")
         if self.hide not in HIDES:
-            near = get_close_matches(self.hide, HIDES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HIDES)}."
-            raise UserError(f"hide ({self.hide}) is not known; {hint}")
+            raise UserError(f"hide ({self.hide}) is not known; {nearest(self.hide, HIDES)}")
         return HIDES[self.hide]
 
     def raw_length(self, sequence: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from megaptm.config.errors import shown, wanted
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 
 # What a device, a link or a disk can be; outside of it, formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -129,10 +128,8 @@ def known_machines() -> list[str]:
 
 
 def _unknown(name: str) -> str:
-    known = known_machines()
-    close = get_close_matches(name, known, n=1)
-    nearest = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}, or the path of a YAML file."
-    return f"--machine {name}: no such machine; {nearest}"
+    hint = nearest(name, known_machines(), "use one of {}, or the path of a YAML file.")
+    return f"--machine {name}: no such machine; {hint}"
 
 
 def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:

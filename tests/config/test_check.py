@@ -126,7 +126,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["data.sequence=2048"],
             "data.sequence (2048) must not exceed the 1024 learned positions of gpt2/small",
         ),
-        ("gpt2/small", ["objective=masked-lm"], "objective (masked-lm) does not fit gpt2; it has causal-lm."),
+        ("gpt2/small", ["objective=masked-lm"], "objective (masked-lm) does not fit gpt2; there are causal-lm."),
         ("gpt2/small", ["model.family=gtp2"], "model.family (gtp2) is not in the catalogue; did you mean gpt2?"),
         ("gpt2/small", ["model.size=smal"], "model.size (smal) is not a size of gpt2; did you mean small?"),
         ("gpt2/small", ["model.size=custom"], "model.size custom needs model.layers."),

@@ -168,3 +168,14 @@ def test_the_model_is_the_one_that_was_saved(corpora, tmp_path):
     assert trained.step == 7
     for name, value in trained.model.named_parameters():
         assert torch.equal(value.cpu(), model.get_parameter(name))
+
+
+def test_a_question_that_no_row_asks_is_told(tmp_path):
+    (tmp_path / "text").mkdir()
+    for number in range(40):  # documents of one sentence, about which an order cannot be asked
+        (tmp_path / f"text/{number}.txt").write_text(f"the cat saw {number} dogs by the river and went on to the house")
+    corpus = build(tmp_path / "text", tmp_path / "corpus", "bert")
+    asked = ("objective={masked-lm: {}, sentence-order: {}}", "data.sequence=16")
+    run, _ = save_untrained("bert", tmp_path / "run", corpus, *asked)
+    with pytest.raises(UserError, match=r"^nothing is asked for sentence-order in 2 held-out rows of .*: take more\.$"):
+        evaluate(open_run(run), rows=2)

@@ -31,8 +31,8 @@ CPUS, GPUS = 16, 8
 PR_SET_PDEATHSIG = 1
 
 # No accounting, no cgroups, no authentication: one user on one machine. `config_overrides` lets nodes have more
-# processors than there are. A node that Slurm found dead is used again as soon as it answers; one that was declared down
-# is not, for what it sent before it died may arrive later.
+# processors than there are. A node that Slurm found dead is used again as soon as it answers; one that was declared
+# down is not, for what it sent before it died may arrive later.
 SETTINGS = """
 ClusterName=test
 AuthType=auth/none

@@ -1,0 +1,30 @@
+"""A sample with fewer fields than its batch: padding where a model reads, nothing asked where it is asked."""
+
+import numpy as np
+import pytest
+
+from megaptm.batch import IGNORED, READ, BatchSpec, Field, fields
+
+READS = ("tokens", "segments", "positions", "document_ids", "order")
+SPEC = BatchSpec(
+    {"": 4, "right_": 4},
+    fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
+    | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
+)
+
+
+@pytest.mark.parametrize("label", ["sentence_order", "count_of_tokens", "next_sentence"])
+def test_a_label_that_is_absent_is_not_asked_whatever_it_is_called(label):
+    assert SPEC.widened({}, pad=9)[label] == IGNORED
+
+
+@pytest.mark.parametrize("prefix", ["", "right_"])
+def test_what_a_model_reads_is_padding(prefix):
+    made = SPEC.widened({f"{prefix}tokens": np.array([5, 6])}, pad=9)
+    assert made[f"{prefix}tokens"].tolist() == [5, 6, 9, 9]
+    assert made[f"{prefix}document_ids"].tolist() == [1, 1, 1, 1]
+    assert made[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
+    assert made[f"{prefix}segments"].tolist() == made[f"{prefix}order"].tolist() == [0, 0, 0, 0]
+    assert made["masked_positions"].tolist() == [0, 0, 0, 0]
+    assert made["labels"].tolist() == [IGNORED] * 4
+    assert set(READ) <= SPEC.fields.keys()
