@@ -9,8 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Part -> the parts it may import. `megaptm.errors`, `megaptm.credentials` and the package itself (its version) are
-# everybody's.
+# Package -> those it may import. `megaptm.errors`, `megaptm.credentials` and `megaptm` itself (its version) are common.
 NO_TORCH = {
     "spec": (),
     "plugins": (),
@@ -96,7 +95,7 @@ MAY_IMPORT = {
     ),
     "launch": ("config", "plan", "processes", "resilience", "schedulers", "run", "report", "train", "check"),
 }
-ENTRANCES = ("__main__", "api", "commands", "demo")
+ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
 PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
 
@@ -120,7 +119,7 @@ def imported(path):
 
 
 def part(name):
-    """`megaptm.train.loop` -> `train`; None outside megaptm, and for what belongs to everybody."""
+    """`megaptm.train.loop` -> `train`; None outside megaptm, and for what is common."""
     words = name.split(".")
     if words[0] != "megaptm" or len(words) == 1 or words[1] in ("errors", "credentials", "__version__", "__init__"):
         return None
@@ -130,7 +129,7 @@ def part(name):
 def violations():
     for path in modules("megaptm"):
         own = part(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        if own is None or own in ENTRANCES:
+        if own is None or own in ENTRY_POINTS:
             continue
         for name, line in imported(path):
             other = part(name)
@@ -157,7 +156,7 @@ def test_the_table_says_no_more_than_is_so():
 
 def test_the_table_names_every_part_and_has_no_circle():
     parts = {part(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in modules("megaptm")} - {None}
-    assert parts <= {*MAY_IMPORT, *ENTRANCES}
+    assert parts <= {*MAY_IMPORT, *ENTRY_POINTS}
     done = set()
     while remaining := [name for name in MAY_IMPORT if name not in done]:
         ready = [name for name in remaining if set(MAY_IMPORT[name]) <= done]

@@ -46,7 +46,8 @@ class Model(nn.Module):
     """Built from a spec and nothing else.
 
     `embed.token.weight`, `encoder.0.attention.qkv.weight`, `decoder.final.weight`, `head.mlm.transform.weight`: a
-    parameter has the same name whatever chunk it lives in. Only `embed.token.weight` may live in two.
+    parameter has the same name whatever chunk it lives in. Some live in several: the token table where heads are tied to
+    it, a stack's table of biases, and what layers share.
     """
 
     embed: Embed | None

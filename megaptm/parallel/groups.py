@@ -61,8 +61,8 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=timeout_minutes,
-        # `shared` sums the copies of a parameter, whichever stages hold them; megatron's rule for the first and last
-        # stage's token tables gets a group of one and so does nothing.
+        # `tied_parameters` sums the copies of a parameter, whichever stages hold them; megatron's rule for the first
+        # and last stage's token tables gets a group of one and so does nothing.
         get_embedding_ranks=lambda ranks, *_: ranks[:1],
     )
     return Ranks(

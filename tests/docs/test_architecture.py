@@ -121,11 +121,11 @@ def test_a_name_that_is_gone_is_found(name):
 def test_the_table_of_imports_is_the_one_that_is_enforced():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ?(.*) ?\|$", page, re.MULTILINE)
-    assert {room: tuple(re.findall(r"\w+", cell)) for room, cell in rows} == MAY_IMPORT
+    assert {package: tuple(re.findall(r"\w+", cell)) for package, cell in rows} == MAY_IMPORT
 
 
 @pytest.mark.parametrize(("page", "left_out"), [("README.md", ["processes", "shell"]), ("docs/architecture.md", [])])
-def test_the_tree_names_every_room(page, left_out):
+def test_the_tree_names_every_package(page, left_out):
     _, _, rest = (ROOT / page).read_text(encoding="utf-8").partition("## The tree\n")
     tree = "\n".join(line for line in rest.partition("\n|")[0].splitlines() if line.startswith("    "))
-    assert [room for room in MAY_IMPORT if not re.search(rf"\b{room}(/|\.py)", tree)] == left_out
+    assert [one for one in MAY_IMPORT if not re.search(rf"\b{one}(/|\.py)", tree)] == left_out

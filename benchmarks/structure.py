@@ -1,19 +1,19 @@
-"""The house in numbers: what is there, who imports whom, and what `megaptm train` enters before its first step.
+"""The package in numbers: what is there, who imports whom, and what `megaptm train` enters before its first step.
 
-    python benchmarks/house.py [--commit COMMIT]
+    python benchmarks/structure.py [--commit COMMIT]
 
-Of the working tree, or of a commit, unpacked into a temporary folder. A room is a package or a module directly under
-`megaptm/`, as in the table of imports (docs/architecture.md). Counted in `megaptm/` alone:
+Of the working tree, or of a commit, unpacked into a temporary folder. A package here is a folder, or a single module,
+directly under `megaptm/`, as in the table of imports (docs/architecture.md). Counted in `megaptm/` alone:
 
-- packages, files, lines: folders with modules, modules, and their lines, empty ones and comments too;
-- largest room: lines of the room that has most;
+- folders, files, lines: folders with modules, modules, and their lines, empty ones and comments too;
+- largest package: lines of the one that has most;
 - names twice: public classes that have the name of another;
-- imports: pairs of rooms of which one imports the other, inside functions too; import statements: all that do so;
+- imports: pairs of packages of which one imports the other, inside functions too; import statements: all that do so;
 - files entered: those in which a function ran in the main thread of the command or of rank 0, until rank 0 enters
   `Engine.step` for the first time (a tiny GPT-2, one process, a fresh run), but not while a module is imported;
 - on the way: those of them on the call stack where the command starts rank 0, and where rank 0 enters the step;
-- rooms entered: those of the files entered; climbs: how often a room that is entered for the first time imports, itself
-  or through others, the one that was before it.
+- packages entered: those of the files entered; back edges: how often a package that is entered for the first time
+  imports, itself or through others, the one that was before it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pathlib import Path
 from common.options import Options
 
 ROOT = Path(__file__).parent.parent
-GOALS = {"names twice": 0, "files entered": 110, "on the way": 9, "rooms entered": 30}
+GOALS = {"names twice": 0, "files entered": 110, "on the way": 9, "packages entered": 30}
 """At most; the other counts grow with what megaptm can do."""
 # Found by every Python process that has its folder on PYTHONPATH, before anything else runs there.
 TRACER = '''
 import os, sys
 from importlib.util import find_spec
-ROOT, OUT = os.environ["HOUSE_ROOT"], os.environ["HOUSE_OUT"]
+ROOT, OUT = os.environ["TRACE_ROOT"], os.environ["TRACE_OUT"]
 seen = set()
 
 def ours(frame):
@@ -81,13 +81,13 @@ if any(word in ("megaptm", "megaptm.train.worker") for word in sys.orig_argv):
 '''
 
 
-def room(path: str) -> str:
+def package(path: str) -> str:
     """`train/loop.py` -> `train`, `errors.py` -> `errors`."""
     return path.split("/")[0].removesuffix(".py")
 
 
 def imports(module: ast.Module) -> list[str]:
-    """Rooms that a module imports, one for each statement."""
+    """Packages that a module imports, one for each statement."""
     found = []
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
@@ -103,7 +103,7 @@ def enter(tree: Path, folder: Path) -> dict[str, list[str]]:
     """What a run of one step enters, and the call stacks of its way there, in order."""
     (folder / "sitecustomize.py").write_text(TRACER, encoding="utf-8")
     plain = {**os.environ, "PYTHONPATH": str(tree)}
-    traced = {"PYTHONPATH": f"{folder}:{tree}", "HOUSE_ROOT": f"{tree}/megaptm/", "HOUSE_OUT": str(folder / "trace")}
+    traced = {"PYTHONPATH": f"{folder}:{tree}", "TRACE_ROOT": f"{tree}/megaptm/", "TRACE_OUT": str(folder / "trace")}
 
     def megaptm(*words: object, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "megaptm", *map(str, words)]
@@ -128,34 +128,38 @@ def count(tree: Path, folder: Path) -> dict[str, int]:
     for name, path in paths.items():
         text = path.read_text(encoding="utf-8")
         module = ast.parse(text)
-        lines[room(name)] += text.count("\n")
+        lines[package(name)] += text.count("\n")
         classes.update(node.name for node in module.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
-        statements += [(room(name), other) for other in imports(module)]
+        statements += [(package(name), other) for other in imports(module)]
     crossing = [(one, other) for one, other in statements if one != other and other in lines]
 
     def below(name: str, known: set[str]) -> set[str]:
-        """All rooms that one imports, itself or through others; `known` are left out."""
+        """All packages that one imports, itself or through others; `known` are left out."""
         for other in {other for one, other in crossing if one == name} - known:
             known |= {other} | below(other, known | {other})
         return known
 
     found = enter(tree, folder)
-    rooms = [*dict.fromkeys(map(room, found["entered"]))]
+    packages = [*dict.fromkeys(map(package, found["entered"]))]
     print("lines:", *(f"{name} {number:,}" for name, number in lines.most_common()), sep="\n  ")
-    for title, names in {"files entered": found["entered"], "on the way": found["way"], "rooms entered": rooms}.items():
+    for title, names in {
+        "files entered": found["entered"],
+        "on the way": found["way"],
+        "packages entered": packages,
+    }.items():
         print(f"{title}:", *names, sep="\n  ")
     return {
-        "packages": len({path.parent for path in paths.values()}),
+        "folders": len({path.parent for path in paths.values()}),
         "files": len(paths),
         "lines": lines.total(),
-        "largest room": max(lines.values()),
+        "largest package": max(lines.values()),
         "names twice": sum(number > 1 for number in classes.values()),
         "imports": len(set(crossing)),
         "import statements": len(crossing),
         "files entered": len(set(found["entered"])),
         "on the way": len(set(found["way"])),
-        "rooms entered": len(rooms),
-        "climbs": sum(one in below(other, set()) for one, other in pairwise(rooms)),
+        "packages entered": len(packages),
+        "back edges": sum(one in below(other, set()) for one, other in pairwise(packages)),
     }
 
 
@@ -173,7 +177,7 @@ def main() -> None:
         counts = count(tree, folder)
     print("counts:", *(f"{what:<20}{number:>8,}" for what, number in counts.items()), sep="\n  ")
     for what, most in GOALS.items():
-        print(f"METRIC house_{what.replace(' ', '_')} {counts[what]} count goal <={most}")
+        print(f"METRIC structure_{what.replace(' ', '_')} {counts[what]} count goal <={most}")
 
 
 if __name__ == "__main__":
