@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, forwarding, free_port
+from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, forwarding, listen
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
@@ -33,7 +33,8 @@ def launch(
     and when a rank hung: see `Watchdog`, also for `hang_seconds` and `patience`. 130 after Ctrl-C, twice.
     """
     logs = run / "logs"
-    rendezvous = Rendezvous(processes, "127.0.0.1", free_port())
+    listener = listen()
+    rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
     # On a terminal rank 0 draws a progress bar: it has the terminal itself. A pipe is also logged.
     out = None if sys.stdout.isatty() else _binary(sys.stdout, sys.__stdout__)
     workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary(sys.stderr, sys.__stderr__))
@@ -42,7 +43,7 @@ def launch(
     given = {**(environment or {}), VARIABLE: str(watchdog.folder)}
     with forwarding(workers.forward):
         try:
-            workers.start(environments(range(processes), rendezvous, given, threads=threads))
+            workers.start(environments(range(processes), rendezvous, given, threads=threads), listener)
             if hang := workers.wait(watchdog):
                 return exit_code_of_hang(hang, run=run)
             workers.end_all(grace_seconds)

@@ -20,9 +20,12 @@ from megaptm.processes import end_with_parent
 from megaptm.resilience.failures import ProcessExit, failures
 from megaptm.resilience.signals import heeded
 from megaptm.resilience.watchdog import Hang, Watchdog
+from megaptm.run.rank import LISTENER
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
+BACKLOG = 2048
+"""Ranks that may come before rank 0 has loaded torch."""
 KILL_SECONDS = 30.0
 """After which a process that was killed is left to the kernel."""
 SAVES = "finishing the step and saving; then this ends with exit code 75"
@@ -55,14 +58,17 @@ class LocalWorkerGroup:
         """In order of time; without those that we ended."""
         self.forwarded: set[int] = set()
 
-    def start(self, environments: Mapping[int, dict[str, str]]) -> None:
-        """Start a process for each rank."""
+    def start(self, environments: Mapping[int, dict[str, str]], listener: socket.socket | None = None) -> None:
+        """Start a process for each rank; `listener`, at which all meet, goes to rank 0 and is closed here."""
         self._logs.mkdir(parents=True, exist_ok=True)
         # Restarts append to the same log: what an earlier one said must not be taken for news.
         self._begins = {rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments}
         # Resolved before the fork: a child between fork and exec may not import or allocate much.
         begin, rank_0_output = _begin_of_child(), None if self._out is None else subprocess.PIPE
         for rank, environment in environments.items():
+            handed: tuple[int, ...] = ()
+            if rank == 0 and listener is not None:
+                handed, environment = (listener.fileno(),), {**environment, LISTENER: str(listener.fileno())}
             with self._log(rank).open("ab") as log:
                 self._processes[rank] = subprocess.Popen(
                     self._command,
@@ -73,7 +79,10 @@ class LocalWorkerGroup:
                     # A group of its own: Ctrl-C reaches a worker once, through us, and its helpers die with it.
                     start_new_session=True,
                     preexec_fn=begin,
+                    pass_fds=handed,
                 )
+        if listener is not None:
+            listener.close()  # or others would wait at the socket of a rank 0 that has died
         if first := self._processes.get(0):
             for source, terminal in ((first.stdout, self._out), (first.stderr, self._err)):
                 if source is not None and terminal is not None:
@@ -158,11 +167,11 @@ def environments(
     return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(number)} for number, rank in enumerate(ranks)}
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port of this machine on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
+def listen(address: str | None = "127.0.0.1") -> socket.socket:
+    """A socket that listens at some port of this machine; of all its addresses, of both kinds, where none is given."""
+    if address is None and socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    return socket.create_server((address or "", 0), backlog=BACKLOG)
 
 
 @contextmanager

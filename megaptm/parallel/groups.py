@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -36,18 +37,37 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def join(*, rank: int, world: int, local_rank: int, init_method: str = "env://", timeout_minutes: float = 30.0) -> None:
-    """Join the world: NCCL on GPUs, gloo on CPUs."""
+def join(
+    *,
+    rank: int,
+    world: int,
+    local_rank: int,
+    init_method: str = "env://",
+    timeout_minutes: float = 30.0,
+    listener: int | None = None,
+) -> None:
+    """Join the world: NCCL on GPUs, gloo on CPUs; `listener`, of rank 0, is a socket at which MASTER_PORT is open."""
     if torch.cuda.is_available():
         # Where each process is shown a GPU of its own (Slurm's --gpus-per-task), it is the first one of all of them.
         torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)
+    timeout = timedelta(minutes=timeout_minutes)
+    store = None if listener is None else _serve(listener, world, timeout)
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=init_method,
+        init_method=init_method if store is None else None,
+        store=store,
         rank=rank,
         world_size=world,
-        timeout=timedelta(minutes=timeout_minutes),
+        timeout=timeout,
     )
+
+
+def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:
+    """What the other ranks find by `env://`, at a socket that listens already."""
+    os.set_inheritable(listener, False)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    served = dist.TCPStore(address, port, world, is_master=True, timeout=timeout, master_listen_fd=listener)
+    return dist.PrefixStore("default_pg", served)
 
 
 def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:

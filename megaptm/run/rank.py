@@ -10,6 +10,10 @@ from megaptm.config import Layout
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.environment import variables_of_ranks
 
+LISTENER = "MEGAPTM_RENDEZVOUS_FD"
+"""Variable of rank 0: the number of a listening socket that its launcher opened. So the port is nobody else's in the
+seconds until rank 0 has loaded torch."""
+
 
 @dataclass(frozen=True)
 class RankEnvironment:
@@ -19,6 +23,8 @@ class RankEnvironment:
     world: int
     local_rank: int
     """Number on its own machine; picks the GPU."""
+    listener: int | None = None
+    """Of rank 0: the socket at which all meet, already listening (`LISTENER`); absent: it opens one at MASTER_PORT."""
 
 
 def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEnvironment | None:
@@ -35,7 +41,13 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
     if missing:
         raise UserError(f"{missing[0]} is not set though other variables of a launcher are: set it, or unset RANK.")
     rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    return RankEnvironment(rank=rank, world=world, local_rank=int(environ.get("LOCAL_RANK", rank)))
+    listener = environ.pop(LISTENER, None)  # is of this process alone
+    return RankEnvironment(
+        rank=rank,
+        world=world,
+        local_rank=int(environ.get("LOCAL_RANK", rank)),
+        listener=None if listener is None else int(listener),
+    )
 
 
 def check_processes(place: RankEnvironment, layout: Layout) -> None:

@@ -73,7 +73,13 @@ def _work(
         use_deterministic_kernels()
     minutes = collective_minutes(config.train.hang_seconds)
     tell(f"joining {place.world} process{'es' if place.world > 1 else ''}")
-    join(rank=place.rank, world=place.world, local_rank=place.local_rank, timeout_minutes=minutes)
+    join(
+        rank=place.rank,
+        world=place.world,
+        local_rank=place.local_rank,
+        timeout_minutes=minutes,
+        listener=place.listener,
+    )
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, place)
     tell(f"building the model ({device_title()})")

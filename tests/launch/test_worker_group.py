@@ -1,9 +1,12 @@
 """Ranks of one run on several machines: a group on each, here all on this one."""
 
 import io
+import socket
 import sys
 
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments
+import pytest
+
+from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, listen
 
 MEETING = Rendezvous(world=5, address="10.0.0.7", port=4711)
 SAY = """
@@ -40,3 +43,38 @@ def test_only_rank_0_is_heard_and_its_error_when_it_is_released(tmp_path):
     assert (out.getvalue(), err.getvalue()) == (b"0 0 5 10.0.0.7 4711\n", b"")
     workers.release()
     assert err.getvalue() == b"Traceback (most recent call last)"
+
+
+MEET = """
+import os, time
+import torch.distributed as dist
+from megaptm.parallel.groups import join
+from megaptm.run.rank import worker_environment
+
+place = worker_environment()
+time.sleep(2 * (place.rank == 0))  # the others come first
+join(rank=place.rank, world=place.world, local_rank=place.local_rank, timeout_minutes=1, listener=place.listener)
+dist.barrier()
+assert "MEGAPTM_RENDEZVOUS_FD" not in os.environ
+dist.destroy_process_group()
+"""
+
+
+def test_the_port_at_which_all_meet_is_nobody_elses_from_the_start(tmp_path):
+    listener = listen()
+    port = listener.getsockname()[1]
+    workers = LocalWorkerGroup([sys.executable, "-c", MEET], logs=tmp_path, out=io.BytesIO(), err=io.BytesIO())
+    workers.start(environments(range(3), Rendezvous(3, "127.0.0.1", port), {}, threads=1), listener)
+    assert listener.fileno() == -1
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port))
+    assert workers.wait() is None
+    workers.kill_all()
+    assert [end.code for end in workers.ends] == [0, 0, 0], (tmp_path / "rank-0.log").read_text()
+
+
+def test_a_port_of_all_addresses_takes_both_kinds():
+    with listen(None) as listener:
+        port = listener.getsockname()[1]
+        for address in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+            socket.create_connection((address, port), timeout=5).close()

@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 import pytest
 
-from megaptm.launch.worker_group import free_port
 from tests.drills.program import ROOT
 from tests.processes import command_of, environment_of
+from tests.storage.server import free_port
 
 CPUS = 2
 """Of each node, whatever the machine has."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.launch.worker_group import free_port
 from megaptm.run.submission import queued
 from megaptm.schedulers.slurm.jobs import state
 from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
 from tests.processes import command_of
 from tests.real.jobs import ENDS, small
 from tests.real.slurm_cluster import slurm_cluster
+from tests.storage.server import free_port
 
 pytestmark = pytest.mark.real
 

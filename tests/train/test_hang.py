@@ -70,7 +70,9 @@ COMPUTES_FOR_EVER = """
 with heartbeat.during("loading"):
     import torch
     import torch.distributed as dist
-    dist.init_process_group("gloo")
+    from megaptm.parallel.groups import join
+    from megaptm.run.rank import worker_environment
+    join(rank=rank, world=2, local_rank=rank, listener=worker_environment().listener)
 def compute_for_ever():
     while True:
         time.sleep(0.1)

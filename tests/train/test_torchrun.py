@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-from megaptm.launch.worker_group import free_port
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from tests.drills.program import family_of, last_step, wait_for
 from tests.processes import environment_of, survivors
+from tests.storage.server import free_port
 
 
 def torchrun(processes, *words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, environments, free_port
+from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, environments, listen
 from megaptm.resilience.failures import ProcessExit
 
 LOOK_SECONDS = 1.0
@@ -59,11 +60,13 @@ class NodeAgent:
         # Of the node: its Python need not be where the driver's is.
         command = [sys.executable, "-m", module, "--run", str(run)]
         self._out, self._err = OutputBuffer(), OutputBuffer()
+        self._listener: socket.socket | None = None
         self._workers = LocalWorkerGroup(command, logs=logs, out=self._out, err=self._err)  # type: ignore[arg-type]
 
     def rendezvous(self, address: str, world: int) -> Rendezvous:
-        """A place on this node where all ranks can meet."""
-        return Rendezvous(world, address, free_port("0.0.0.0"))
+        """A place on this node where all ranks can meet, kept until rank 0 takes it."""
+        self._listener = listen(None)
+        return Rendezvous(world, address, self._listener.getsockname()[1])
 
     def sees(self, path: Path) -> bool:
         """Whether this node has the file that another one wrote."""
@@ -72,7 +75,7 @@ class NodeAgent:
     def start(self, ranks: range, rendezvous: Rendezvous, given: Mapping[str, str], threads: int | None) -> None:
         # Ray says how many threads an actor may have, which is none of the ranks' business.
         os.environ.pop("OMP_NUM_THREADS", None)
-        self._workers.start(environments(ranks, rendezvous, given, threads=threads))
+        self._workers.start(environments(ranks, rendezvous, given, threads=threads), self._listener)
 
     def look(self, known: int) -> AgentReport:
         """What is new, as soon as anything is. `known`: how many ends were heard of; a reply may get lost."""
