@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 # Tables are padded to a multiple of this, whatever the layout, so that a checkpoint has the same shapes on any number
 # of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
@@ -153,7 +153,8 @@ class Family:
     heads: tuple[str, ...] = ("lm",)
     """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    """Head -> the stack that it reads, or several; absent: the last."""
+    """Head -> the stack that it reads, or several; absent: the last. `decoder.3` is what the stack's layer 3 gives,
+    before any closing norm."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
@@ -178,6 +179,20 @@ class Family:
     def last_block(self) -> Block:
         """Of the stack that heads read unless said otherwise."""
         return next(reversed(self.stacks.values()))
+
+
+class Reading(NamedTuple):
+    """Where a head reads."""
+
+    stack: str
+    layer: int | None
+    """Whose output it reads; None: the stack's."""
+
+    @classmethod
+    def parse(cls, word: str) -> Reading:
+        """`decoder` or `decoder.3`."""
+        stack, _, layer = word.partition(".")
+        return cls(stack, int(layer) if layer else None)
 
 
 Table = TypeVar("Table", Family, Block, Size)
@@ -210,10 +225,10 @@ class ModelSpec:
     def size_of(self, stack: str) -> Size:
         return self.size.stacks.get(stack, self.size)
 
-    def stacks_of(self, head: str) -> tuple[str, ...]:
-        """The stacks that a head reads."""
+    def readings(self, head: str) -> tuple[Reading, ...]:
+        """What a head reads."""
         read = self.family.reads.get(head, next(reversed(self.family.stacks)))
-        return (read,) if isinstance(read, str) else read
+        return tuple(map(Reading.parse, (read,) if isinstance(read, str) else read))
 
     @property
     def layers(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megaptm.bricks.heads import heads as heads_of
+from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
 
@@ -16,9 +18,11 @@ class ModelChunk:
     first: bool
     """Holds the embedding."""
     last: bool
-    """Holds the heads, and the token table they are tied to."""
+    """Holds the heads that read whole stacks, and the token table they are tied to."""
     finals: tuple[str, ...] = ()
     """Stacks whose last layer, and so whose closing norm, is here."""
+    heads: tuple[str, ...] = ()
+    """Heads that are here: where what they read is, and those that read whole stacks at the end, where all arrive."""
 
 
 def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
@@ -34,6 +38,19 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
             spans[name] = range(min(max(start - offset, 0), layers), min(max(stop - offset, 0), layers))
             offset += layers
         finals = tuple(name for name, span in spans.items() if spec.size_of(name).layers - 1 in span)
-        cut.append(ModelChunk(spans, first=place == 0, last=place == number - 1, finals=finals))
+        last = place == number - 1
+        heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, last))
+        cut.append(ModelChunk(spans, first=place == 0, last=last, finals=finals, heads=heads))
         start = stop
+    heads_of(spec)  # or what is wrong with one of them would be told as if it were the number's fault
+    if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:
+        raise UserError(
+            f"{spec.name}: head {lost[0]} reads layers that lie in several of {number} pipeline chunks: lower "
+            "layout.pipeline or layout.virtual."
+        )
     return cut
+
+
+def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], last: bool) -> bool:
+    """Whether a chunk with these layers has all that a head reads."""
+    return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))

@@ -36,16 +36,22 @@ class HeadBrick(ABC):
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.stacks = spec.stacks_of(self.name)
-        """The stacks that it reads."""
-        for stack in self.stacks:
+        self.readings = spec.readings(self.name)
+        """What it reads."""
+        for stack, layer in self.readings:
             if stack not in spec.family.stacks:
                 raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is no stack of it.")
+            if layer is not None and not 0 <= layer < (layers := spec.size_of(stack).layers):
+                raise UserError(
+                    f"{spec.name}: head {self.name} reads layer {layer} of the {stack}, which has 0 to {layers - 1}."
+                )
+            if layer is not None and self.contrasts:
+                raise UserError(f"{spec.name}: head {self.name} compares rows, so it reads whole stacks, not a layer.")
 
     @property
     def stack(self) -> str:
         """The first that it reads."""
-        return self.stacks[0]
+        return self.readings[0].stack
 
     @property
     def size(self) -> Size:

@@ -133,6 +133,8 @@ class Stack(nn.ModuleDict):
         if block.position == "rope" and size.key_width % 2:
             raise UserError(f"Block.position is rope, which turns pairs of features; heads have {size.key_width}.")
         self.block, self.size, self.numbers = block, size, layers
+        self.read: frozenset[int] = frozenset()
+        """Layers whose output somebody asks for."""
         self.run_layer: Callable[..., Tensor] = run
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
@@ -173,14 +175,17 @@ class Stack(nn.ModuleDict):
         memory: Tensor | None = None,
         memory_mask: Mask | None = None,
         positions: Tensor | None = None,
+        outputs: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it; `positions`
-        [B, S] are places, absent: 0, 1, 2 ..."""
+        [B, S] are places, absent: 0, 1, 2 ... Into `outputs` go those of the layers in `read`."""
         scores = mask.scores(self._score_bias(mask))
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         turned = self._rotation(mask, positions)
         for number in self.numbers:
             x = self.run_layer(self[str(number)], x, scores, memory, memory_scores, turned)
+            if outputs is not None and number in self.read:
+                outputs[number] = x
         return self["final"](x) if "final" in self else x
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -175,9 +175,10 @@ MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[PairHead]] = {
 }
 
 
-def build_heads(spec: ModelSpec) -> nn.ModuleDict:
-    """The family's heads under their names, which are also the names of their losses."""
-    return nn.ModuleDict({name: _module(name, brick)(spec, brick) for name, brick in heads(spec).items()})
+def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
+    """Some of the family's heads under their names, which are also the names of their losses."""
+    bricks = {name: brick for name, brick in heads(spec).items() if name in names}
+    return nn.ModuleDict({name: _module(name, brick)(spec, brick) for name, brick in bricks.items()})
 
 
 def _module(name: str, brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:

@@ -18,7 +18,7 @@ from megaptm.layers.layer import Stack
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.models.embed import Embed
 from megaptm.models.heads import ContrastHead, Head, Loss, build_heads
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, Reading
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
@@ -42,12 +42,16 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
+def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
+    raise RuntimeError(f"{[*losses]}: losses before the last chunk need somebody who adds them (parallel.inner_losses)")
+
+
 class Model(nn.Module):
     """Built from a spec and nothing else.
 
     `embed.token.weight`, `encoder.0.attention.qkv.weight`, `decoder.final.weight`, `head.mlm.transform.weight`: a
-    parameter has the same name whatever chunk it lives in. Some live in several: the token table where heads are tied to
-    it, a stack's table of biases, and what layers share.
+    parameter has the same name whatever chunk it lives in. Some live in several: the token table where heads are tied
+    to it, a stack's table of biases, and what layers share.
     """
 
     embed: Embed | None
@@ -62,17 +66,23 @@ class Model(nn.Module):
         self.gather_sequence: Callable[[Tensor], Tensor] = same
         """Applied to the stream before the heads (gathers it)."""
 
+        self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
+        """Gives the stream on, with losses of heads that are not on the last chunk in its backward pass."""
+
         self.embed = self.head = None
         if self.chunk.first:
             self.embed = Embed(spec)
-        elif self.chunk.last and family.tied:
+        elif family.tied and (self.chunk.last or any(HEADS[name].projects for name in self.chunk.heads)):
             self.embed = Embed(spec, token_only=True)
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 memory = memory_width(spec, name)
                 self.add_module(name, Stack(block, spec.size_of(name), layers, dropout=spec.dropout, memory=memory))
-        if self.chunk.last:
-            self.head = build_heads(spec)
+        for reading in chain(*map(spec.readings, self.chunk.heads)):
+            if (stack := self.stack(reading.stack)) is not None and reading.layer is not None:
+                stack.read |= {reading.layer}
+        if self.chunk.last or self.chunk.heads:
+            self.head = build_heads(spec, self.chunk.heads)
 
     def forward(
         self, batch: dict[str, Tensor], x: Tensor | None = None, *, features: bool = False
@@ -84,16 +94,22 @@ class Model(nn.Module):
         {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled; with `features`
         {loss name: features [B, F]} of the losses that compare rows.
         """
-        streams = self._run(batch, x)
-        if self.head is None:
-            filled = [self._filled(stream) for stream in streams.values()]
-            return torch.cat(filled) if len(filled) > 1 else filled[0]
+        streams, inner = self._run(batch, x)
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
+        if not self.chunk.last:
+            filled = [self._filled(stream) for stream in streams.values()]
+            stream = torch.cat(filled) if len(filled) > 1 else filled[0]
+            if not asked or features:
+                return stream
+            read = self._read(streams, inner, asked)
+            return self.add_losses(
+                stream, {name: head.loss(*read[name], batch, self._table) for name, head in asked.items()}
+            )
         if not asked:
-            return self._logits(streams)
+            return self._logits(streams, inner)
         if features:
             asked = {name: head for name, head in asked.items() if HEADS[name].contrasts}
-        read = self._read(streams, asked)
+        read = self._read(streams, inner, asked)
         if features:
             return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
         return {name: head.loss(*read[name], batch, self._table) for name, head in asked.items()}
@@ -110,29 +126,35 @@ class Model(nn.Module):
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]."""
-        return self._logits(self._run(batch, x))
+        return self._logits(*self._run(batch, x))
 
-    def _logits(self, streams: dict[str, Tensor]) -> dict[str, Tensor]:
-        read = self._read(streams, self._heads())
+    def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
+        read = self._read(streams, inner, self._heads())
         return {name: head.logits(*read[name], self._table) for name, head in self._heads().items()}
 
-    def _read(self, streams: dict[str, Tensor], heads: Iterable[str]) -> dict[str, tuple[Tensor, ...]]:
+    def _read(
+        self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]
+    ) -> dict[str, tuple[Tensor, ...]]:
         """Head -> the streams that it reads, each gathered once."""
-        stacks = {name: self.spec.stacks_of(name) for name in heads}
-        gathered = {stack: self.gather_sequence(streams[stack]) for stack in dict.fromkeys(chain(*stacks.values()))}
-        return {name: tuple(gathered[stack] for stack in theirs) for name, theirs in stacks.items()}
+        readings = {name: self.spec.readings(name) for name in heads}
+        gathered = {
+            one: self.gather_sequence(streams[one.stack] if one.layer is None else inner[one])
+            for one in dict.fromkeys(chain(*readings.values()))
+        }
+        return {name: tuple(gathered[one] for one in theirs) for name, theirs in readings.items()}
 
     def _heads(self) -> dict[str, Head]:
-        assert self.head is not None, "only the last chunk has heads"
-        return cast(dict[str, Head], dict(self.head.items()))
+        return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     @property
     def _table(self) -> Tensor | None:
         return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
 
-    def _run(self, batch: dict[str, Tensor], x: Tensor | None) -> dict[str, Tensor]:
-        """From the embedding, or from the stream of the chunk before, through the layers held here."""
+    def _run(self, batch: dict[str, Tensor], x: Tensor | None) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
+        """From the embedding, or from the stream of the chunk before, through the layers held here; and what heads read
+        of single layers on the way."""
         prefixes = self.spec.family.prefixes
+        inner: dict[Reading, Tensor] = {}
         streams = self._embed(batch, prefixes) if x is None else self._divide(batch, prefixes, x)
         for name, prefix in prefixes.items():
             if (stack := self.stack(name)) is None:
@@ -141,8 +163,11 @@ class Model(nn.Module):
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
-            streams[name] = stack(streams[name], mask, memory, memory_mask, batch.get(f"{prefix}positions"))
-        return streams
+            outputs: dict[int, Tensor] = {}
+            positions = batch.get(f"{prefix}positions")
+            streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
+            inner |= {Reading(name, layer): output for layer, output in outputs.items()}
+        return streams, inner
 
     def stack(self, name: str) -> Stack | None:
         """The layers of a stack that this chunk holds, if any."""

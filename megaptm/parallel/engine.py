@@ -25,6 +25,7 @@ from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_rows
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
+from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import hang_on
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
@@ -80,6 +81,9 @@ class Engine:
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
         self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses)
+        self._inner_losses = [InnerLosses() for _ in self.stages]
+        for stage, inner in zip(self.stages, self._inner_losses, strict=True):
+            stage.model.add_losses = inner
         self.tied_parameters = TiedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
         overlap_grad_reduce = communication.overlap_grad_reduce and self.ranks.data_size > 1
         data_config = DistributedDataParallelConfig(
@@ -156,9 +160,11 @@ class Engine:
         counts = self._global_counts(batches)
         scale = (self._weights / counts.clamp(min=1)).float()
         compared = self._compare_rows(batches, step)
+        for inner in self._inner_losses:
+            inner.begin(dict(zip(self.losses, scale, strict=True)))
 
         def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-            terms = torch.stack([sums[name][0] for name in self.losses])
+            terms = torch.stack([sums[name][0] if name in sums else scale.new_zeros(()) for name in self.losses])
             return (terms * scale).sum(), _no_tokens(terms), terms.detach()
 
         reduced = self._pass(batches, weigh, step=step, backward=step is not None)
@@ -230,9 +236,11 @@ class Engine:
         for index, name in enumerate(self.losses):
             if name in compared:  # what was minimized in its place has its gradient, not its value
                 total[index] = compared[name]
+            for inner in self._inner_losses:
+                total[index] += inner.sums.get(name, 0)
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-        last = parallel_state.get_pipeline_model_parallel_last_rank()
-        dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+        # Each is known on the stage that has its head.
+        dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
         sums, asked = numbers(torch.stack([total, counts.double()]))
         means = {name: value / max(count, 1) for name, value, count in zip(self.losses, sums, asked, strict=True)}
         return means, {name: int(count) for name, count in zip(self.losses, asked, strict=True)}

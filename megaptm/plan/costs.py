@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Brick, ModelChunk, SubLayer, heads, kinds, memory_width, sublayers
+from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, heads, kinds, memory_width, sublayers
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective
 from megaptm.plan.workload import Workload
@@ -86,8 +86,9 @@ def stage(machine: Machine, work: Workload, held: list[ModelChunk]) -> Passes:
                 total += layers[name, kind] * number
         if chunk.first:
             total += embedding(machine, work)
-        if chunk.last:
-            total += head(machine, work)
+        for one in heads(work.spec).values():
+            if one.name in chunk.heads and one.projects:
+                total += head(machine, work, one)
     return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)
 
 
@@ -216,12 +217,9 @@ def embedding(machine: Machine, work: Workload) -> Passes:
     return Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
 
 
-def head(machine: Machine, work: Workload) -> Passes:
-    """Projection on the vocabulary and cross-entropy, where a model has them."""
+def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
+    """Projection on the vocabulary and cross-entropy."""
     spec, tensor = work.spec, work.layout.tensor
-    brick = next((head for head in heads(spec).values() if head.projects), None)
-    if brick is None:
-        return Passes(OperationTime(), OperationTime())
     length = work.lengths[brick.stack]
     places = work.layout.microbatch * (length if work.asked is None else work.asked)
     vocabulary = spec.padded_vocabulary / tensor

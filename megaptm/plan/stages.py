@@ -46,17 +46,17 @@ def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
         if chunk.first:
             trained += table_size(spec) // tensor + embedding_tables(spec)
-        elif chunk.last and spec.family.tied:
+        here = {name: head for name, head in heads(spec).items() if name in chunk.heads}
+        projects = any(head.projects for head in here.values())
+        if spec.family.tied and not chunk.first and (chunk.last or projects):
             trained += table_size(spec) // tensor
-        projects = any(head.projects for head in heads(spec).values())
-        if chunk.first or (chunk.last and projects):
+        if chunk.first or projects:
             tables = table_size(spec) // tensor
-        if chunk.last:
-            for name, head in heads(spec).items():
-                if work.trained_heads is None or name in work.trained_heads:
-                    trained += head.held(tensor)
-                else:
-                    frozen += head.held(tensor)
+        for name, head in here.items():
+            if work.trained_heads is None or name in work.trained_heads:
+                trained += head.held(tensor)
+            else:
+                frozen += head.held(tensor)
     return Parameters(trained, frozen, max(tables, largest // tensor))
 
 

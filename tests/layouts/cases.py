@@ -34,7 +34,7 @@ LOSSES = {
 }
 
 
-MORE = {"sentence-order": 0.5, "pairs": 0.7}
+MORE = {"sentence-order": 0.5, "pairs": 0.7, "exit": 0.3}
 """Of heads that variants add."""
 
 KINDS = ("gpt2", "bert", "t5")

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from megaptm.families import BERT, GPT2, T5
 from megaptm.spec import Block, Family, ModelSpec, Size, change
-from tests.models import pairs
+from tests.models import exits, pairs
 
-assert pairs.PairsBrick.name == "pairs"  # whose import makes it known
+assert (exits.ExitBrick.name, pairs.PairsBrick.name) == ("exit", "pairs")  # importing them makes them known
 
 
 class Variant(NamedTuple):
@@ -67,6 +67,7 @@ VARIANTS = {
         change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
         {"stacks": {"encoder": Size(layers=2, width=16, heads=2, ffn=32)}},
     ),
+    "a loss inside a stack": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
     "queries and keys turned by place": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }

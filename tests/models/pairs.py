@@ -30,9 +30,9 @@ class PairsBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        return {stack: Map(self.spec.size_of(stack).width, WIDTH, False) for stack in self.stacks} | {
-            "temperature": Map(1, 1, True)
-        }
+        return {
+            stack: Map(self.spec.size_of(stack).width, WIDTH, False) for stack in [one.stack for one in self.readings]
+        } | {"temperature": Map(1, 1, True)}
 
     def multiply_adds(self, places: int) -> int:
         return super().multiply_adds(1)
@@ -41,7 +41,7 @@ class PairsBrick(HeadBrick):
 class PairsHead(ContrastHead):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)
-        self.sides = nn.ModuleDict({stack: Linear.of(brick.maps[stack]) for stack in brick.stacks})
+        self.sides = nn.ModuleDict({one.stack: Linear.of(brick.maps[one.stack]) for one in brick.readings})
         self.temperature = Linear.of(brick.maps["temperature"])
 
     def features(self, *streams_SBD: Tensor) -> Tensor:

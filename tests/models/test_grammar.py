@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from megaptm.bricks import Brick, Kept, register
+from megaptm.bricks import Brick, Kept, chunks, register
+from megaptm.errors import UserError
 from megaptm.models import build_model, fill
 from megaptm.plan.count import count
-from megaptm.spec import GATED, ModelSpec
+from megaptm.spec import GATED, ModelSpec, change
 from tests.models.grammar import VARIANTS, variant
 from tests.models.test_parts import equals_the_whole
 from tests.models.tiny import tiny_batch, tiny_spec
@@ -68,3 +71,24 @@ def test_a_brick_that_does_not_say_what_it_costs_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Free does not say what it costs: give it moved"):
         register("ffn", "free")(Free)
+
+
+def test_a_head_is_where_the_layer_is_that_it_reads() -> None:
+    spec = spec_of("a loss inside a stack")
+    assert [chunk.heads for chunk in chunks(spec, 4)] == [(), ("exit",), (), ("lm",)]
+    assert [chunk.heads for chunk in chunks(spec, 1)] == [("lm", "exit")]
+    pieces = [build_model(spec, chunk) for chunk in chunks(spec, 4)]
+    tables = [{name for name, _ in piece.named_parameters() if name == "embed.token.weight"} for piece in pieces]
+    assert list(map(bool, tables)) == [True, True, False, True]
+
+
+def test_a_head_reads_layers_that_are_there_and_together() -> None:
+    def reading(*words: str) -> ModelSpec:
+        spec = spec_of("a loss inside a stack")
+        return replace(spec, family=change(spec.family, reads={"exit": words}))
+
+    with pytest.raises(UserError, match="head exit reads layer 4 of the decoder, which has 0 to 3"):
+        build_model(reading("decoder.4"))
+    assert build_model(reading("decoder.0", "decoder.1")).head is not None
+    with pytest.raises(UserError, match=r"head exit reads layers that lie in several of 4 pipeline chunks: lower"):
+        chunks(reading("decoder.0", "decoder.1"), 4)

@@ -1,0 +1,10 @@
+"""A head of a test's own: the next token, said from the middle of a stack (early exit)."""
+
+from megaptm.bricks import register_head
+from megaptm.bricks.heads import LanguageHeadBrick
+
+
+@register_head
+class ExitBrick(LanguageHeadBrick):
+    name = "exit"
+    module = "megaptm.models.heads:LanguageHead"
