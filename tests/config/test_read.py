@@ -39,6 +39,20 @@ def test_absent_values_are_the_published_ones(minimal):
     assert config.optimizer.lr == 1e-3
 
 
+@pytest.mark.parametrize("kind", ["3", "[causal-lm]", "{1: {task: causal-lm}}"])
+def test_an_objective_of_another_kind_is_one_mistake(minimal, kind):
+    assert "objective must be a name, or a mapping of tasks to their options" in complaint(minimal, f"objective={kind}")
+
+
+def test_only_steps_become_numbers_when_a_written_config_is_read(minimal, tmp_path):
+    tasks = "{'5': {task: causal-lm, share: {0: 1, 10: 2}}, '²': {task: causal-lm, share: 1}}"
+    config = load(minimal, [f"objective={tasks}"])
+    (tmp_path / "written.yaml").write_text(dump(config))
+    again = load(tmp_path / "written.yaml")
+    assert (again, again.task.name) == (config, "5+²")
+    assert again.task.tasks[0].share.at(10) == 2
+
+
 def test_the_nearest_file_wins_and_sections_are_merged(minimal, tmp_path):
     child = tmp_path / "sub" / "child.yaml"
     child.parent.mkdir()
