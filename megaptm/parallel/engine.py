@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from megaptm.models.heads import ContrastHead
 from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
-from megaptm.parallel.contrast import compare_rows
+from megaptm.parallel.contrast import compare_rows, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.main_grad import hang_on
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
@@ -76,6 +77,7 @@ class Engine:
         An engine that is not `filled` must be, or restored, before its first step.
         """
         self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
+        self._compared = [name for name in losses if HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
@@ -155,13 +157,14 @@ class Engine:
         # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
         counts = self._global_counts(batches)
         scale = (self._weights / counts.clamp(min=1)).float()
-        compared = self._compare_rows(batches, step)
 
         def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
             terms = torch.stack([sums[name][0] for name in self.losses])
             return (terms * scale).sum(), _no_tokens(terms), terms.detach()
 
-        reduced = self._pass(batches, weigh, step=step, backward=step is not None)
+        with one_attention_kernel() if self._compared else nullcontext():
+            compared = self._compare_rows(batches, step)
+            reduced = self._pass(batches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 
     def _pass(
@@ -197,8 +200,7 @@ class Engine:
     def _compare_rows(self, batches: list[MicroBatch], step: int | None) -> dict[str, Tensor]:
         """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
         what `compare_rows` makes of them, on the last stage."""
-        names = [name for name in self.losses if HEADS[name].contrasts]
-        if not names:
+        if not self._compared:
             return {}
 
         def keep(features: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -209,7 +211,7 @@ class Engine:
         heads = self.stages[-1].model.head
         if heads is None:
             return {}
-        theirs = {name: cast(ContrastHead, heads[name]) for name in names}
+        theirs = {name: cast(ContrastHead, heads[name]) for name in self._compared}
         return compare_rows(theirs, features, batches, parallel_state.get_data_parallel_group())
 
     def _global_counts(self, batches: list[MicroBatch]) -> Tensor:
