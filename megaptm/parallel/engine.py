@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -98,7 +98,7 @@ class Engine:
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         hang_on((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
         self.settings = optimizer
-        self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
+        self._weights = _filled(self.losses.values())
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
         if filled:
             self.fill()
@@ -106,7 +106,7 @@ class Engine:
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Change the weights of the losses, from the next pass on."""
         self.losses = {name: weights[name] for name in self.losses}
-        self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
+        self._weights = _filled(self.losses.values())
 
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
@@ -248,3 +248,8 @@ class Engine:
 def _no_tokens(like: Tensor) -> Tensor:
     """What schedules would divide by, if losses were not divided already."""
     return torch.zeros((), dtype=torch.int, device=like.device)
+
+
+def _filled(numbers: Iterable[float]) -> Tensor:
+    """By the device: a copy of the host's numbers would make the host wait for all that was launched before it."""
+    return torch.stack([torch.full((), number, dtype=torch.float64, device=device()) for number in numbers])

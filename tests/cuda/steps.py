@@ -45,6 +45,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             pretend.waits.clear()
             pretend.messages.clear()
             batches = [{name: field[at * rows :][:rows].clone() for name, field in fields.items()} for at in range(2)]
+            built.weigh(built.losses)
             built.step(batches, step=step, lr=1e-3)
             collectives.agree(False)
     return {"waits": dict(pretend.waits), "messages": dict(pretend.messages)}
