@@ -305,7 +305,7 @@ def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _step(key: Any) -> Any:
-    return int(key) if isinstance(key, str) and re.fullmatch(r"[0-9]{1,18}", key) else key
+    return int(key) if isinstance(key, str) and re.fullmatch(r"[0-9]{1,4300}", key) else key
 
 
 SHAPE = ("layers", "width", "heads", "ffn", "head_width")
