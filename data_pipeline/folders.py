@@ -12,7 +12,9 @@ SCRATCH = "scratch"
 FINISHED = "finished"
 """In it, results of jobs."""
 BUILDING = ".building"
-"""Ends the name of a corpus in the making."""
+"""Ends the name of the folder that a corpus is made in."""
+CORPUS = "corpus"
+"""In it, the corpus in the making."""
 
 
 def is_corpus(names: Collection[str]) -> bool:
@@ -24,4 +26,4 @@ def is_unfinished(folder: Path) -> bool:
     """Whether a build left it, or is at work in it."""
     if folder.name == SCRATCH:
         return (folder / FINISHED).is_dir()
-    return folder.name.endswith(BUILDING) and (folder / SCRATCH).is_dir()
+    return folder.name.endswith(BUILDING) and any((folder / name).is_dir() for name in (SCRATCH, CORPUS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Mapping
@@ -72,9 +73,9 @@ def open_dataset(
     from megaptm.run.corpora import tokenizer_of
     from megaptm.storage import Cache
 
-    if epochs < 1:
-        raise UserError(f"epochs ({epochs}) must be 1 or more.")
-    mix = {os.fspath(place): weight for place, weight in _weighted(corpora).items()}
+    sequence, epochs = _integer("sequence", sequence, least=4), _integer("epochs", epochs, least=1)
+    seed = _integer("seed", seed, least=0)
+    mix = {_place(place): weight for place, weight in _weighted(corpora).items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
     kept = None if cache is None else Cache(Path(cache))
@@ -92,7 +93,23 @@ def open_dataset(
 
 
 def _weighted(corpora: Place | Mapping[Any, float]) -> Mapping[Any, float]:
-    return corpora if isinstance(corpora, Mapping) else {corpora: 1.0}
+    return corpora if isinstance(corpora, Mapping) else {_place(corpora): 1.0}
+
+
+def _place(place: Any) -> str:
+    if not isinstance(place, (str, os.PathLike)):
+        raise UserError(f"corpora must be a folder, a URL, or a mapping of them to weights, not {place!r}.")
+    return os.fspath(place)
+
+
+def _integer(name: str, value: Any, *, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} must be an integer, not {value!r}.") from None
+    if number < least:
+        raise UserError(f"{name} ({number}) must be {least} or more.")
+    return number
 
 
 def open_webdataset(corpus: Place, *, split: str = "train", **options: Any) -> WebDataset:

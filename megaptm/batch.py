@@ -86,6 +86,6 @@ def _widened(stem: str | None, array: np.ndarray | None, field: Field, pad: int 
         return np.full(field.shape, IGNORED if stem is None else 0, field.dtype)
     if array.shape == field.shape:
         return array
-    wide = np.full(field.shape, IGNORED if stem is None else pad if stem == "tokens" else 0, field.dtype)
+    wide = np.full(field.shape, IGNORED if stem is None else (pad or 0) if stem == "tokens" else 0, field.dtype)
     wide[: len(array)] = array
     return wide

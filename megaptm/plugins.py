@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import sys
+import traceback
 from typing import Any
 
 from megaptm.errors import UserError
@@ -13,13 +15,14 @@ from megaptm.errors import UserError
 
 def is_plugin(name: str) -> bool:
     """Whether a setting names something in a module of the user's."""
-    return re.fullmatch(r"[\w.]+:\w+", name) is not None
+    return re.fullmatch(r"\w+(\.\w+)*:\w+", name) is not None
 
 
 def load_plugin(name: str, setting: str, what: str) -> Any:
     """What is called so; modules of the current directory are found too.
 
-    `setting` begins what is said of a mistake; `what` is a function, a family ...
+    `setting` begins what is said of a mistake; `what` is a function, a family ... Whatever a module does on its import,
+    leaving the program included, is a mistake of its own; what it prints is none of a command's output.
     """
     module, _, attribute = name.partition(":")
     if not is_plugin(name):
@@ -27,8 +30,22 @@ def load_plugin(name: str, setting: str, what: str) -> Any:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise UserError(f"{setting}: module `{module}` cannot be imported ({error}): correct the name.") from None
-    except AttributeError:
-        raise UserError(f"{setting}: module `{module}` has no {what} `{attribute}`: correct the name.") from None
+        with contextlib.redirect_stdout(sys.stderr):
+            found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        why = str(error) if absent else in_words(error)
+        remedy = "correct the name, or add the folder of the module to PYTHONPATH" if absent else "mend it"
+        raise UserError(f"{setting}: module `{module}` cannot be imported ({why}): {remedy}.") from None
+    if not hasattr(found, attribute):
+        raise UserError(f"{setting}: module `{module}` has no {what} `{attribute}`: correct the name.")
+    return getattr(found, attribute)
+
+
+def in_words(error: BaseException) -> str:
+    """What a module of the user's raised, and where."""
+    kind = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<")]
+    place = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{kind}: {error}{place}"

@@ -93,6 +93,13 @@ def test_a_data_set_has_the_samples_of_a_run_and_a_model_takes_its_batches(place
     assert model.embed.token.weight.grad.any()
 
 
+def test_a_sample_of_a_data_set_costs_what_one_of_a_run_does(places, monkeypatch):
+    data = megaptm.open_dataset(places["gpt2"][0], objective="causal-lm", sequence=32)
+    monkeypatch.setattr(type(data.mix), "samples_in", None)
+    assert data[0]["tokens"].shape == data[-1]["tokens"].shape == (32,)
+    assert len(data) > 1
+
+
 def test_a_model_is_built_as_a_run_of_its_seed_begins():
     config = load_config(TINY / "gpt2.yaml", ["model.vocabulary=300", "model.layers=1"])
     shape = {name: getattr(config.model, name) for name in ("layers", "width", "heads", "ffn", "context", "dropout")}
@@ -169,6 +176,22 @@ def test_a_mistake_in_what_is_to_be_trained_is_one_sentence(tmp_path):
         (
             lambda places: megaptm.open_dataset(places["gpt2"][0], objective="casual", sequence=32),
             r"objective \(casual\) is not known; did you mean causal-lm",
+        ),
+        (
+            lambda places: megaptm.open_dataset([places["gpt2"][0]], objective="causal-lm", sequence=32),
+            "corpora must be a folder, a URL, or a mapping of them to weights, not ",
+        ),
+        (
+            lambda places: megaptm.open_dataset(places["gpt2"][0], objective="causal-lm", sequence=32.5),
+            r"sequence must be an integer, not 32\.5",
+        ),
+        (
+            lambda places: megaptm.open_dataset(places["gpt2"][0], objective="causal-lm", sequence=32, epochs=1.5),
+            r"epochs must be an integer, not 1\.5",
+        ),
+        (
+            lambda places: megaptm.open_dataset("reference://corpus", objective="causal-lm", sequence=32),
+            "reference://corpus/manifest.json is no address that can be read",
         ),
         (lambda places: megaptm.open_webdataset("s3://bucket/corpus"), "is not a folder of this machine"),
     ],

@@ -28,3 +28,10 @@ def test_what_a_model_reads_is_padding(prefix):
     assert made["masked_positions"].tolist() == [0, 0, 0, 0]
     assert made["labels"].tolist() == [IGNORED] * 4
     assert set(READ) <= SPEC.fields.keys()
+
+
+def test_shorter_rows_of_a_vocabulary_without_padding_are_padded_too():
+    wanted = BatchSpec({"": 6}, fields((6,), "tokens", "labels"))
+    wide = wanted.widened({"tokens": np.arange(1, 4), "labels": np.arange(1, 4)}, pad=None)
+    assert wide["tokens"].tolist() == [1, 2, 3, 0, 0, 0]
+    assert wide["labels"].tolist() == [1, 2, 3, *[IGNORED] * 3]

@@ -150,8 +150,30 @@ def test_the_catalogue_is_listed():
         ("model.family=wren_of_mine:NOTHING", "`wren_of_mine:NOTHING` is not a `megaptm.spec.Family`"),
         ("model.family=nowhere:WREN", "module `nowhere` cannot be imported"),
         ("objective=wren_of_mine:NOTHING", "`wren_of_mine:NOTHING` is not a `megaptm.objectives.Objective`"),
+        ("objective=..:NOTHING", r"objective \(\.\.:NOTHING\) is not known"),
+        ("model.family=.wren_of_mine:WREN", r"model\.family \(\.wren_of_mine:WREN\) is not in the catalogue"),
+        (
+            "objective=raises:IT",
+            r"objective: module `raises` cannot be imported \(ValueError: no, .*raises.py:1\): mend it",
+        ),
+        ("model.family=leaves:IT", r"module `leaves` cannot be imported \(SystemExit: 0, .*leaves.py:2\): mend it"),
+        ("objective={a: {task: 'lacks:IT'}}", r"`lacks` cannot be imported \(AttributeError: .*lacks.py:2\): mend it"),
+        (
+            "objective={masked-lm: {hide: 'needs:IT'}}",
+            r"`needs` cannot be imported \(ModuleNotFoundError: .*\): mend it",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_told(folder, word, said):
+    (folder / "raises.py").write_text("raise ValueError('no')\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (folder / "lacks.py").write_text("import os\nos.nothing\n")
+    (folder / "needs.py").write_text("import nowhere_at_all\n")
     with pytest.raises(UserError, match=said):
         load(ROOT / "configs/tiny/bert.yaml", [word])
+
+
+def test_what_a_module_prints_is_no_output_of_the_command(folder):
+    (folder / "loud.py").write_text("print('loaded')\nfrom wren_of_mine import WREN\n")
+    done = megaptm("families", "loud:WREN", "--json")
+    assert (json.loads(done.stdout).keys(), done.stderr) == ({"wren": 0}.keys(), "loaded\n")

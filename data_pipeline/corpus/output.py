@@ -1,8 +1,10 @@
-"""The corpus appears whole or not at all: it is made in a folder of its own, which gets its name when it is finished,
-or is sent to its URL then, the manifest last.
+"""The corpus appears whole or not at all: it is made in a folder of its own, which gets its name when it is finished
+and on the disk, or is sent to its URL then, the manifest last.
 
-That folder outlives a build that is killed, and the next one goes on in it. It also outlives one that failed after a
-while: a mistake in the last file should not cost the work on all others.
+Finished jobs wait in the scratch folder until the corpus has appeared: whenever a build is killed, the next one goes on
+from there. So it does after one that failed after a while: a mistake in the last file should not cost the work on all
+others. One corpus that replaces another takes its name in two steps: a build killed between them leaves none there, and
+the next one puts the old one back before it begins.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from data_pipeline.corpus.work import JobRunner
-from data_pipeline.folders import BUILDING, SCRATCH
+from data_pipeline.folders import BUILDING, CORPUS, SCRATCH
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import read_manifest
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
-from megaptm.storage.atomic_file import SUFFIX
+from megaptm.storage.atomic_file import SUFFIX, sync
 
 WORTH_KEEPING = 60.0
 """Seconds of work that a build which fails does not throw away."""
@@ -38,10 +40,15 @@ CACHE = "~/.cache/megaptm/builds"
 class CorpusOutput(ABC):
     """Where a build writes."""
 
-    folder: Path
-    """The corpus in the making."""
+    homes: tuple[Path, ...]
+    """Folders of this output alone, locked while it is built and gone when it has appeared. The first is beside it."""
     scratch: Path
-    """Unfinished work; gone when the corpus is finished."""
+    """In one of them: unfinished work."""
+
+    @property
+    def folder(self) -> Path:
+        """The corpus in the making."""
+        return self.homes[0] / CORPUS
 
     def place(self, file: str | Path, name: str) -> None:
         """Give a finished file of the scratch folder its name in the corpus; it stays where it is, too."""
@@ -52,9 +59,22 @@ class CorpusOutput(ABC):
                 raise
             shutil.copyfile(file, self.folder / name)
 
+    def begin(self) -> None:
+        """Make the place ready to build in. The homes are locked."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        for home in self.homes:
+            _remove_all_but(home, self.scratch)
+        _remove_halves(self.scratch)
+        self.folder.mkdir()
+
     @abstractmethod
     def publish(self, work: JobRunner) -> None:
         """Let the finished corpus appear."""
+
+    def drop(self) -> None:
+        """Leave nothing of it but what has appeared."""
+        for home in self.homes:
+            shutil.rmtree(home, ignore_errors=True)
 
 
 class LocalOutput(CorpusOutput):
@@ -62,18 +82,35 @@ class LocalOutput(CorpusOutput):
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
         self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name to build beside
+        self.overwrite = overwrite
         _check_free(self.out, overwrite)
-        self.folder = self.out.with_name(self.out.name + BUILDING)
-        self.scratch = Path(scratch or self.folder) / SCRATCH
+        home = self.out.with_name(self.out.name + BUILDING)
+        self.homes = (home,) if scratch is None else (home, _own_folder(scratch, str(self.out)))
+        self.scratch = self.homes[-1] / SCRATCH
+        self._replaced = home / "replaced"
+
+    def begin(self) -> None:
+        self._put_back()
+        _check_free(self.out, self.overwrite)  # again: another build may have ended since
+        super().begin()
 
     def publish(self, work: JobRunner) -> None:
-        shutil.rmtree(self.scratch)
-        old = self.out.with_name(self.out.name + ".old")
+        for path in (*self.folder.rglob("*"), self.folder):
+            sync(path)
         if self.out.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            self.out.rename(old)
+            self.out.rename(self._replaced)
         self.folder.rename(self.out)
-        shutil.rmtree(old, ignore_errors=True)
+        sync(self.out.parent)
+        self.drop()
+
+    def drop(self) -> None:
+        self._put_back()
+        super().drop()
+
+    def _put_back(self) -> None:
+        """Let the old corpus have its name again, unless the new one has got it."""
+        if os.path.lexists(self._replaced) and self.folder.exists() and not os.path.lexists(self.out):
+            self._replaced.rename(self.out)
 
 
 class RemoteOutput(CorpusOutput):
@@ -88,12 +125,11 @@ class RemoteOutput(CorpusOutput):
             raise UserError(
                 f"{self.out} holds {next(iter(found))}, and no corpus: choose another place, or remove what is there."
             )
-        name = hashlib.sha256(self.out.encode()).hexdigest()[:16]
-        self.folder = Path(scratch or CACHE).expanduser() / name
-        self.scratch = self.folder / SCRATCH
+        self.homes = (_own_folder(scratch or CACHE, self.out),)
+        self.scratch = self.homes[0] / SCRATCH
 
     def publish(self, work: JobRunner) -> None:
-        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and self.scratch not in path.parents]
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         sent = {path.relative_to(self.folder).as_posix(): path for path in files}
         manifest = sent.pop(MANIFEST)
         remove(join(self.out, MANIFEST))
@@ -101,7 +137,7 @@ class RemoteOutput(CorpusOutput):
         for name in listed(self.out).keys() - sent.keys():
             remove(join(self.out, name))
         upload(manifest, join(self.out, MANIFEST))
-        shutil.rmtree(self.folder)
+        self.drop()
 
 
 @dataclass(frozen=True)
@@ -125,23 +161,25 @@ def building(
     begun = time.monotonic()
     output: CorpusOutput = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
     try:
-        output.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(output.folder):
+        with ExitStack() as locks:
+            for home in output.homes:
+                home.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(_locked(home))
+            earlier = output.scratch.exists()
             try:
-                output.scratch.mkdir(parents=True, exist_ok=True)
-                _remove_all_but(output.folder, output.scratch)
-                _remove_halves(output.scratch)
+                output.begin()
                 yield output
             except BaseException:
-                if time.monotonic() - begun < WORTH_KEEPING:
-                    shutil.rmtree(output.scratch, ignore_errors=True)
-                    shutil.rmtree(output.folder, ignore_errors=True)
+                if not earlier and time.monotonic() - begun < WORTH_KEEPING:
+                    output.drop()
                 elif console is not None:
-                    console.print(f"What is finished waits in {output.folder}: the same command goes on from there.")
+                    console.print(f"What is finished waits in {output.scratch}: the same command goes on from there.")
                 raise
     except OSError as error:
         if error.errno in FULL_DISK:
-            raise UserError(f"the disk of {output.folder} is full: free some space or choose another place.") from None
+            raise UserError(
+                f"the disk of {output.homes[0]} is full: free some space or choose another place."
+            ) from None
         raise UserError(
             f"{error.filename or out} cannot be written ({error.strerror}): choose another place."
         ) from None
@@ -164,11 +202,18 @@ def _taken(out: str) -> UserError:
     return UserError(f"{out} already holds a corpus: choose another place, or replace it with overwrite=true.")
 
 
+def _own_folder(scratch: str, out: str) -> Path:
+    """What is made for `out` in a folder that builds of several may share."""
+    return Path(scratch).expanduser() / hashlib.sha256(out.encode()).hexdigest()[:16]
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), os.stat(folder)):  # its build has just ended, and removed it
+            raise BlockingIOError
     except BlockingIOError:
         os.close(handle)
         raise UserError(f"{folder} is in use by another build: wait for it, or choose another place.") from None

@@ -25,7 +25,8 @@ class SelfAttentionBrick(Brick):
 
     def moved(self, element: int) -> Moved:
         """Heads are laid out for the kernel and back; queries and keys are turned by `rope`."""
-        turned = self.features * 4 * element if self.block.position == "rope" and "qkv" in self.maps else 0
+        # Each is read twice and written, with a float32 product written and read between.
+        turned = 2 * self.features * (3 * element + 8) if self.block.position == "rope" and "qkv" in self.maps else 0
         return Moved(forward=self.features * 4 * element + turned, backward=self.features * 8 * element + turned)
 
 

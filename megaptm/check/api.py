@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaptm.check.allocation import arithmetic
-from megaptm.check.capacity import memory, timing
 from megaptm.check.config import rules
 from megaptm.check.data import corpora
 from megaptm.check.finding import Case, Check, Finding, look, must_pass
+from megaptm.check.memory import memory
 from megaptm.check.nodes import check_nodes
 from megaptm.check.resume import resume
 from megaptm.check.run_folder import run_folder
 from megaptm.check.scheduler import scheduler
 from megaptm.check.software import check_software
 from megaptm.check.speed import check_speed
+from megaptm.check.timing import timing
 from megaptm.check.tracker import tracker
 
 DECIDING: list[tuple[str, Check]] = [

@@ -22,6 +22,14 @@ from megaptm.schedulers.slurm.slurm_time import seconds_of
 
 Word = TypeVar("Word")
 Value = TypeVar("Value")
+MARKS: dict[State, Text] = {
+    "good": Text("✓", style="green"),
+    "warning": Text("!", style="bold yellow"),
+    "fault": Text("✗", style="bold red"),
+    "unknown": Text("?", style="cyan"),
+}
+WORDS: dict[State, str] = {"fault": "faults", "warning": "warnings", "unknown": "unknown", "good": "good"}
+TOPIC_WIDTH = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +105,6 @@ def _request(stated: CommandLine, seconds: float | None, options: tuple[str, ...
         seconds=seconds,
         slurm_options=options if asked else None,
     )
-
-
-MARKS: dict[State, Text] = {
-    "good": Text("✓", style="green"),
-    "warning": Text("!", style="bold yellow"),
-    "fault": Text("✗", style="bold red"),
-    "unknown": Text("?", style="cyan"),
-}
-WORDS: dict[State, str] = {"fault": "faults", "warning": "warnings", "unknown": "unknown", "good": "good"}
-TOPIC_WIDTH = 10
 
 
 def show(findings: Iterable[Finding], console: Console) -> bool:

@@ -23,6 +23,13 @@ PATIENCE_SECONDS = 20.0
 """For a server of corpora: a run waits longer (data.patience), who sits before a screen does not."""
 MANY_EPOCHS = 40
 """BERT read its text about so often (arXiv:1810.04805, section A.2); more is unusual, and worth a word."""
+SAMPLE_BYTES = 1 << 30
+"""Read of a corpus unless all is asked for: a second or two from a disk."""
+SAMPLE_DOCUMENTS = 10_000
+"""Looked up in the index of a shard unless all are asked for."""
+THREADS = 4
+MOST_TOLD = 5
+"""Damaged shards of a corpus that are told one by one."""
 
 
 def corpora(case: Case) -> Iterator[Finding]:
@@ -102,15 +109,6 @@ def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
             ),
             {"corpus": place, "epochs": epochs},
         )
-
-
-SAMPLE_BYTES = 1 << 30
-"""Read of a corpus unless all is asked for: a second or two from a disk."""
-SAMPLE_DOCUMENTS = 10_000
-"""Looked up in the index of a shard unless all are asked for."""
-THREADS = 4
-MOST_TOLD = 5
-"""Damaged shards of a corpus that are told one by one."""
 
 
 def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:

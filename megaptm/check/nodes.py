@@ -18,6 +18,16 @@ from megaptm.config import Config
 from megaptm.errors import UserError
 
 PATIENCE_SECONDS = 60.0
+TOPIC = "nodes"
+CLOCK_SECONDS = 1.0
+"""Further off than this, the events of a run that moves between nodes are out of order."""
+CLOCK_FAULT_SECONDS = 60.0
+"""And than this, servers refuse what is signed with the time."""
+SHARE = 0.9
+"""Of the usual memory or number of CPUs; somewhat less is nothing to speak of."""
+NAMED = 5
+"""Nodes that a sentence names; further ones are counted."""
+WHERE = "on these nodes"
 
 
 def check_nodes(case: Case) -> Iterator[Finding]:
@@ -62,18 +72,6 @@ def not_asked(case: Case, answers: Answers) -> Iterator[Finding]:
         yield Finding(TOPIC, "unknown", says)
 
 
-TOPIC = "nodes"
-CLOCK_SECONDS = 1.0
-"""Further off than this, the events of a run that moves between nodes are out of order."""
-CLOCK_FAULT_SECONDS = 60.0
-"""And than this, servers refuse what is signed with the time."""
-SHARE = 0.9
-"""Of the usual memory or number of CPUs; somewhat less is nothing to speak of."""
-NAMED = 5
-"""Nodes that a sentence names; further ones are counted."""
-WHERE = "on these nodes"
-
-
 @dataclass(frozen=True)
 class Asked:
     """What the nodes were asked beside what they are."""
@@ -95,7 +93,7 @@ def compare(answers: Answers, asked: Asked) -> Iterator[Finding]:
 
 
 def summary(said: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str:
-    kind = f"{said[0]['cpus']} CPUs, {said[0]['memory_bytes'] / 2**30:.0f} GiB, {counted(said[0]['gpus'])}"
+    kind = f"{said[0]['cpus']} CPUs, {said[0]['memory_bytes'] / 2**30:.0f} GiB, {gpus_named(said[0]['gpus'])}"
     if len(nodes) == 1:
         return f"{nodes[0]} has {kind}."
     return f"{len(nodes)} nodes ({listed(nodes)}) have each {kind}; same software, time and shared disk."
@@ -162,7 +160,7 @@ def disks(answers: Answers, asked: Asked) -> Iterator[Finding]:
 def hardware(answers: Answers) -> Iterator[Finding]:
     """GPUs that are missing or of another kind; less memory or fewer CPUs than usual."""
     for node, own, usual, others in odd(each(answers, "gpus")):
-        says = f"{node} has {counted(own)}, {others} {counted(usual)}."
+        says = f"{node} has {gpus_named(own)}, {others} {gpus_named(usual)}."
         yield (
             warning(says, node=node)
             if len(own) >= len(usual)
@@ -203,7 +201,7 @@ def listed(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def counted(gpus: Sequence[str]) -> str:
+def gpus_named(gpus: Sequence[str]) -> str:
     """`8 x NVIDIA H200 143771 MiB`."""
     return " + ".join(f"{count} x {name}" for name, count in Counter(gpus).items()) or "no GPU"
 

@@ -27,6 +27,8 @@ EXPORT_BYTES = 4
 """Of a parameter in an exported model."""
 TRIED_BYTES = 1 << 20
 TOPIC = "folder"
+IN_MEMORY = ("tmpfs", "ramfs")
+KEEP_SIZE = 1
 
 
 def run_folder(case: Case) -> Iterator[Finding]:
@@ -116,10 +118,6 @@ def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
         says = f"{run} has room for {what}, but not for an export of {human_bytes(export)} besides: {remedy}"
         return Finding(TOPIC, "warning", says, numbers)
     return Finding(TOPIC, "good", f"{human_bytes(disk.free)} are free for {what}.", numbers)
-
-
-IN_MEMORY = ("tmpfs", "ramfs")
-KEEP_SIZE = 1
 
 
 @dataclass(frozen=True)

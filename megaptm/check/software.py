@@ -21,6 +21,10 @@ TOPIC = "software"
 BESIDE = ("ray", "transformers")
 """Not always needed; told and compared where they are installed."""
 TOLD = ("python", "torch", "megatron-core", "mlflow", *BESIDE)
+BROKEN = "broken: "
+IMPORT_SECONDS = 45
+"""For a library, perhaps on a network disk. Less than `check.nodes` gives a node for all: it tells of it itself."""
+NVIDIA_SMI_SECONDS = 30
 
 
 def check_software(case: Case) -> Iterator[Finding]:
@@ -100,10 +104,6 @@ def version(name: str) -> str | None:
         return None
 
 
-PATIENCE_SECONDS = 60
-BROKEN = "broken: "
-
-
 def fused() -> dict[str, str]:
     """State of each library: `none`, `found`, or what is wrong with it."""
     return {"NVIDIA apex": apex(), "Transformer Engine": transformer_engine()}
@@ -140,16 +140,13 @@ def transformer_engine() -> str:
         return "none"
     command = [sys.executable, "-c", "import transformer_engine.pytorch"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"{BROKEN}nothing in {PATIENCE_SECONDS} s"
+        return f"{BROKEN}nothing in {IMPORT_SECONDS} s"
     if done.returncode == 0:
         return "found"
     said = done.stderr.strip().rpartition("\n")[2]
     return BROKEN + (said[:200] or f"exit code {done.returncode}")
-
-
-PATIENCE_SECONDS = 30
 
 
 def gpus() -> dict[str, Any]:
@@ -192,7 +189,7 @@ def nvidia_smi(*arguments: str) -> str:
     """What it prints; nothing where it is not, or fails."""
     try:
         command = ["nvidia-smi", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode else done.stdout

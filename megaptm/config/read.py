@@ -16,7 +16,7 @@ from megaptm.config.check import broken, broken_model
 from megaptm.config.device_layouts import choose, misfit, spread
 from megaptm.config.errors import sentences
 from megaptm.config.schema import Config, ModelConfig, Section, model_spec, resolved
-from megaptm.config.shipped import find_config
+from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
@@ -179,7 +179,10 @@ def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
         raise UserError(f"{path} extends itself: {circle}; remove one `extends`.")
     layer = read_file(path)
     parent = _parent(layer, str(path))
-    return [layer] if parent is None else [*_extended(path.parent / parent, (*above, here)), layer]
+    if parent is None:
+        return [layer]
+    beside = path.parent / parent
+    return [*_extended(beside if beside.exists() else find_shipped(beside, parent), (*above, here)), layer]
 
 
 def _parent(layer: ConfigLayer, where: str) -> str | None:

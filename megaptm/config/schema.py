@@ -6,10 +6,12 @@ The defaults here add nothing: no decay, no clipping, no warm-up, one process. T
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.errors import UserError
@@ -261,6 +263,14 @@ class Config(Section):
             family = None
         return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _one_kind_or_the_other(cls, said: Any) -> Any:
+        """Not told by both kinds of the field."""
+        if not isinstance(said, (str, dict)) or not all(isinstance(label, str) for label in said):
+            raise PydanticCustomError("objective", "a name, or a mapping of tasks to their options")
+        return said
+
     @field_validator("objective")
     @classmethod
     def _steps_are_numbers(cls, said: Any) -> Any:
@@ -268,8 +278,7 @@ class Config(Section):
         if not isinstance(said, dict):
             return said
         return {
-            int(key) if isinstance(key, str) and key.isdigit() else key: cls._steps_are_numbers(value)
-            for key, value in said.items()
+            label: _with_steps(options) if isinstance(options, dict) else options for label, options in said.items()
         }
 
     @property
@@ -287,6 +296,16 @@ class Config(Section):
         """Which rows each step takes."""
         ramp = self.train.ramp
         return BatchSchedule(self.train.batch, **(ramp.model_dump() if ramp else {}))
+
+
+def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
+    """The options of a task, or a question, whose share and weight may be mappings from steps."""
+    by_step = {name: table for name in ("share", "weight") if isinstance(table := options.get(name), dict)}
+    return options | {name: {_step(key): value for key, value in table.items()} for name, table in by_step.items()}
+
+
+def _step(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and re.fullmatch(r"[0-9]{1,4300}", key) else key
 
 
 SHAPE = ("layers", "width", "heads", "ffn", "head_width")

@@ -20,9 +20,12 @@ def find_config(path: Path) -> Path:
 
     A `UserError` with the nearest names where there is neither, `path` where no name is near.
     """
-    if path.exists():
-        return path
-    name, known = path.as_posix().removeprefix("configs/").removesuffix(".yaml"), config_names()
+    return path if path.exists() else find_shipped(path, path.as_posix())
+
+
+def find_shipped(path: Path, name: str) -> Path:
+    """The shipped config of a name, for `path`, where there is no file; otherwise as `find_config`."""
+    name, known = name.removeprefix("configs/").removesuffix(".yaml"), config_names()
     if name in known:
         return CONFIGS / f"{name}.yaml"
     if near := get_close_matches(name, known, n=3, cutoff=0.7):

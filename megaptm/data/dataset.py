@@ -16,11 +16,12 @@ class MixDataset(Dataset):
 
     def __init__(self, mix: Mix, *, epochs: int = 1) -> None:
         self.mix, self.epochs = mix, epochs
+        self._length = mix.samples_in(epochs)  # it deals the block where the last epoch ends: milliseconds
 
     def __len__(self) -> int:
-        return self.mix.samples_in(self.epochs)
+        return self._length
 
     def __getitem__(self, number: int) -> MicroBatch:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} of {len(self)}")
-        return as_tensors(self.mix.sample(number % len(self)))
+        if not -self._length <= number < self._length:
+            raise IndexError(f"sample {number} of {self._length}")
+        return as_tensors(self.mix.sample(number % self._length))

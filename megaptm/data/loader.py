@@ -109,9 +109,14 @@ def validation_batches(
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
     share = Share(batches=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
+    steps = range(validation_steps(mix, batch=batch, most=most))
+    return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in steps]
+
+
+def validation_steps(mix: Mix, *, batch: int, most: int | None = None) -> int:
+    """How many steps those are; nothing is read."""
     steps = mix.fresh_batches(batch)
-    steps = steps if most is None else min(steps, most)
-    return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in range(steps)]
+    return steps if most is None else min(steps, most)
 
 
 def stacked(mix: Mix, numbers: Iterable[int]) -> Sample:

@@ -289,7 +289,7 @@ def _quotas(sources: Sequence[MixSource], step: int) -> list[int]:
     quotas[np.argsort(quotas - exact, kind="stable")[: BLOCK - quotas.sum()]] += 1
     for source, quota, share in zip(sources, quotas.tolist(), shares, strict=True):
         if share and not quota:
-            raise UserError(
-                f"data.mix: the weight of {source.name} is below one sample in {BLOCK:,}: raise it or leave it out."
-            )
+            label = source.task.label if len(tasks) > 1 else ""
+            given = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
+            raise UserError(f"data.mix: {given} is below one sample in {BLOCK:,}: raise it or leave it out.")
     return quotas.tolist()

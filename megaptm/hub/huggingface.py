@@ -21,6 +21,7 @@ from megaptm.hub.counterparts import (
     spec_of,
 )
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
+from megaptm.hub.library import transformers
 from megaptm.hub.tables import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
@@ -76,8 +77,8 @@ def to_hugging_face(
     `weights` are whole parameters by their global names. `objective` and `sequence` are those of the training; absent,
     the family's first, and the model's context. The folder appears when it is complete, or not at all.
     """
+    library = transformers()
     from huggingface_hub import save_torch_state_dict
-    from transformers import GenerationConfig
 
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -103,7 +104,7 @@ def to_hugging_face(
         if tokenizer is not None:
             tokenizer.save(unfinished)
         config.save_pretrained(unfinished)
-        GenerationConfig(**special, **_room(spec)).save_pretrained(unfinished)
+        library.GenerationConfig(**special, **_room(spec)).save_pretrained(unfinished)
         save_torch_state_dict({name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}, unfinished)
 
 
@@ -131,9 +132,7 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
 
 
 def _config_class(counterpart: Counterpart) -> Any:
-    import transformers
-
-    return getattr(transformers, counterpart.model).config_class
+    return getattr(transformers(), counterpart.model).config_class
 
 
 def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.download import model_folder
 from megaptm.hub.huggingface import ImportedModel, from_hugging_face
+from megaptm.hub.library import transformers
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import initial_value
 from megaptm.plan.count import count
@@ -67,6 +68,7 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
 
 def read_model(source: str) -> tuple[ImportedModel, Tokenizer]:
     """The model in a folder or on the hub, and its tokenizer, which must fit."""
+    transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
     model = from_hugging_face(folder)
     tokenizer = read_tokenizer(folder)

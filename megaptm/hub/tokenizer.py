@@ -9,6 +9,7 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
+from megaptm.hub.library import transformers
 from megaptm.objectives import Objective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
@@ -25,11 +26,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return load_tokenizer(folder)
     if not any((folder / name).is_file() for name in SLOW_FILES):
         raise UserError(f"{folder} has no tokenizer.json: put the model's tokenizer beside it.")
-    from transformers import AutoTokenizer
-
+    library = transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:
-            AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
+            library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
         # Every family's class raises kinds of its own.
         except Exception as error:
             why = in_brief(error)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,5 +52,29 @@ def rotation(places_BS: Tensor, *, features: int, base: float) -> Tensor:
 
 def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:
     """Queries or keys, turned as `rotation` says. Feature i is paired with i + F/2, as in GPT-NeoX and Llama."""
-    (cos, sin), (first, second) = turned, x_SBHF.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_SBHF.dtype)
+    rotated: Tensor = _Rotate.apply(x_SBHF, turned)
+    return rotated
+
+
+class _Rotate(torch.autograd.Function):
+    """In few passes over memory: operations read the model's format and compute in that of the angles, float32, and the
+    gradient is turned back, with nothing of the forward pass but the angles."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SBHF: Tensor, turned: Tensor) -> Tensor:
+        ctx.save_for_backward(turned)
+        cos, sin = turned
+        return _turn(x_SBHF, cos, sin, sign=1)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
+        cos, sin = ctx.saved_tensors[0]
+        return _turn(d_outputs[0], cos, sin, sign=-1), None
+
+
+def _turn(x_SBHF: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
+    turned = torch.empty_like(x_SBHF)
+    (first, second), (low, high) = x_SBHF.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+    torch.addcmul(first * cos, second, sin, value=-sign, out=low)
+    torch.addcmul(second * cos, first, sin, value=sign, out=high)
+    return turned

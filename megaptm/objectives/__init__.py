@@ -32,6 +32,8 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
     """An objective by its name, or the user's own, `package.module:NAME`; or composed, as `compose` says."""
     if isinstance(said, Mapping):
         return compose(said)
+    if not isinstance(said, str):
+        raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {said!r}.")
     if not is_plugin(said):
         if said not in OBJECTIVES:
             raise UserError(f"objective ({said}) is not known; {nearest(said, OBJECTIVES)}")

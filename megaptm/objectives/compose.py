@@ -20,7 +20,7 @@ from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plugins import is_plugin, load_plugin
+from megaptm.plugins import in_words, is_plugin, load_plugin
 
 TASKS: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
@@ -28,6 +28,8 @@ TASKS: dict[str, type[Objective]] = {
     "span-corruption": SpanCorruption,
 }
 OF_EVERY_TASK = ("task", "share", "weight")
+MOST = 1e9
+"""Of a share or a weight: sums of them are numbers."""
 
 
 @dataclass(frozen=True)
@@ -144,18 +146,23 @@ def compose(said: Mapping[str, Any]) -> Objective:
     if len(tasks) > 1 and len(shared) < len(tasks):
         lacking = next(label for label in tasks if label not in shared)
         raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
+    for label in questions:
+        if other := next((key for key in entries[label] if key != "weight"), None):
+            raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
     if questions:
         made = {label: _with_question(label, task, questions) for label, task in made.items()}
     parts = tuple(Task(label, task, _shares(label, tasks[label])) for label, task in made.items())
     weights = _weights(entries, parts)
+    _refuse_nothing("task has a share", [part.share for part in parts])
+    _refuse_nothing("loss has a weight", weights.values())
     if len(parts) == 1 and all(weight == ONE for weight in weights.values()):
         return parts[0].objective
-    if not all(sum(part.share.at(step) for part in parts) for step in _steps(parts)):
-        raise UserError("objective: no task has a share above 0 at some step: give one to every step.")
     return Composed(parts, weights)
 
 
-def _entry(label: str, options: Any) -> dict[str, Any]:
+def _entry(label: Any, options: Any) -> dict[str, Any]:
+    if not isinstance(label, str):
+        raise UserError(f"objective: {label!r} is no name of a task: write a word there.")
     if options is None:
         return {}
     if not isinstance(options, Mapping):
@@ -172,8 +179,10 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
             kind, defaults = type(kind), dict(vars(kind))
         if not (isinstance(kind, type) and issubclass(kind, Objective)):
             raise UserError(f"objective.{label}.task: `{name}` is not a `megaptm.objectives.Objective`: correct it.")
-    elif name in TASKS:
+    elif isinstance(name, str) and name in TASKS:
         kind = TASKS[name]
+    elif name in (*PAIRS,):
+        raise UserError(f"objective.{label}.task: {name} is a question: write `{name}: {{}}` beside masked-lm.")
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
         raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *PAIRS])}")
@@ -182,9 +191,9 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
     for key in own:
         if key not in known:
             raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *OF_EVERY_TASK])}")
-    if not known:
-        return kind()
     try:
+        if not known:
+            return kind()
         return _adapter(kind).validate_python({key: defaults[key] for key in known if key in defaults} | own)
     except ValidationError as error:
         details = error.errors()[0]
@@ -193,6 +202,10 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         where = ".".join(map(str, ("objective", label, *details["loc"])))
         said = details["msg"][0].lower() + details["msg"][1:]
         raise UserError(f"{where} ({details['input']}): {said}.") from None
+    except UserError:
+        raise
+    except Exception as error:  # the user's own class: abstract, of options that no config can say, or with a bug
+        raise UserError(f"objective.{label}.task: `{name}` cannot be made ({in_words(error)}): mend it.") from None
 
 
 @cache
@@ -233,13 +246,19 @@ def _by_step(where: str, said: Any) -> StepValue:
     table = said if isinstance(said, Mapping) else {0: said}
     try:
         steps = {operator.index(step): float(value) for step, value in table.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where} must be a number, or a mapping from steps to numbers, not {said!r}.") from None
-    if not steps or min(steps) != 0 or not all(np.isfinite(value) and value >= 0 for value in steps.values()):
-        raise UserError(f"{where} ({said}) must say a number of 0 or more from step 0 on, as in {{0: 1.0, 1000: 0.5}}.")
+    if not steps or min(steps) != 0 or not all(0 <= value <= MOST for value in steps.values()):
+        raise UserError(
+            f"{where} ({said}) must say numbers of 0 or more, of {MOST:g} at most, from step 0 on, as in "
+            "{0: 1.0, 1000: 0.5}."
+        )
     return StepValue(*zip(*sorted(steps.items()), strict=True))
 
 
-def _steps(parts: Iterable[Task]) -> list[int]:
-    """Steps at which a share changes."""
-    return sorted({step for part in parts for step in part.share.steps})
+def _refuse_nothing(what: str, values: Iterable[StepValue]) -> None:
+    """Raise where all are 0 from some step on."""
+    several = list(values)
+    for step in sorted({step for value in several for step in value.steps}):
+        if not any(value.at(step) for value in several):
+            raise UserError(f"objective: no {what} above 0 at step {step:,}: give one to every step.")

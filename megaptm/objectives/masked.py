@@ -88,7 +88,10 @@ class MaskedLM(Objective):
     @property
     def _hiding(self) -> Callable[..., Hide]:
         if is_plugin(self.hide):
-            return load_plugin(self.hide, "hide", "function")
+            found: Callable[..., Hide] = load_plugin(self.hide, "hide", "function")
+            if not callable(found):
+                raise UserError(f"hide: `{self.hide}` is not a function: correct the name.")
+            return found
         if self.hide not in HIDES:
             raise UserError(f"hide ({self.hide}) is not known; {nearest(self.hide, HIDES)}")
         return HIDES[self.hide]

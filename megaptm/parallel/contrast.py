@@ -10,7 +10,8 @@ global batch: N x F numbers on each rank of the last stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,20 @@ def compare_rows(
         for batch, part in zip(batches, gradient[own].split(_rows(features, name)), strict=True):
             batch[gradient_field(name)] = part
     return sums
+
+
+@contextmanager
+def one_attention_kernel() -> Iterator[None]:
+    """Within it both passes take the same kernel of attention, and so draw the same dropout.
+
+    torch refuses cuDNN's where a mask needs a gradient (a learned bias on the scores), and in the first pass none does.
+    """
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def _rows(features: Iterable[dict[str, Tensor]], name: str) -> list[int]:

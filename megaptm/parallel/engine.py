@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from megaptm.models.heads import ContrastHead
 from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
-from megaptm.parallel.contrast import compare_rows
+from megaptm.parallel.contrast import compare_rows, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import hang_on
@@ -77,6 +78,7 @@ class Engine:
         An engine that is not `filled` must be, or restored, before its first step.
         """
         self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
+        self._compared = [name for name in losses if HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
@@ -100,7 +102,7 @@ class Engine:
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         hang_on((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
         self.settings = optimizer
-        self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
+        self._weights = _filled(self.losses.values())
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
         if filled:
             self.fill()
@@ -108,7 +110,7 @@ class Engine:
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Change the weights of the losses, from the next pass on."""
         self.losses = {name: weights[name] for name in self.losses}
-        self._weights = torch.tensor([*self.losses.values()], dtype=torch.float64, device=device())
+        self._weights = _filled(self.losses.values())
 
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
@@ -159,7 +161,6 @@ class Engine:
         # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
         counts = self._global_counts(batches)
         scale = (self._weights / counts.clamp(min=1)).float()
-        compared = self._compare_rows(batches, step)
         for inner in self._inner_losses:
             inner.begin(dict(zip(self.losses, scale, strict=True)))
 
@@ -167,7 +168,9 @@ class Engine:
             terms = torch.stack([sums[name][0] if name in sums else scale.new_zeros(()) for name in self.losses])
             return (terms * scale).sum(), _no_tokens(terms), terms.detach()
 
-        reduced = self._pass(batches, weigh, step=step, backward=step is not None)
+        with one_attention_kernel() if self._compared else nullcontext():
+            compared = self._compare_rows(batches, step)
+            reduced = self._pass(batches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 
     def _pass(
@@ -203,8 +206,7 @@ class Engine:
     def _compare_rows(self, batches: list[MicroBatch], step: int | None) -> dict[str, Tensor]:
         """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
         what `compare_rows` makes of them, on the last stage."""
-        names = [name for name in self.losses if HEADS[name].contrasts]
-        if not names:
+        if not self._compared:
             return {}
 
         def keep(features: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -212,10 +214,10 @@ class Engine:
             return zero, _no_tokens(zero), features
 
         features = self._pass(batches, keep, step=step, backward=False, features=True)
-        heads = self.stages[-1].model.head
-        if heads is None:
+        last = self.stages[-1].model
+        if not last.chunk.last or last.head is None:
             return {}
-        theirs = {name: cast(ContrastHead, heads[name]) for name in names}
+        theirs = {name: cast(ContrastHead, last.head[name]) for name in self._compared}
         return compare_rows(theirs, features, batches, parallel_state.get_data_parallel_group())
 
     def _global_counts(self, batches: list[MicroBatch]) -> Tensor:
@@ -254,3 +256,8 @@ class Engine:
 def _no_tokens(like: Tensor) -> Tensor:
     """What schedules would divide by, if losses were not divided already."""
     return torch.zeros((), dtype=torch.int, device=like.device)
+
+
+def _filled(numbers: Iterable[float]) -> Tensor:
+    """By the device: a copy of the host's numbers would make the host wait for all that was launched before it."""
+    return torch.stack([torch.full((), number, dtype=torch.float64, device=device()) for number in numbers])

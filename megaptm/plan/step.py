@@ -136,7 +136,9 @@ def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Pass
     # Interleaved chunks are done one after the other, `pipeline` micro-batches apart.
     rounds = 1 + layout.pipeline * (layout.virtual - 1) / layout.virtual
     if software.gradient_overlap:
-        before = _uncovered(before, rounds * (passes.backward.total + passes.again.total), beside)
+        # Beside the backward passes: in the pass for features there are no gradients yet.
+        features = passes.forward.total if work.features_pass else 0.0
+        before = _uncovered(before, rounds * (passes.backward.total + passes.again.total - features), beside)
     if software.parameter_overlap:
         after = _uncovered(after, rounds * passes.forward.total, beside)
     tied = 0.0

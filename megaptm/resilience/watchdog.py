@@ -68,6 +68,8 @@ class Seen:
     """Seconds since its last beat."""
     still: float = 0.0
     """Seconds since its last change of phase."""
+    waited: float = 0.0
+    """Those of them before the run was asked to stop."""
 
     @property
     def phase(self) -> str:
@@ -150,7 +152,8 @@ class Limits:
         if seen.beat.step_seconds == 0.0:  # the first one: kernels are built, connections made
             return hang if stopping else self._start_up
         hang = min(hang, STOP_SECONDS) if stopping else hang
-        patient = self.patience if seen.phase == "data" and not stopping else 0.0
+        # Who waits for a server may have done so for long when the run is asked to stop, and is to save all the same.
+        patient = (seen.waited if stopping else self.patience) if seen.phase == "data" else 0.0
         return max(hang, STEPS * seen.beat.step_seconds) + patient
 
     @property
@@ -212,6 +215,7 @@ class Watchdog:
         self.folder = folder
         self._limits = limits
         self._seen = {rank: Seen() for rank in ranks}
+        self._stopping = False
         self._every = limits.every
         self._looked = time.monotonic()
 
@@ -234,6 +238,10 @@ class Watchdog:
             return None
         elapsed, self._looked = min(now - self._looked, 2 * self._every), now
         self._read(elapsed)
+        if stopping and not self._stopping:
+            for seen in self._seen.values():
+                seen.waited = seen.still
+        self._stopping = stopping
         if self._limits.hang_seconds is None and not stopping:
             return None
         suspects = self._suspects(ended, stopping=stopping)
@@ -246,6 +254,7 @@ class Watchdog:
             still = beat is None or beat.position == seen.position
             seen.silent = seen.silent + elapsed if silent else 0.0
             seen.still = seen.still + elapsed if still else 0.0
+            seen.waited = seen.waited if still else 0.0
             seen.beat = beat
 
     def _suspects(self, ended: Collection[int], *, stopping: bool) -> list[int]:

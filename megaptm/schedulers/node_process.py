@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+END_SECONDS = 10.0
+"""For a process that is told to end."""
+
 
 @dataclass(frozen=True)
 class ProcessOutput:
@@ -41,8 +44,13 @@ def finish(command: Sequence[str], environment: Mapping[str, str], seconds: floa
         return ProcessOutput(*process.communicate(timeout=seconds))
     except subprocess.TimeoutExpired:
         process.terminate()
-        out, err = process.communicate()
-        return ProcessOutput(out, f"{err}\nnothing in {seconds:.0f} s")
+    try:
+        out, err = process.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired as late:
+        # What it said is all that is waited for: it may be in a call to a disk that is gone, or a child have its pipes.
+        process.kill()
+        out, err = (text.decode(errors="replace") if text else "" for text in (late.stdout, late.stderr))
+    return ProcessOutput(out, f"{err}\nnothing in {seconds:.0f} s")
 
 
 def facts(text: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Remote:
             raise UserError(
                 f"{self.url} needs a library that is not installed ({error}): pip install megaptm[corpus]."
             ) from None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # the second of file systems that an address alone does not name
             raise UserError(f"{self.url} is no address that can be read ({error}).") from None
         files.retries = 1
         return files

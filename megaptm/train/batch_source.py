@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from megaptm.config import Config
-from megaptm.data import Loader, validation_batches
+from megaptm.data.loader import Loader, validation_batches, validation_steps
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import corpus_tokenizer, open_corpora
 
@@ -50,16 +51,18 @@ class BatchSource:
 
     def held_out(self) -> Iterator[Batches | None]:
         """The validation batches, the same at each call."""
+        batch, most = self.config.train.batch, self.config.train.validate_batches
+        if not self.reads:
+            return repeat(None, validation_steps(self.validation, batch=batch, most=most))
         batches = validation_batches(
             self.validation,
-            batch=self.config.train.batch,
+            batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
             ranks=self.ranks.data_size,
-            most=self.config.train.validate_batches,
+            most=most,
         )
-        for micro_batches in batches:
-            yield micro_batches if self.reads else None
+        return iter(batches)
 
     def close(self) -> None:
         if self._loader is not None:

@@ -39,6 +39,22 @@ def test_absent_values_are_the_published_ones(minimal):
     assert config.optimizer.lr == 1e-3
 
 
+@pytest.mark.parametrize("kind", ["3", "[causal-lm]", "{1: {task: causal-lm}}"])
+def test_an_objective_of_another_kind_is_one_mistake(minimal, kind):
+    assert "objective must be a name, or a mapping of tasks to their options" in complaint(minimal, f"objective={kind}")
+
+
+def test_only_steps_become_numbers_when_a_written_config_is_read(minimal, tmp_path):
+    tasks = (
+        "{'5': {task: causal-lm, share: {0: 1, 10: 2, 1000000000000000000000000: 3}}, '²': {task: causal-lm, share: 1}}"
+    )
+    config = load(minimal, [f"objective={tasks}"])
+    (tmp_path / "written.yaml").write_text(dump(config))
+    again = load(tmp_path / "written.yaml")
+    assert (again, again.task.name) == (config, "5+²")
+    assert again.task.tasks[0].share.at(10) == 2
+
+
 def test_the_nearest_file_wins_and_sections_are_merged(minimal, tmp_path):
     child = tmp_path / "sub" / "child.yaml"
     child.parent.mkdir()
@@ -47,6 +63,17 @@ def test_the_nearest_file_wins_and_sections_are_merged(minimal, tmp_path):
     grandchild.write_text("extends: sub/child.yaml\ntrain: {seed: 7}\n")
     train = load(grandchild).train
     assert (train.steps, train.batch, train.seed) == (20, 4, 7)
+
+
+def test_a_file_may_extend_a_shipped_config_by_its_name(tmp_path):
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: tiny/gpt2\ntrain: {steps: 20}\n")
+    assert load(child) == load(TINY, ["train.steps=20"])
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/gpt2").write_text(MINIMAL)  # what lies beside it comes first
+    assert load(child).model.size == "small"
+    child.write_text("extends: tiny/gtp2\n")
+    assert "did you mean tiny/gpt2" in complaint(child)
 
 
 def test_a_mix_replaces_the_one_it_inherits(minimal, tmp_path):

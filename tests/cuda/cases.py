@@ -22,5 +22,9 @@ CASES = {
     "gpt2": Case("gpt2", DATA),
     "bert": Case("bert", DATA),
     "t5": Case("t5", DATA),
+    "rotation": Case("queries and keys turned by place", DATA),
+    "contrast": Case("two towers, compared over all rows", DATA),
+    "contrast, first stage": Case("two towers, compared over all rows", WHOLE),
+    "contrast, last stage": Case("two towers, compared over all rows", WHOLE, rank=WHOLE.processes - 2),
     "last-stage": Case("gpt2", WHOLE, rank=WHOLE.processes - 2),
 }

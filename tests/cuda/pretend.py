@@ -195,7 +195,7 @@ def install() -> None:
     cuda.default_generators = [Generator()]
 
     distributed: Any = dist
-    for name in ("all_reduce", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor", "barrier"):
+    for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter_tensor", "all_gather_into_tensor", "barrier"):
         setattr(dist, name, _counted(name))
         setattr(distributed.distributed_c10d, name, getattr(dist, name))
     for name in ("_reduce_scatter_base", "_all_gather_base"):

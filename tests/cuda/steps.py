@@ -25,7 +25,7 @@ from megaptm.parallel.groups import Ranks
 from megaptm.spec import ModelSpec
 from megatron.core.transformer import TransformerConfig
 from tests.cuda.cases import CASES, Case
-from tests.layouts.cases import ADAM, LOSSES, batch, tiny
+from tests.layouts.cases import ADAM, batch, losses_of, tiny
 
 
 def second_step(case: Case) -> dict[str, dict[str, int]]:
@@ -36,7 +36,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             tiny(case.family, dropout=0.1),
             case.layout,
             ADAM,
-            losses=LOSSES[case.family],
+            losses=losses_of(case.family),
             seed=1,
             precision="bf16",
             filled=False,
@@ -45,6 +45,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             pretend.waits.clear()
             pretend.messages.clear()
             batches = [{name: field[at * rows :][:rows].clone() for name, field in fields.items()} for at in range(2)]
+            built.weigh(built.losses)
             built.step(batches, step=step, lr=1e-3)
             collectives.agree(False)
     return {"waits": dict(pretend.waits), "messages": dict(pretend.messages)}

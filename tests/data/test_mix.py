@@ -158,6 +158,12 @@ def test_weights_that_cannot_be_honored_are_refused(folders, weights):
         opened(dict(zip(folders, weights, strict=True)))
 
 
+def test_a_share_that_cannot_be_honored_is_named(folders):
+    shares = {"few": {"task": "masked-lm", "share": 1e-9}, "many": {"task": "masked-lm", "share": 1}}
+    with pytest.raises(UserError, match=r"data\.mix: objective\.few\.share, of .*, is below one sample in 100,000"):
+        opened({folders[0]: 1}, shares)
+
+
 def test_an_empty_mix_and_an_empty_corpus_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.mix is empty"):
         opened({})

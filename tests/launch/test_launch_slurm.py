@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.check.capacity import jobs_needed
+from megaptm.check.timing import jobs_needed
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from megaptm.config import Layout
+from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
@@ -72,3 +73,23 @@ def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
     assert drawn["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert drawn["norm"] == pytest.approx(plain["norm"], rel=1e-5)
     assert drawn["losses"]["pairs"] != pytest.approx(drawn["evaluated"]["pairs"], rel=1e-4)
+
+
+def kernels(layout: Layout) -> list[bool]:
+    """Whether attention may take cuDNN's kernel, at each call; and after the step."""
+    from megaptm.parallel.engine import Engine
+
+    engine, asked = Engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7), []
+    for module in engine.stages[0].modules():
+        if isinstance(module, Attend):
+            module.register_forward_pre_hook(lambda *_: asked.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    engine.step(micro_batches(batch(FAMILY, 0), layout, 0), step=0, lr=0.0)
+    return [*asked, torch.backends.cuda.cudnn_sdp_enabled()]
+
+
+def test_both_passes_take_the_same_kernel_of_attention() -> None:
+    """cuDNN's may be refused in the second one alone, where there are gradients; another kernel draws other dropout."""
+    *asked, after = run_ranks(1, kernels, Layout(microbatch=8))[0]
+    assert len(asked) == 2 * 4
+    assert not any(asked)
+    assert after

@@ -56,7 +56,7 @@ class PairsHead(ContrastHead):
         asked = answers_N != IGNORED
         scores = scale.mean() * one @ other.t()
         scores = scores.masked_fill(~asked[None, :], float("-inf")).masked_fill(~asked[:, None], 0.0)
-        own = torch.arange(len(one))
+        own = torch.arange(len(one), device=one.device)
         there = F.cross_entropy(scores, own, reduction="none").masked_fill(~asked, 0.0)
         scores = (scale.mean() * other @ one.t()).masked_fill(~asked[None, :], float("-inf"))
         back = F.cross_entropy(scores.masked_fill(~asked[:, None], 0.0), own, reduction="none")

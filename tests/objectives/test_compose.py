@@ -130,6 +130,22 @@ def test_weights_and_shares_change_at_their_steps():
             {"a": {"task": "masked-lm", "share": {0: 1, 9: 0}}, "b": {"task": "masked-lm", "share": {0: 1, 9: 0}}},
             r"no task has a share above 0",
         ),
+        ({"masked-lm": {"share": 0}}, r"no task has a share above 0"),
+        ({"masked-lm": {"weight": {0: 1, 9: 0}}}, r"no loss has a weight above 0 at step 9"),
+        ({"masked-lm": {}, "sentence-order": {"weigth": 0.5}}, r"objective\.sentence-order: unknown option weigth"),
+        ({"masked-lm": {}, "sentence-order": {"rate": 0.5}}, r"sentence-order: unknown option rate; a question has no"),
+        ({"a": {"task": "next-sentence"}}, r"objective\.a\.task: next-sentence is a question"),
+        ({"a": {"task": ["masked-lm"]}}, r"objective\.a\.task \(\['masked-lm'\]\) is no task"),
+        ({5: {"task": "masked-lm"}}, r"objective: 5 is no name of a task"),
+        ({"masked-lm": {"weight": 10**400}}, r"objective\.masked-lm\.weight must be a number"),
+        ({"masked-lm": {"weight": 1e308}}, r"objective\.masked-lm\.weight .* of 1e\+09 at most"),
+        ({"masked-lm": {"hide": "math:pi"}}, r"objective\.masked-lm: hide: `math:pi` is not a function"),
+        (
+            {"a": {"task": "megaptm.objectives:Objective"}},
+            r"objective\.a\.task: `\S+` cannot be made \(TypeError: Can't",
+        ),
+        ({"a": {"task": "megaptm.objectives:Composed"}}, r"objective\.a\.task: `\S+` cannot be made \(Pydantic"),
+        (None, r"objective must be a name, or a mapping of tasks"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_key(said, sentence):

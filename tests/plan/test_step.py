@@ -111,3 +111,12 @@ def test_a_loss_over_all_rows_costs_a_forward_pass_more():
     assert both.flops == without.flops
     assert both.hardware_flops - without.hardware_flops == pytest.approx(without.flops / 3)
     assert both.recompute > 0.2 * without.seconds
+
+
+def test_gradients_are_not_sent_beside_the_pass_for_features() -> None:
+    """There are none yet."""
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
+    layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
+    contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
+    without = step(A100, replace(contrast, trained_heads=("lm",)))
+    assert step(A100, contrast).data == pytest.approx(without.data, rel=1e-3)

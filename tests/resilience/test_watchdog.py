@@ -3,7 +3,7 @@
 import pytest
 
 from megaptm.resilience.heartbeat import Beat
-from megaptm.resilience.watchdog import Limits, Seen, accuse, ranks_told
+from megaptm.resilience.watchdog import Limits, Seen, Watchdog, accuse, ranks_told
 
 HANG = Limits(hang_seconds=4.0, patience=60.0)
 
@@ -40,6 +40,25 @@ def test_a_phase_may_take(phase, step_seconds, allowed, asked_to_stop):
                 1: seen("ending", step_seconds, position=8, still=still),
             }
             assert HANG.suspects(ranks, stopping=stopping) == ([0] if still > seconds else [])
+
+
+def test_who_had_waited_long_for_data_when_asked_to_stop_has_the_time_to_save():
+    for phase, left in (("data", 4), ("step", 0)):
+        for still in (50 + 0.9 * left, 50 + 1.1 * left + 0.1):
+            waiting = seen(phase, 0.1, still=still)
+            waiting.waited = 50.0
+            assert HANG.suspects({0: waiting}, stopping=True) == ([0] if still > 50 + left or not left else [])
+
+
+def test_what_was_waited_before_a_stop_is_noted_once(tmp_path, monkeypatch):
+    clock = 0.0
+    monkeypatch.setattr("megaptm.resilience.watchdog.time.monotonic", lambda: clock)
+    watchdog = Watchdog(tmp_path / "beats", [0], limits=HANG).clear()
+    waiting = watchdog._seen[0] = seen("data", 0.1, still=50.0)
+    for asked in (True, True, True):
+        clock += 1000.0  # each look counts twice the seconds between two beats
+        assert watchdog.look(stopping=asked) is None
+    assert 50 < waiting.waited < waiting.still < 54
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 import megaptm
 from megaptm.check.allocation import allocation
 from megaptm.check.api import before_submission
-from megaptm.check.capacity import jobs_needed
 from megaptm.check.finding import Case, Request
+from megaptm.check.timing import jobs_needed
 from megaptm.config import Config
 from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError

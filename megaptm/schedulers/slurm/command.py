@@ -6,17 +6,26 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from megaptm.errors import UserError
 
 ANSWER_SECONDS = 30.0
 
 
-def ask(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The lines that a command of Slurm prints; a `UserError` with its reason where it refuses or does not answer.
+@dataclass(frozen=True)
+class Answer:
+    """What a command of Slurm says."""
 
-    `script` is what the command reads.
-    """
+    stdout: str
+    refusal: str = ""
+    """Why it did not do what it was asked: the reason that it gives, that it is absent, or that it does not end."""
+    ended: bool = True
+    """Of itself. The reason is Slurm's own then."""
+
+
+def answer(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> Answer:
+    """That of a command of Slurm, in bounded time; `script` is what it reads."""
     try:
         done = subprocess.run(
             command,
@@ -29,16 +38,23 @@ def ask(*command: str, script: str | None = None, environment: Mapping[str, str]
             # Ctrl-C is for this program, which decides what it means for a job that is about to be submitted.
             start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        raise UserError(_no_answer(command[0], f"nothing in {ANSWER_SECONDS:.0f} s")) from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        said = re.sub(r"^(\w+: )?(error: |fatal: |allocation failure: )+", "", said)
-        if command[0] != "sbatch":
-            raise UserError(_no_answer(command[0], said))
-        raise UserError(f"Slurm refuses the job ({said}): change the request, `sinfo` shows what there is.")
-    return [line for line in done.stdout.splitlines() if line]
+    except subprocess.TimeoutExpired:
+        return Answer("", f"nothing in {ANSWER_SECONDS:.0f} s", ended=False)
+    except OSError as error:
+        return Answer("", error.strerror or str(error), ended=False)
+    if not done.returncode:
+        return Answer(done.stdout)
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return Answer(done.stdout, re.sub(r"^(\w+: )?(error: |fatal: |allocation failure: )+", "", said))
 
 
-def _no_answer(program: str, why: str) -> str:
-    return f"Slurm does not answer ({program}: {why}): see that slurmctld runs, and that SLURM_CONF is right."
+def ask(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The lines that a command of Slurm prints; a `UserError` with its reason where it refuses or does not answer."""
+    given = answer(*command, script=script, environment=environment)
+    if not given.refusal:
+        return [line for line in given.stdout.splitlines() if line]
+    if command[0] == "sbatch" and given.ended:
+        raise UserError(f"Slurm refuses the job ({given.refusal}): change the request, `sinfo` shows what there is.")
+    raise UserError(
+        f"Slurm does not answer ({command[0]}: {given.refusal}): see that slurmctld runs, and that SLURM_CONF is right."
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Mapping
 
 from megaptm.errors import UserError
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
+from megaptm.schedulers.slurm.command import answer
 
 
 def variables_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
@@ -44,8 +44,7 @@ def _address(host: str) -> str:
 
 
 def _scontrol(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["scontrol", *arguments], check=True, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(f"scontrol {' '.join(arguments)} failed ({error}): set MASTER_ADDR and MASTER_PORT.") from None
-    return done.stdout
+    given = answer("scontrol", *arguments)
+    if given.refusal:
+        raise UserError(f"scontrol {' '.join(arguments)} failed ({given.refusal}): set MASTER_ADDR and MASTER_PORT.")
+    return given.stdout

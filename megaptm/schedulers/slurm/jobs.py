@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.command import ask
+from megaptm.schedulers.slurm.command import answer, ask
 
 POLL_SECONDS = 1.0
 COULD_NOT_START = "launch failed requeued held"
@@ -124,17 +123,15 @@ def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
 
 def state(job: str) -> tuple[str, str]:
     """PENDING, RUNNING ..., and why it waits; empty when the job is over, UNKNOWN while Slurm does not answer."""
-    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "Invalid job id" not in done.stderr:
+    given = answer("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r")
+    if given.refusal and "Invalid job id" not in given.refusal:
         return "UNKNOWN", ""
-    now, _, reason = done.stdout.strip().partition("|")
+    now, _, reason = given.stdout.strip().partition("|")
     return now, reason
 
 
 def describe(job: str) -> dict[str, str]:
-    """What Slurm knows of a job: JobState, ExitCode ...; nothing when it is long over."""
-    command = ["scontrol", "show", "job", job, "--oneliner"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """What Slurm knows of a job: JobState, ExitCode ...; nothing when it is long over, or Slurm does not answer."""
+    told = answer("scontrol", "show", "job", job, "--oneliner").stdout
     # The first of each name: after them come the user's words, which may have any form.
-    return dict(reversed([word.partition("=")[::2] for word in done.stdout.split() if "=" in word]))
+    return dict(reversed([word.partition("=")[::2] for word in told.split() if "=" in word]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from megaptm.errors import UserError
-from megaptm.schedulers.node_process import ProcessOutput, finish, last_line
+from megaptm.schedulers.node_process import ProcessOutput, finish
+from megaptm.schedulers.slurm.command import answer
 
 LABELED = re.compile(r"^ *(\d+): ?(.*)$", re.MULTILINE)
 
@@ -43,7 +43,9 @@ def _lines_by_label(text: str) -> dict[int, list[str]]:
 
 
 def _hostnames(nodes: str) -> list[str]:
-    done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"the nodes of this job ({nodes}) cannot be listed: scontrol says {last_line(done.stderr)}.")
-    return done.stdout.split()
+    given = answer("scontrol", "show", "hostnames", nodes)
+    if given.refusal:
+        raise UserError(
+            f"the nodes of this job ({nodes}) cannot be listed (scontrol: {given.refusal}): see scontrol ping."
+        )
+    return given.stdout.split()

@@ -38,8 +38,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
     def build() -> tuple[dict[str, bytes], JobRunner]:
         with pytest.raises(CutOff) as end:
             build_corpus(whole, tmp_path / "corpus", workers=0)
-        files = files_of(tmp_path / "corpus.building")
-        return {name: content for name, content in files.items() if not name.startswith("scratch/")}, end.value.work
+        return files_of(tmp_path / "corpus.building" / "corpus"), end.value.work
 
     return build
 
@@ -65,7 +64,7 @@ def test_a_byte_that_changed_in_any_file_of_an_unfinished_build_changes_nothing_
         again, work = unfinished()
         assert again == expected
         assert set(work.damaged) == {name for name in some if not WRITTEN_AGAIN.fullmatch(name)}
-        notes = json.loads((tmp_path / "corpus.building" / "report.json").read_text())["notes"]
+        notes = json.loads((tmp_path / "corpus.building" / "corpus" / "report.json").read_text())["notes"]
         assert [note for note in notes if f"{len(work.damaged)} files of an unfinished build were not" in note]
 
 

@@ -1,10 +1,14 @@
+import contextlib
+import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from data_pipeline.corpus import output
 from data_pipeline.corpus.output import building
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
@@ -24,6 +28,12 @@ def build(out: Path, **options) -> None:
 
 def entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def run_killed(code: str, *words: object) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run([sys.executable, "-c", code, *map(str, words)], env=environment)
+    assert ended.returncode == 9
 
 
 def test_a_finished_build_appears_under_its_name(tmp_path):
@@ -51,17 +61,108 @@ def test_a_build_keeps_the_finished_work_of_a_killed_one_and_nothing_else(tmp_pa
         "    (work.folder / 'left').mkdir(); (work.folder / 'stale.tar').touch(); (work.scratch / 'half.part').touch();"
         "(work.scratch / 'whole').touch(); os._exit(9)\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "corpus")], env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
+    run_killed(code, tmp_path / "corpus")
     assert entries(tmp_path) == {"corpus.building"}
     with building(tmp_path / "corpus", overwrite=False) as work:
-        assert entries(work.folder) == {"scratch"}
+        assert entries(work.folder) == set()
         assert entries(work.scratch) == {"whole"}
         tiny_corpus(work.folder)
         work.publish(NO_WORK)
     assert entries(tmp_path) == {"corpus"}
     assert not {"left", "stale.tar", "scratch"} & entries(tmp_path / "corpus")
+
+
+class Killed(BaseException):
+    """Before a call to the system."""
+
+
+def publish_until(call: int, out: Path, monkeypatch) -> bool:
+    """Replace `out` by the corpus of seed 1, killed before that call of publishing; whether there are fewer calls."""
+    calls = 0
+
+    def dying(function):
+        def counted(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise Killed
+            return function(*arguments, **options)
+
+        return counted
+
+    with (
+        monkeypatch.context() as patch,
+        contextlib.suppress(Killed),
+        building(out, overwrite=True) as work,
+    ):
+        (work.scratch / "work").touch()
+        tiny_corpus(work.folder, seed=1)
+        patch.setattr(output, "WORTH_KEEPING", 0.0)  # who is killed removes nothing
+        for name in ("rename", "unlink", "rmdir", "fsync"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        work.publish(NO_WORK)
+    return calls < call
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_build_killed_while_it_publishes_loses_neither_its_work_nor_the_corpus_before(
+    replaces, tmp_path, monkeypatch
+):
+    out = tmp_path / "corpus"
+    seen = set()
+    for call in itertools.count(1):
+        shutil.rmtree(out, ignore_errors=True)
+        if replaces:
+            build(out)
+            old = (out / "manifest.json").read_bytes()
+        if publish_until(call, out, monkeypatch):
+            break
+        published = out.exists() and not (replaces and (out / "manifest.json").read_bytes() == old)
+        seen.add(published)
+        if not published:
+            with building(out, overwrite=True) as work:
+                assert entries(work.scratch) == {"work"}
+                assert not replaces or (out / "manifest.json").read_bytes() == old
+                tiny_corpus(work.folder)
+                work.publish(NO_WORK)
+            assert entries(tmp_path) == {"corpus"}
+    assert seen == {True, False}
+
+
+def test_the_work_of_a_killed_build_outlives_one_that_fails_at_once(tmp_path):
+    run_killed(
+        "import os, sys; from data_pipeline.corpus.output import building\n"
+        "with building(sys.argv[1], overwrite=False) as work: (work.scratch / 'whole').touch(); os._exit(9)",
+        tmp_path / "corpus",
+    )
+    with pytest.raises(RuntimeError), building(tmp_path / "corpus", overwrite=False):
+        raise RuntimeError
+    with building(tmp_path / "corpus", overwrite=False) as work:
+        assert entries(work.scratch) == {"whole"}
+
+
+def test_a_folder_beside_a_replaced_corpus_is_left_alone(tmp_path):
+    (tmp_path / "corpus.old").mkdir()
+    build(tmp_path / "corpus")
+    build(tmp_path / "corpus", seed=1, overwrite=True)
+    assert entries(tmp_path) == {"corpus", "corpus.old"}
+
+
+def test_builds_of_two_places_share_a_folder_for_scratch(tmp_path):
+    common = str(tmp_path / "common")
+    with building(tmp_path / "one", overwrite=False, scratch=common) as one:
+        (one.scratch / "half.part").touch()
+        (one.scratch / "whole").touch()
+        with building(tmp_path / "two", overwrite=False, scratch=common) as two:
+            tiny_corpus(two.folder)
+            two.publish(NO_WORK)
+        assert entries(one.scratch) == {"half.part", "whole"}
+        with pytest.raises(UserError, match="in use by another build"):
+            build(tmp_path / "one")
+        tiny_corpus(one.folder)
+        one.publish(NO_WORK)
+    assert entries(tmp_path) == {"common", "one", "two"}
+    assert entries(tmp_path / "common") == set()
 
 
 def test_two_builds_of_one_place_do_not_mix(tmp_path):

@@ -163,13 +163,14 @@ def test_a_corpus_among_its_own_sources_is_no_text(tmp_path):
     for name in ("index.html", "tokenizer/merges.txt"):
         written(pile / "corpora" / "books" / name, "x")
     written(pile / "new.building" / "scratch" / "parts" / "0.jsonl", "{}")
+    written(pile / "other.building" / "corpus" / "report.json", "{}")
     written(pile / "elsewhere" / "scratch" / "finished" / "0.jsonl", "{}")
     written(pile / "scratch" / "mine.txt", "x")  # a name that anybody may use
     expected = ["pile/a.txt", "pile/scratch/mine.txt"]
     assert names(pile) == names(pile / "**" / "*") == expected
     assert passed_over(pile) == {
         "corpus": ["pile/corpora/books"],
-        "unfinished build": ["pile/elsewhere/scratch", "pile/new.building"],
+        "unfinished build": ["pile/elsewhere/scratch", "pile/new.building", "pile/other.building"],
     }
     with pytest.raises(UserError, match=r"no text found in .*books, but 1 corpus \(books/"):
         names(pile / "corpora" / "books")

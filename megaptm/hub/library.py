@@ -1,0 +1,16 @@
+"""The library whose format this is: an extra of megaptm's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaptm.errors import UserError
+
+
+def transformers() -> Any:
+    """The module; a `UserError` where it is not installed."""
+    try:
+        import transformers as module
+    except ImportError:
+        raise UserError("models of Hugging Face's format need transformers: `pip install megaptm[hub]`.") from None
+    return module

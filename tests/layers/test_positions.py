@@ -1,0 +1,50 @@
+"""Rotation of queries and keys, in passes over memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megaptm.bricks.attention import SelfAttentionBrick
+from megaptm.layers.positions import rotate, rotation
+from megaptm.spec import Block, Size
+
+SIZE = Size(layers=1, width=512, heads=8, ffn=512)
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes that operations read and write."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = [*args, *([result] if isinstance(result, torch.Tensor) else [])]
+        if not func.is_view and func.overloadpacket is not torch.ops.aten.empty_like:
+            self.bytes += sum(one.nbytes for one in found if isinstance(one, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_rotation_moves_what_the_planner_counts(dtype: torch.dtype) -> None:
+    places, heads, features = 256, SIZE.heads, SIZE.key_width
+    queries = torch.randn(places, 4, heads, features, dtype=dtype, requires_grad=True)
+    turned = rotation(torch.arange(places)[None], features=features, base=1e4)
+    block = Block(position="rope")
+    with_it, without = (
+        SelfAttentionBrick(one, SIZE, SIZE.width).moved(dtype.itemsize)
+        for one in (block, replace(block, position="none"))
+    )
+    with Moved() as forward:
+        rotated = rotate(queries, turned)
+    gradient = torch.ones_like(rotated)
+    with Moved() as backward:
+        rotated.backward(gradient)
+    tokens = places * 4
+    # Keys are turned as queries are; the angles, which heads share, come on top.
+    assert 2 * forward.bytes == pytest.approx(tokens * (with_it.forward - without.forward), rel=0.05)
+    assert 2 * backward.bytes == pytest.approx(tokens * (with_it.backward - without.backward), rel=0.05)

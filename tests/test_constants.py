@@ -1,0 +1,24 @@
+"""A constant has one value: one that is bound twice in a module has the last, also for what is written above it."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def bound(path: Path) -> list[str]:
+    """Upper-case names that a module binds at its top level."""
+    names = []
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        targets += [statement.target] if isinstance(statement, ast.AnnAssign) else []
+        names += [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+    return names
+
+
+def test_no_module_binds_a_constant_twice():
+    modules = {
+        str(path): bound(path) for package in ("megaptm", "data_pipeline") for path in (ROOT / package).rglob("*.py")
+    }
+    assert len(modules) > 100
+    assert {f"{path}: {name}" for path, names in modules.items() for name in names if names.count(name) > 1} == set()
