@@ -10,13 +10,13 @@ from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from megaptm.check.finding import Case, Finding
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.storage.retry import within
 from megaptm.track import default_uri
+from megaptm.track.address import database_path
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"
@@ -35,8 +35,8 @@ def tracker(case: Case) -> Iterator[Finding]:
     if uri.startswith(("http://", "https://")):
         case.tell(f"asking {uri}")
         yield _server(uri, track.experiment)
-    elif uri.startswith("sqlite:"):
-        yield _database(uri)
+    elif path := database_path(uri):
+        yield _database(uri, path)
     elif "://" not in uri or uri.startswith("file:"):
         yield _files(uri)
     else:
@@ -95,15 +95,14 @@ def _argument(error: BaseException) -> object:
     return next((one for one in error.args if isinstance(one, BaseException)), None)
 
 
-def _database(uri: str) -> Finding:
-    path = Path(urlsplit(uri).path.removeprefix("/"))
+def _database(uri: str, path: Path) -> Finding:
     try:
         if path.exists():
-            with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=ANSWER_SECONDS)) as database:
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=ANSWER_SECONDS)) as database:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
         else:
-            with tempfile.TemporaryFile(dir=next(above for above in path.absolute().parents if above.is_dir())):
+            with tempfile.TemporaryFile(dir=next(above for above in path.parents if above.is_dir())):
                 pass
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from megaptm.errors import UserError
 from megaptm.shell import command_line
-from megaptm.track.state import STATE
+from megaptm.track.state import State
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
@@ -23,17 +22,36 @@ def default_uri(run: Path) -> str:
             f"{folder} has a question mark, at which the address of MLflow's database would end: choose another "
             "run=FOLDER, give track.uri, or set track.enabled=false."
         )
-    return f"sqlite:///{folder / DATABASE}"
+    if "%" not in str(folder):
+        return f"sqlite:///{folder / DATABASE}"
+    from sqlalchemy.engine import URL  # its versions differ in whether an address has %25 for a percent sign
+
+    return URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
+
+
+def database_path(uri: str) -> Path | None:
+    """The file that `sqlite:///PATH` names, as MLflow reads it; None where the address is of a server, or of no file."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    if not uri.startswith("sqlite"):
+        return None
+    try:
+        database = make_url(uri).database
+    except ArgumentError:
+        raise UserError(f"track.uri ({uri}) is no address of a database: write sqlite:///PATH.") from None
+    return Path(database).absolute() if database and database != ":memory:" else None
 
 
 def how_to_look(run: Path) -> list[str]:
     """A command, where there is no server, and the address of the run's curves; nothing where MLflow has no run yet."""
     try:
-        found = json.loads((run / STATE).read_bytes())
-        uri, page = found["uri"] or default_uri(run), curves(found["experiment_id"], found["run_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    if not page:
+        state = State.found(run)
+        page = curves(state.experiment_id, state.run_id) if state else ""
+        if state is None or not page:
+            return []
+        uri = state.uri or default_uri(run)
+    except (OSError, UserError):
         return []
     if uri.startswith(("http://", "https://")):
         return [f"{uri.rstrip('/')}/{page}"]

@@ -22,6 +22,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
+from megaptm.track.address import database_path
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,10 @@ def ensure_database(uri: str) -> None:
 
     One that was left half made, by whomever, is moved aside: it holds no run, and each run's journal is the truth.
     """
-    url = make_url(uri) if uri.startswith("sqlite") else None
-    if url is None or not url.database or url.database == ":memory:":
+    path = database_path(uri)
+    if path is None:
         return
-    path = Path(url.database).absolute()
+    url = make_url(uri)
     if path.exists() and _has_runs(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)

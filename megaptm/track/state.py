@@ -35,17 +35,25 @@ class State:
     """Bytes of the journal that MLflow has."""
 
     @classmethod
+    def found(cls, run: Path) -> State | None:
+        """What the last restart left, if there was one; a `UserError` where that is damaged."""
+        path = run / STATE
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        return validated(cls, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY)
+
+    @classmethod
     def read(cls, run: Path, *, uri: str | None, experiment: str) -> State:
         """The state left by the last restart; a fresh one when the address is another: it gets the whole journal."""
-        path = run / STATE
-        if path.exists():
-            try:
-                state = validated(cls, parse_json(path.read_bytes(), path, remedy=REMEDY), path, remedy=REMEDY)
-            except UserError:
-                logger.warning("%s is damaged; the run is reported to MLflow anew", path)
-            else:
-                if (state.uri, state.experiment) == (uri, experiment):
-                    return state
+        try:
+            state = cls.found(run)
+        except UserError:
+            logger.warning("%s is damaged; the run is reported to MLflow anew", run / STATE)
+        else:
+            if state is not None and (state.uri, state.experiment) == (uri, experiment):
+                return state
         state = cls(uri=uri, experiment=experiment)
         state.write(run)
         return state

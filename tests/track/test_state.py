@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from megaptm.track import how_to_look
 from megaptm.track.state import STATE, State
 
 
@@ -29,3 +30,14 @@ def test_a_state_of_wrong_types_is_begun_anew(tmp_path, change):
 def test_a_state_of_another_shape_is_begun_anew(tmp_path, content):
     (tmp_path / STATE).write_text(content)
     assert State.read(tmp_path, uri=None, experiment="mine").shipped == 0
+
+
+def test_a_state_that_cannot_be_true_shows_nobody_the_way(tmp_path):
+    state = State.read(tmp_path, uri="http://server", experiment="mine")
+    state.run_id, state.experiment_id = "abc", "1"
+    state.write(tmp_path)
+    assert how_to_look(tmp_path) == ["http://server/#/experiments/1/runs/abc/model-metrics"]
+    content = json.loads((tmp_path / STATE).read_bytes())
+    for change in ({"uri": 7}, {"run_id": ["abc"]}):
+        (tmp_path / STATE).write_text(json.dumps(content | change))
+        assert how_to_look(tmp_path) == []
