@@ -16,7 +16,7 @@ from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
 from megaptm.data.shards import TOKENS_AT, Shard, ShardInfo, damaged, misfit
 from megaptm.errors import UserError
-from megaptm.run.corpora import cache_of, check_epochs, check_vocabulary, corpus_tokenizer, open_corpora, tokenizer_of
+from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, tokenizer_of
 from megaptm.storage import RetryPolicy, hash_of, join, listed
 
 PATIENCE_SECONDS = 20.0
@@ -78,10 +78,10 @@ def _corpus(case: Case, place: str) -> Iterator[Finding]:
 
 def _mix(config: Config) -> Iterator[Finding]:
     """Whether corpora, tokenizer and objective go together, and there is enough text."""
-    tokenizer, train = corpus_tokenizer(config), config.train
-    text = open_corpora(config, tokenizer, "train")
+    corpora, train = RunCorpora(config), config.train
+    text = corpora.mix("train")
     check_epochs(config, text)
-    held_out = open_corpora(config, tokenizer, "validation").fresh_batches(train.batch)
+    held_out = corpora.mix("validation").fresh_batches(train.batch)
     samples = config.batches.first(train.steps)
     yield Finding(
         "data",

@@ -201,19 +201,21 @@ def open_mix(
     verify: Verify = "hash",
     window: int = WINDOW,
     cache: Cache | None = None,
+    opened: Mapping[str, Corpus] | None = None,
     schedule: BatchSchedule | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
 
     Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
-    `cache` is where shards from elsewhere are kept. `schedule` is for objectives whose shares change by step.
+    `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
+    objectives whose shares change by step.
     """
     whole = objective if isinstance(objective, Objective) else objective_of(objective)
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
     whole.check(special, sequence)
-    corpora = {name: Corpus.open(name, cache) for name in mix}
+    corpora = {name: Corpus.open(name, cache) for name in mix} if opened is None else dict(opened)
     _refuse_doubles(corpora)
     _refuse_mixed_tokenizers(corpora, special)
     if verify != "none":

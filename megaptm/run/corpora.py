@@ -13,11 +13,41 @@ from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
 
+class RunCorpora:
+    """The corpora of a run, each opened once: that reads and hashes its tables of shards, at a URL through the network.
+
+    The tokenizer of the first must be the one it was made with, and fit the model.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._corpora = {place: Corpus.open(place, cache_of(config)) for place in config.data.mix}
+        first, corpus = next(iter(self._corpora.items()))
+        self.tokenizer = tokenizer_of(corpus)
+        check_vocabulary(config, self.tokenizer, first)
+
+    def mix(self, split: str) -> Mix:
+        """Of `train` or `validation`."""
+        data = self.config.data
+        return open_mix(
+            data.mix,
+            opened=self._corpora,
+            split=split,
+            objective=self.config.objective,
+            sequence=data.sequence,
+            seed=self.config.train.seed,
+            document_mask=data.document_mask,
+            special=self.tokenizer.special,
+            verify=data.verify,
+            schedule=self.config.batches if split == "train" else None,
+        )
+
+
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
-    tokenizer = corpus_tokenizer(config)
-    check_epochs(config, open_corpora(config, tokenizer, "train"))
-    open_corpora(config, tokenizer, "validation").fresh_batches(config.train.batch)
+    corpora = RunCorpora(config)
+    check_epochs(config, corpora.mix("train"))
+    corpora.mix("validation").fresh_batches(config.train.batch)
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
@@ -31,35 +61,11 @@ def check_epochs(config: Config, mix: Mix) -> None:
         )
 
 
-def open_corpora(config: Config, tokenizer: Tokenizer, split: str) -> Mix:
-    """The mix of `train` or `validation`."""
-    return open_mix(
-        config.data.mix,
-        split=split,
-        objective=config.objective,
-        sequence=config.data.sequence,
-        seed=config.train.seed,
-        document_mask=config.data.document_mask,
-        special=tokenizer.special,
-        verify=config.data.verify,
-        cache=cache_of(config),
-        schedule=config.batches if split == "train" else None,
-    )
-
-
 def cache_of(config: Config) -> Cache:
     """Where shards of corpora at URLs are kept, and how long their servers are waited for."""
     data = config.data
     folder = Path(data.cache).expanduser() if data.cache else default_folder()
     return Cache(folder, data.cache_bytes, RetryPolicy(seconds=data.patience))
-
-
-def corpus_tokenizer(config: Config) -> Tokenizer:
-    """The tokenizer in the mix's first corpus; it must be the one the corpus was made with, and fit the model."""
-    place = next(iter(config.data.mix))
-    tokenizer = tokenizer_of(Corpus.open(place, cache_of(config)))
-    check_vocabulary(config, tokenizer, place)
-    return tokenizer
 
 
 def corpus_vocabulary(config: Config) -> int | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from megaptm.config import Config
 from megaptm.data.loader import Loader, validation_batches, validation_steps
 from megaptm.parallel.groups import Ranks
-from megaptm.run.corpora import corpus_tokenizer, open_corpora
+from megaptm.run.corpora import RunCorpora
 
 Batches = list[dict[str, Tensor]]
 
@@ -22,9 +22,9 @@ class BatchSource:
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config = config
         self.ranks = ranks
-        self.tokenizer = corpus_tokenizer(config)
-        self.train = open_corpora(config, self.tokenizer, "train")
-        self.validation = open_corpora(config, self.tokenizer, "validation")
+        corpora = RunCorpora(config)
+        self.tokenizer = corpora.tokenizer
+        self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
         self._loader: Loader | None = None
 
     @property

@@ -3,9 +3,10 @@
 import pytest
 
 from megaptm.config import load
+from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
-from megaptm.run.corpora import check_corpora, corpus_tokenizer, open_corpora
+from megaptm.run.corpora import RunCorpora, check_corpora
 from tests.drills.program import finish, resumed_at
 from tests.train.runs import build, settings, write_text
 
@@ -22,7 +23,7 @@ def config(corpus, *more):
 
 
 def test_more_steps_than_the_epochs_hold_are_refused(corpus):
-    mix = open_corpora(config(corpus), corpus_tokenizer(config(corpus)), "train")
+    mix = RunCorpora(config(corpus)).mix("train")
     most = mix.samples_in(2) // 4
     check_corpora(config(corpus, "data.epochs=2", f"train.steps={most}"))
     check_corpora(config(corpus, f"train.steps={1000 * most}"))
@@ -34,10 +35,17 @@ def test_more_steps_than_the_epochs_hold_are_refused(corpus):
     )
 
 
+def test_each_is_opened_once(corpus, monkeypatch):
+    opened, really = [], Corpus.open
+    monkeypatch.setattr(Corpus, "open", lambda place, cache: opened.append(place) or really(place, cache))
+    check_corpora(config(corpus))
+    assert opened == [str(corpus)]
+
+
 def test_a_run_goes_through_epochs_and_resumes_in_the_second(corpus, tmp_path):
     """Each epoch is told once where it begins, also by the job that resumes in its middle."""
     asked, run = config(corpus), tmp_path / "run"
-    mix = open_corpora(asked, corpus_tokenizer(asked), "train")
+    mix = RunCorpora(asked).mix("train")
     second, third = (mix.samples_in(epochs) // 4 + 1 for epochs in (1, 2))
     words = settings("gpt2", run, corpus, "train.batch=4", "train.threads=1", "data.workers=0", "checkpoint.every=1000")
     stopped = finish("train", *words, f"train.steps={third}", f"train.stop_at={second + 1}")
