@@ -61,9 +61,31 @@ class OnRay:
             try:
                 yield running.pop(done), ray.get(done)
             except ray.exceptions.RayTaskError as error:
-                for other in running:
-                    ray.cancel(other, force=True)
+                _cancel(running)
                 raise error.cause from None
+            except (
+                ray.exceptions.WorkerCrashedError,
+                ray.exceptions.NodeDiedError,
+                ray.exceptions.OutOfMemoryError,
+            ) as error:
+                _cancel(running)
+                raise UserError(_given_up(error)) from None
+
+
+def _cancel(running: Iterable[Any]) -> None:
+    import ray
+
+    for task in running:
+        ray.cancel(task, force=True)
+
+
+def _given_up(error: Exception) -> str:
+    """That a worker, and each that took its place, was lost before the job was done."""
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    return (
+        f"Ray gives up a job whose worker was lost {RETRIES + 1} times ({said}): see that its machine lives and has "
+        "memory enough, or use fewer workers (workers=N)."
+    )
 
 
 @contextmanager

@@ -6,7 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+from pydantic import TypeAdapter
+
+from megaptm.errors import UserError
+from megaptm.storage.outside import shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
 """By which a launcher tells the processes that it starts, on whatever machine, which start they are."""
@@ -27,7 +33,13 @@ class Attempt:
     def here(cls, environ: Mapping[str, str] = os.environ) -> Attempt | None:
         """That of this process: as its launcher says, or Slurm; None where neither does."""
         if told := environ.get(VARIABLE):
-            return cls(**json.loads(told))
+            try:
+                attempt = cls.from_json(json.loads(told))
+            except (ValueError, RecursionError):
+                attempt = None
+            if attempt is None:
+                raise UserError(f"{VARIABLE} ({shown(told)}) is not what a launcher sets: unset it.")
+            return attempt
         job = environ.get("SLURM_JOB_ID")
         if job is None:
             return None
@@ -35,7 +47,11 @@ class Attempt:
 
     @classmethod
     def from_json(cls, found: Any) -> Attempt | None:
-        return cls(**found) if isinstance(found, dict) else None
+        """What a file has of it; None where that is something else, whoever wrote it."""
+        try:
+            return _adapter().validate_json(json.dumps(found), strict=True)
+        except (ValueError, RecursionError):
+            return None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,3 +71,8 @@ class Attempt:
     @property
     def _order(self) -> tuple[int, int, int]:
         return self.job, self.restart, self.start
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[Attempt]:
+    return TypeAdapter(Attempt)

@@ -51,6 +51,7 @@ class RunLock:
         self.attempt = attempt or Attempt.here()
         self._file: int | None = None
         self._stop = threading.Event()
+        self._beats: threading.Thread | None = None
 
     def acquire(self) -> RunLock:
         """Take the lock, or say at once who has it."""
@@ -64,7 +65,8 @@ class RunLock:
             raise
         self._sign()
         self._stop = threading.Event()
-        threading.Thread(target=self._beat, args=(self._stop,), name="run-lock", daemon=True).start()
+        self._beats = threading.Thread(target=self._beat, args=(self._stop,), name="run-lock", daemon=True)
+        self._beats.start()
         return self
 
     def release(self) -> None:
@@ -72,6 +74,8 @@ class RunLock:
         if self._file is None:
             return
         self._stop.set()
+        if self._beats is not None:
+            self._beats.join()  # what it would sign or lock after the file is closed may be another one by its number
         if self.still_mine():
             # No holder: the next one, on whatever host, need not watch for a sign of life.
             self._write(json.dumps({"attempt": self.attempt.to_json()}).encode() if self.attempt else b"")

@@ -30,7 +30,7 @@ def default_uri(run: Path) -> str:
 
 
 def database_path(uri: str) -> Path | None:
-    """The file that `sqlite:///PATH` names, as MLflow reads it; None where the address is of a server or of no file."""
+    """The file that `sqlite:///PATH` names, as MLflow reads it; None where the address is of no file."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

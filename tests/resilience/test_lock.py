@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -115,6 +116,32 @@ def test_a_released_lock_makes_no_one_wait(tmp_path):
     with RunLock(tmp_path):
         pass
     assert (tmp_path / "lock").read_bytes() == b""
+
+
+def test_a_lock_that_is_released_touches_nothing_any_more(tmp_path, monkeypatch):
+    touch = os.utime
+    monkeypatch.setattr(os, "utime", lambda path: (time.sleep(0.2), touch(path)))
+    with RunLock(tmp_path, beat_seconds=0.01):
+        time.sleep(0.1)
+    assert "run-lock" not in [thread.name for thread in threading.enumerate()]
+
+
+FOREIGN = [{"owner": "me"}, {"chain": "7"}, {"chain": 7, "job": 7, "restart": 0}, {"chain": "7", "job": "7"}, [7], "7"]
+
+
+@pytest.mark.parametrize("attempt", FOREIGN)
+def test_an_attempt_that_cannot_be_one_is_none(tmp_path, attempt):
+    (tmp_path / "lock").write_text(json.dumps({"attempt": attempt}))
+    with RunLock(tmp_path, attempt=Attempt("7", 8, 0)) as lock:
+        assert lock.still_mine()
+        (tmp_path / "lock").write_text(json.dumps({"attempt": attempt}))
+        assert not lock.still_mine()
+
+
+@pytest.mark.parametrize("told", ["7", "{", *map(json.dumps, FOREIGN)])
+def test_a_launcher_that_is_none_is_told(told):
+    with pytest.raises(UserError, match=r"MEGAPTM_ATTEMPT .* unset it"):
+        Attempt.here({"MEGAPTM_ATTEMPT": told})
 
 
 def test_a_held_lock_beats(tmp_path):

@@ -61,6 +61,18 @@ def die_once(marker: str) -> str:
     return "done"
 
 
+def die(number: int) -> int:
+    os._exit(1)
+
+
+@pytest.mark.real
+def test_a_job_whose_workers_all_die_is_one_sentence(on_ray):
+    with pytest.raises(
+        UserError, match=r"Ray gives up a job whose worker was lost 4 times \(.+\): see that its machine"
+    ):
+        dict(on_ray.run(die, [1]))
+
+
 @pytest.mark.real
 def test_every_job_has_its_result(on_ray):
     assert dict(on_ray.run(square, list(range(20)))) == {number: number * number for number in range(20)}
