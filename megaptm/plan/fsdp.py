@@ -15,7 +15,8 @@ from megaptm.plan.workload import Workload
 
 def units(work: Workload, held: list[ModelChunk]) -> list[float]:
     """Parameters of each unit; the last is what is no layer."""
-    alone = ModelChunk(layers={}, first=held[0].first, last=held[-1].last, finals=held[-1].finals)
+    heads = tuple(head for chunk in held for head in chunk.heads)
+    alone = ModelChunk(layers={}, first=held[0].first, last=held[-1].last, finals=held[-1].finals, heads=heads)
     rest = parameters(work, [alone]).trained
     layers = sum(len(span) for chunk in held for span in chunk.layers.values())
     return [(parameters(work, held).trained - rest) / layers] * layers + [rest]
