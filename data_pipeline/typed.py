@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.config.errors import shown, wanted
+from megaptm.config.errors import told_value, wanted
 from megaptm.errors import UserError, nearest
 
 Kind = TypeVar("Kind")
@@ -58,4 +58,4 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else shown(value)
+    return "nothing" if value is None else told_value(value)

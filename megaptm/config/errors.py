@@ -61,7 +61,7 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: {key} is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
     if details["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest(path)}"
-    return f"{where}: {key} must be {wanted(details)}, not {shown(details['input'])}."
+    return f"{where}: {key} must be {wanted(details)}, not {told_value(details['input'])}."
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
@@ -78,7 +78,7 @@ def wanted(details: ErrorDetails) -> str:
     return details["msg"] if form is None else form.format(**details.get("ctx", {}))
 
 
-def shown(value: Any) -> str:
+def told_value(value: Any) -> str:
     """A value that cannot be taken."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
         return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from megaptm.config.errors import shown, wanted
+from megaptm.config.errors import told_value, wanted
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
@@ -141,4 +141,4 @@ def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str
         return f"{where}: unknown key {key}; a machine has {', '.join(Machine.model_fields)}."
     if details["type"] == "missing":
         return f"{where}: {key} is missing."
-    return f"{where}: {key} must be {wanted(details)}, not {shown(details['input'])}."
+    return f"{where}: {key} must be {wanted(details)}, not {told_value(details['input'])}."
