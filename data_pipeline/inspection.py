@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import yaml
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -55,7 +55,8 @@ def _summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     for name, split in corpus.manifest.splits.items():
         counts = f"{plural(split.samples, 'document')}, {plural(split.tokens, 'token')}, {split.bytes:,} bytes of text"
         table.add_row(name, f"{counts}, {plural(len(split.shards), 'shard')}")
-    table.add_row("made from", json.dumps(corpus.manifest.made_from, ensure_ascii=False))
+    made_from = yaml.safe_dump(dict(corpus.manifest.made_from), sort_keys=False, allow_unicode=True)
+    table.add_row("made from", Text(made_from.rstrip()))
     return table
 
 

@@ -1,12 +1,16 @@
 """What `import megaptm` offers, on untrained runs of each family and on what is exported from them."""
 
+import json
 import threading
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.utils.data import DataLoader
 
 import megaptm
+from megaptm.commands.evaluate import evaluate as measure
+from megaptm.commands.generate import generate
 from megaptm.config import load as load_config
 from megaptm.config import override_of
 from megaptm.data import open_mix
@@ -49,6 +53,19 @@ def test_a_run_and_its_export_say_the_same(places):
         assert torch.equal(ours.encode(TEXTS), theirs.encode(TEXTS))
         losses = [model.evaluate(corpus, rows=2, sequence=32).losses for model in (ours, theirs)]
         assert losses[0] == losses[1]
+
+
+def test_commands_take_an_export_as_they_take_a_run(places):
+    corpus, run, exported = places["gpt2"]
+    said = [CliRunner().invoke(generate, [str(place), "--prompt", "The cat"]).output for place in (run, exported)]
+    assert said[0] == said[1] != ""
+    asked = ("--corpus", str(corpus), "--rows", "2", "--sequence", "32", "--json")
+    found = [json.loads(CliRunner().invoke(measure, [str(place), *asked]).stdout) for place in (run, exported)]
+    assert found[0]["losses"] == found[1]["losses"]
+    with pytest.raises(
+        megaptm.UserError, match=r"is an exported model, which has no corpora of its own: give --corpus"
+    ):
+        CliRunner().invoke(measure, [str(exported)], catch_exceptions=False)
 
 
 def test_evaluate_is_the_commands(places):

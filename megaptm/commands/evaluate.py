@@ -8,24 +8,29 @@ from pathlib import Path
 import click
 
 from megaptm.commands.output import print_json
+from megaptm.errors import UserError
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path))
 @click.option("--corpus", multiple=True, help="Corpus to measure on, in place of the run's own; may be given again.")
 @click.option("--rows", type=click.IntRange(1), help="Held-out rows to measure on; all by default.")
+@click.option("--sequence", type=click.IntRange(4), help="Tokens of a row; as in training by default, or 512.")
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | None, as_json: bool) -> None:
-    """Measure the model of RUN on held-out text.
+def evaluate(
+    model: Path, corpus: tuple[str, ...], rows: int | None, sequence: int | None, step: int | None, as_json: bool
+) -> None:
+    """Measure a MODEL, the folder of a run or of an exported model, on held-out text.
 
     Loss, perplexity and (causal-lm) bits per byte, beside two baselines that read nothing: `unigram` knows how often
-    each answer occurs in the training text, `uniform` only how many there are. The result is kept in the run folder.
+    each answer occurs in the training text, `uniform` only how many there are. What a run achieves on its own corpora
+    is kept in its folder. An exported model needs a --corpus, built with its tokenizer (tokenizer=FOLDER).
 
     \b
       megaptm evaluate runs/tiny-gpt2
       megaptm evaluate runs/tiny-gpt2 --step 200 --rows 500 --json
-      megaptm evaluate runs/tiny-gpt2 --corpus corpora/poems
+      megaptm evaluate exported/tiny-gpt2 --corpus corpora/poems
     """
     from megaptm.report.terminal import TimedLog
 
@@ -34,19 +39,21 @@ def evaluate(run: Path, corpus: tuple[str, ...], rows: int | None, step: int | N
     from rich.console import Console
 
     from megaptm.inference import evaluate as evaluation
-    from megaptm.inference.loaded_model import open_run
+    from megaptm.inference.loaded_model import load_model
 
     tell("reading the checkpoint")
-    loaded = open_run(run, step=step)
+    loaded = load_model(model, step=step)
+    if not (corpus or loaded.is_run):
+        raise UserError(f"{model} is an exported model, which has no corpora of its own: give --corpus FOLDER.")
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(loaded, corpora=corpora, rows=rows, console=bars, tell=tell)
+    found = evaluation.evaluate(loaded, corpora=corpora, rows=rows, sequence=sequence, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
         evaluation.show(found, Console())
     sys.stdout.flush()
-    if not corpora:
+    if not corpora and sequence is None:
         tell("recording the result in the run folder and in MLflow")
         evaluation.record(loaded.config, found)

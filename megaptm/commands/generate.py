@@ -11,7 +11,7 @@ from megaptm.commands.options import Finite
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path))
 @click.option("--prompt", required=True, help="Text to continue (GPT), or with holes to fill (T5) or guess (BERT).")
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
 @click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
@@ -21,7 +21,7 @@ from megaptm.commands.options import Finite
 @click.option("--guesses", type=click.IntRange(1), default=5, show_default=True, help="BERT: guesses for each mask.")
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 def generate(
-    run: Path,
+    model: Path,
     prompt: str,
     tokens: int,
     temperature: float,
@@ -31,25 +31,25 @@ def generate(
     guesses: int,
     step: int | None,
 ) -> None:
-    """Let the model of RUN speak.
+    """Let a MODEL speak: the folder of a run, or of an exported model.
 
     A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) guesses its masks.
 
     \b
       megaptm generate runs/tiny-gpt2 --prompt 'def read(path' --tokens 200
       megaptm generate runs/tiny-t5 --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
-      megaptm generate runs/tiny-bert --prompt 'The [MASK] sat on the mat.' --guesses 3
+      megaptm generate exported/tiny-bert --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
     from megaptm.report.terminal import TimedLog
 
     tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
     tell("loading PyTorch")
     from megaptm.inference import generate as say
-    from megaptm.inference.loaded_model import open_run
+    from megaptm.inference.loaded_model import load_model
 
     tell("reading the checkpoint")
     sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
-    loaded = open_run(run, step=step)
+    loaded = load_model(model, step=step)
     match (*loaded.spec.family.stacks,):
         case ("decoder",):
             pieces = say.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
@@ -59,7 +59,8 @@ def generate(
                 click.echo(piece, nl=False)
             click.echo()
         case ("encoder", "decoder"):
-            click.echo(say.fill_holes(loaded, prompt, tokens=tokens, sampling=sampling))
+            filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
+            click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))
         case _:
             _table(prompt, say.guess_masks(loaded, prompt, guesses=guesses))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,18 @@ def evaluate(
     *,
     corpora: dict[str, float] | None = None,
     rows: int | None = None,
+    sequence: int | None = None,
     console: Console | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Evaluation:
     """Measure the model on the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
 
+    A row is of `sequence` tokens; absent: as many as in training, and of an exported model 512, or its context.
     `tell` is called with what begins.
     """
+    if sequence is not None:
+        data = loaded.config.data.model_copy(update={"sequence": sequence})
+        loaded = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
     config, corpora = loaded.config, corpora or loaded.config.data.mix
     held_out, training = (_open(loaded, corpora, split) for split in ("validation", "train"))
     rows = held_out.fresh_samples if rows is None else min(rows, held_out.fresh_samples)

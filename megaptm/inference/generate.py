@@ -149,6 +149,11 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
     """The prompt with an encoder-decoder's words in the place of its holes `<extra_id_0>`, `<extra_id_1>` ..."""
+    return "".join(text for text, _ in fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling))
+
+
+def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> list[tuple[str, bool]]:
+    """The same in pieces, and of each whether the model said it."""
     _require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     ids = _encode(tokenizer, prompt, special.sentinels)
@@ -163,7 +168,14 @@ def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampl
         if id_ in special.sentinels and id_ not in holes:
             break  # a hole that is not there: what follows is about nothing
         said.append(id_)
-    return tokenizer.decode(filled(ids, said, holes))
+    pieces, before, shown = filled(ids, said, holes), [], ""
+    found = []
+    for part, is_said in pieces:  # decoded with what is before it, on which spaces depend
+        before += part
+        text = tokenizer.decode(before)
+        found.append((text[len(shown) :], is_said))
+        shown = text
+    return found
 
 
 def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
@@ -183,8 +195,9 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) 
         said.append(id_)
 
 
-def filled(ids: list[int], said: list[int], holes: list[int]) -> list[int]:
-    """`ids` with each hole replaced by what was said after its name; nothing, if it was not named."""
+def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
+    """`ids` with each hole replaced by what was said after its name (nothing, if it was not named), in pieces; and of
+    each whether it was said."""
     fillings: dict[int, list[int]] = {hole: [] for hole in holes}
     said = said[next((at for at, id_ in enumerate(said) if id_ in fillings), len(said)) :]
     for id_ in said:
@@ -192,7 +205,7 @@ def filled(ids: list[int], said: list[int], holes: list[int]) -> list[int]:
             hole = id_
         else:
             fillings[hole].append(id_)
-    return [part for id_ in ids for part in fillings.get(id_, [id_])]
+    return [(fillings.get(id_, [id_]), id_ in fillings) for id_ in ids]
 
 
 @dataclass(frozen=True)

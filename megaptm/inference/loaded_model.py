@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,11 @@ class LoadedModel:
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder is a run's, which knows its corpora; not an exported model's."""
+        return (self.folder / CONFIG).is_file()
 
     @property
     def device(self) -> torch.device:
@@ -101,10 +106,7 @@ class LoadedModel:
 
         if corpora is not None and not isinstance(corpora, Mapping):
             corpora = {str(corpora): 1.0}
-        data = self.config.data
-        rows_of = data if sequence is None else data.model_copy(update={"sequence": sequence})
-        asked = replace(self, config=self.config.model_copy(update={"data": rows_of}))
-        return evaluate(asked, corpora=None if corpora is None else dict(corpora), rows=rows)
+        return evaluate(self, corpora=None if corpora is None else dict(corpora), rows=rows, sequence=sequence)
 
 
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:

@@ -1,5 +1,6 @@
 """What a model says: the same tokens as by whole passes, drawn as asked."""
 
+import re
 from itertools import islice
 
 import pytest
@@ -136,10 +137,15 @@ def test_ids_that_the_tokenizer_has_not_are_never_said(gpt):
 
 def test_holes_are_filled_in_their_places():
     text = [5, 100, 6, 101, 7]
-    assert filled(text, [100, 1, 2, 101, 3], [100, 101]) == [5, 1, 2, 6, 3, 7]
-    assert filled(text, [9, 9, 101, 3, 100, 1], [100, 101]) == [5, 1, 6, 3, 7]
-    assert filled(text, [100, 1], [100, 101]) == [5, 1, 6, 7]
-    assert filled(text, [9], [100, 101]) == [5, 6, 7]
+
+    def ids(said):
+        return [id_ for part, _ in filled(text, said, [100, 101]) for id_ in part]
+
+    assert filled(text, [100, 1, 2, 101, 3], [100, 101])[:3] == [([5], False), ([1, 2], True), ([6], False)]
+    assert ids([100, 1, 2, 101, 3]) == [5, 1, 2, 6, 3, 7]
+    assert ids([9, 9, 101, 3, 100, 1]) == [5, 1, 6, 3, 7]
+    assert ids([100, 1]) == [5, 1, 6, 7]
+    assert ids([9]) == [5, 6, 7]
 
 
 def test_an_encoder_decoder_answers_with_the_likeliest_tokens_of_whole_passes(runs):
@@ -193,6 +199,10 @@ def test_the_command_speaks_for_each_family(runs):
     continued = "".join(islice(continue_text(trained, "The cat", tokens=9, sampling=Sampling(seed=4)), 9))
     assert said("gpt2", "The cat", "--tokens", "9", "--seed", "4") == f"The cat{continued}\n"
     assert said("t5", "The <extra_id_0> saw", "--tokens", "5", "--greedy").startswith("The")
+    asked = [command, [str(runs["t5"]), "--prompt", "The <extra_id_0> saw", "--tokens", "5", "--greedy"]]
+    in_color = CliRunner().invoke(*asked, color=True, catch_exceptions=False).output
+    assert re.fullmatch(r"The(\x1b\[1m.*\x1b\[0m)? ?saw\n", in_color)
+    assert re.sub(r"\x1b\[\dm", "", in_color) == CliRunner().invoke(*asked, catch_exceptions=False).output
     assert said("bert", "The [MASK] saw", "--guesses", "2").splitlines()[1].split() == [
         "mask",
         "guess",
