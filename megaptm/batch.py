@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -64,12 +65,40 @@ class BatchSpec:
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
         """A `TypeError` where a sample is not what was said of it."""
-        found = {name: Field(array.shape, array.dtype.name) for name, array in sample.items()}
-        if found != self.fields:
-            wrong = sorted(name for name in {*found, *self.fields} if found.get(name) != self.fields.get(name))
-            raise TypeError(
-                f"{maker} made {wrong[0]} as {found.get(wrong[0])}, and says that it is {self.fields.get(wrong[0])}."
-            )
+        # Every sample passes here: what is as it should be costs a microsecond.
+        if type(sample) is dict and sample.keys() == self.fields.keys():
+            for name, shape, dtype in self._wanted:
+                array = sample[name]
+                if not isinstance(array, _ARRAYS) or array.shape != shape or array.dtype != dtype:
+                    break
+            else:
+                return
+        raise TypeError(f"{maker} {self._difference(sample)}")
+
+    @cached_property
+    def _wanted(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
+        return [(name, field.shape, np.dtype(field.dtype)) for name, field in self.fields.items()]
+
+    def _difference(self, sample: object) -> str:
+        """What is wrong with a sample: of the first field by the alphabet."""
+        if not isinstance(sample, dict):
+            return f"made {_kind(sample)} and not a dict of arrays"
+        found = {str(name): _kind(array) for name, array in sample.items()}
+        said = {name: f"{field.dtype} {[*field.shape]}" for name, field in self.fields.items()}
+        wrong = min((name for name in {*found, *said} if found.get(name) != said.get(name)), default="")
+        if wrong not in found:
+            return f"made no {wrong}, and says that it is {said[wrong]}"
+        if wrong not in said:
+            return f"made {wrong}, of which it says nothing"
+        return f"made {wrong} as {found[wrong]}, and says that it is {said[wrong]}"
+
+
+_ARRAYS = (np.ndarray, np.generic)
+
+
+def _kind(value: object) -> str:
+    """What a value is, in words."""
+    return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 
 def fields(shape: tuple[int, ...], *names: str, dtype: str = "int64") -> dict[str, Field]:

@@ -12,6 +12,15 @@ from typing import Any
 
 from megaptm.errors import UserError
 
+OUR_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
+
+class PluginError(UserError):
+    """Code of the user's has failed, in the midst of our work."""
+
+    traceback: str = ""
+    """For the log: of who raised it in another process, the traceback does not come along."""
+
 
 def is_plugin(name: str) -> bool:
     """Whether a setting names something in a module of the user's."""
@@ -42,10 +51,22 @@ def load_plugin(name: str, setting: str, what: str) -> Any:
     return getattr(found, attribute)
 
 
+def is_ours(kind: type) -> bool:
+    """Whether a class is one of megaptm's; any other is the user's, or of a library."""
+    return kind.__module__.partition(".")[0] == __package__
+
+
+def plugin_error(what: str, error: BaseException) -> PluginError:
+    """The sentence in the place of what code of the user's has raised; `what` it was doing begins it."""
+    made = PluginError(f"{what} failed ({in_words(error)}): mend it.")
+    made.traceback = "".join(traceback.format_exception(error))
+    return made
+
+
 def in_words(error: BaseException) -> str:
     """What a module of the user's raised, and where."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not frame.filename.startswith(("<", OUR_FOLDER))]
     place = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
     return f"{kind}: {error}{place}"

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "tokenizers": ("objectives", "storage"),
     "processes": (),
     "shell": (),
-    "data": ("batch", "batch_schedule", "objectives", "storage", "processes"),
+    "data": ("plugins", "batch", "batch_schedule", "objectives", "storage", "processes"),
     "track": ("storage", "shell"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
@@ -69,6 +69,7 @@ MAY_IMPORT = {
     ),
     "train": (
         "spec",
+        "plugins",
         "objectives",
         "config",
         "plan",

@@ -17,8 +17,9 @@ from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
 from megaptm.objectives import Composed, Task, objective_of
-from megaptm.objectives.objective import Objective, Sample
+from megaptm.objectives.objective import Objective, Sample, has_plugin
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.plugins import is_ours, plugin_error
 from megaptm.storage import Cache
 
 BLOCK = 100_000
@@ -81,6 +82,8 @@ class Mix:
         self.document_mask = document_mask
         self.special = special
         self._batch = objective.batch(sequence, document_mask)
+        self._made = [source.task.objective.batch(sequence, document_mask) for source in sources]
+        """What each source's samples hold, before they are widened."""
         self.phases: list[Phase] = []
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
         steps = sorted({step for source in sources for step in source.task.share.steps})
@@ -147,7 +150,13 @@ class Mix:
         piece = source.order.piece(place.epoch, place.position)
         task = source.task.objective
         rng: Any = generator(self.seed, task.name, place.epoch, number) if task.draws else None
-        sample = task.make(piece, self.special, rng, self.sequence, self.document_mask)
+        try:
+            sample = task.make(piece, self.special, rng, self.sequence, self.document_mask)
+            self._made[place.source].check(sample, maker=task.name)
+        except (Exception, SystemExit) as error:
+            if is_ours(type(error)) or not has_plugin(task):
+                raise
+            raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
         return self._batch.widened(sample, pad=self.special.pad) if task is not self.objective else sample
 
     def locate(self, number: int) -> Place:

@@ -1,6 +1,6 @@
 """What reads the last layer. A head gives logits, and a summed loss with the number of labels it counts."""
 
-# S sequence, B batch, D width, A asked positions a row, V vocabulary, N counted rows
+# S sequence, B batch, D width, A asked positions a row, V vocabulary, N counted rows, R some of them
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ class ContrastHead(nn.Module, ABC):
     """Base of heads whose loss compares rows of the global batch (InfoNCE, arXiv:1807.03748; CLIP's, arXiv:2103.00020).
 
     What is compared is made of each row alone, all that it depends on: a learned temperature is one of a row's features
-    too, the same in each. So the gradient of each feature, computed once over all rows (`parallel.contrast`), is all
-    that a row's backward pass needs, whatever micro-batch and rank it is on.
+    too, the same in each. So the gradient of each feature, summed over the losses of all rows (`parallel.contrast`), is
+    all that a row's backward pass needs, whatever micro-batch and rank it is on.
     """
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
@@ -132,9 +132,9 @@ class ContrastHead(nn.Module, ABC):
         """[B, F] float32, of each row; a stream for each stack that the head reads."""
 
     @abstractmethod
-    def compare(self, features_NF: Tensor, answers_N: Tensor) -> Tensor:
-        """The loss of each row [N], of features and answers of all; 0 where nothing is asked (`IGNORED`). It has no
-        parameters of its own."""
+    def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
+        """The loss [R] of each of the rows `own`, among features and answers of all; 0 where nothing is asked
+        (`IGNORED`). It has no parameters of its own, and makes nothing as large as N x N: R x N at most."""
 
     def loss(self, *given: Any) -> Loss:
         """Of streams, the batch and the table. With the gradient of its features in the batch, a sum that has the same
@@ -143,7 +143,7 @@ class ContrastHead(nn.Module, ABC):
         answers, features = batch[self.answers], self.features(*streams)
         if (gradient := batch.get(gradient_field(self.name))) is not None:
             return (features * gradient).sum(), _count(answers)
-        return self.compare(features, answers).sum(), _count(answers)
+        return self.compare(features, answers, slice(0, len(features))).sum(), _count(answers)
 
     def logits(self, *given: Any) -> Tensor:
         """The features, of streams and the table."""

@@ -16,6 +16,7 @@ from pydantic import Field
 from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.plugins import is_ours, is_plugin
 
 Sample = dict[str, np.ndarray]
 
@@ -126,6 +127,14 @@ class Objective(ABC):
                 )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
+
+
+def has_plugin(objective: Objective) -> bool:
+    """Whether its samples are made by code of the user's: its class, or an option that names a function."""
+    return not is_ours(type(objective)) or any(
+        has_plugin(value) if isinstance(value, Objective) else isinstance(value, str) and is_plugin(value)
+        for value in vars(objective).values()
+    )
 
 
 def documents_of(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:

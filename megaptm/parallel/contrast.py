@@ -1,12 +1,13 @@
 """Losses that compare all rows of the global batch, exact in every layout.
 
-A pass without gradients gives the features of all micro-batches; data ranks exchange them, and the gradient of each
-feature is taken over all at once. With its rows' gradients in hand each micro-batch is passed a second time, by itself,
-and its loss is a sum (GradCache, arXiv:2101.06983, section 3.2). Costs one forward pass more, and the features of the
-global batch: N x F numbers on each rank of the last stage.
+A pass without gradients gives the features of all micro-batches, and data ranks exchange them. Each takes the losses of
+its own rows among all, and their gradient for the features of all; summed over data ranks, that is the gradient of the
+whole loss. With its rows' gradients in hand each micro-batch is passed a second time, by itself, and its loss is a sum
+(GradCache, arXiv:2101.06983, section 3.2). Costs one forward pass more; the features of the global batch and their
+gradient, N x F numbers each, on each rank of the last stage; and what its rows say of all: N x N / data scores.
 """
 
-# N rows of the global batch, F features of a row
+# N rows of the global batch, R those of a data rank, F features of a row
 
 from __future__ import annotations
 
@@ -36,13 +37,12 @@ def compare_rows(
         mine = torch.cat([one[name] for one in features])
         whole = _gathered(mine, group).requires_grad_()
         answers = _gathered(torch.cat([batch[HEADS[name].answers] for batch in batches]), group)
+        first = dist.get_rank(group) * len(mine)
         with torch.enable_grad():
-            losses = head.compare(whole, answers)
-            total = losses.sum()
+            total = head.compare(whole, answers, slice(first, first + len(mine))).sum()
         (gradient,) = torch.autograd.grad(total, whole)
-        own = slice(dist.get_rank(group) * len(mine), (dist.get_rank(group) + 1) * len(mine))
-        sums[name] = losses[own].detach().sum()
-        for batch, part in zip(batches, gradient[own].split(_rows(features, name)), strict=True):
+        sums[name] = total.detach()
+        for batch, part in zip(batches, _summed(gradient, group).split(_rows(features, name)), strict=True):
             batch[gradient_field(name)] = part
     return sums
 
@@ -67,6 +67,13 @@ def _rows(features: Iterable[dict[str, Tensor]], name: str) -> list[int]:
 
 def _gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[R, ...] of each data rank -> [N, ...], in their order."""
-    ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(ranks, mine.contiguous(), group=group)
-    return torch.cat(ranks)
+    whole = mine.new_empty(len(mine) * dist.get_world_size(group), *mine.shape[1:])
+    dist.all_gather_into_tensor(whole, mine.contiguous(), group=group)
+    return whole
+
+
+def _summed(gradient_NF: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[N, F] of each data rank -> the sum's [R, F] of this one's rows."""
+    own = gradient_NF.new_empty(len(gradient_NF) // dist.get_world_size(group), *gradient_NF.shape[1:])
+    dist.reduce_scatter_tensor(own, gradient_NF.contiguous(), group=group)
+    return own

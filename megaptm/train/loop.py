@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from megaptm.config import Config
 from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.objectives import Objective
-from megaptm.parallel.collectives import agree, from_all
+from megaptm.parallel.collectives import agree, from_all, wait_for_all
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
+from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
@@ -81,10 +83,20 @@ def train(run: Training, *, start: int) -> int:
     return 0
 
 
-def _first_mistake(mine: UserError | StopError | None) -> UserError | None:
-    """All ranks ask: all end by one rank's mistake, and the journal with the code that the command ends with."""
-    mistakes = from_all(str(mine) if isinstance(mine, UserError) else None)
-    return next((UserError(sentence) for sentence in mistakes if sentence is not None), None)
+def _first_mistake(mine: Exception | None) -> UserError | None:
+    """All ranks ask: all end by one rank's mistake, and the journal with the code that the command ends with.
+
+    What is no mistake of a user's is raised here, on the rank where it is; the others wait to be ended.
+    """
+    if isinstance(mine, PluginError):
+        print(mine.traceback, file=sys.stderr, flush=True)
+    ours = mine is not None and not isinstance(mine, UserError | StopError)
+    told = from_all((ours, str(mine) if isinstance(mine, UserError) else None))
+    if mine is not None and ours:
+        raise mine
+    if any(failed for failed, _ in told):
+        wait_for_all()  # in vain: the rank where the program failed ends, and should be the first to be heard
+    return next((UserError(sentence) for _, sentence in told if sentence is not None), None)
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:
@@ -113,12 +125,12 @@ def _finish_saving(run: Training) -> None:
         run.checkpointer.finish()
 
 
-def _try_to_read(run: Training) -> tuple[Any, UserError | StopError | None]:
-    """The next step's micro-batches, or why there are none."""
+def _try_to_read(run: Training) -> tuple[Any, Exception | None]:
+    """The next step's micro-batches, or why there are none: whatever it is, the steps that are done can be saved."""
     try:
         with run.during("data"), run.stop.ends_waiting():
             return next(run.batches), None
-    except (UserError, StopError) as error:
+    except Exception as error:
         return None, error
 
 
@@ -135,7 +147,7 @@ def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
     return {"loss": sum(weight * means[name] for name, weight in engine.losses.items()), **means}
 
 
-def _validate(run: Training, step: int, unreadable: UserError | StopError | None) -> UserError | StopError | None:
+def _validate(run: Training, step: int, unreadable: Exception | None) -> Exception | None:
     """Measure, unless some process cannot read what it needs; why, if it is this one."""
     with run.during("validation"):
         try:

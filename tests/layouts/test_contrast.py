@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from megaptm.config import Layout
 from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill
-from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
+from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny
+from tests.models.pairs import PairsHead
 from tests.ranks import run_ranks
 
 FAMILY = "two towers, compared over all rows"
@@ -64,6 +67,24 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(reference: dict[str, Any
         assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
         assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
         assert result["counts"]["pairs"] == 5
+
+
+def compared(layout: Layout) -> list[tuple[int, int]]:
+    """The own rows and all rows of each comparison in a step of this rank."""
+    really, sizes = PairsHead.compare, []
+
+    def compare(head: PairsHead, features: Tensor, answers: Tensor, own: slice) -> Tensor:
+        sizes.append((len(range(*own.indices(len(features)))), len(features)))
+        return really(head, features, answers, own)
+
+    with patch.object(PairsHead, "compare", compare):
+        first_step(layout, 0.0)
+    return sizes
+
+
+def test_a_data_rank_compares_its_own_rows_with_all() -> None:
+    for sizes in run_ranks(4, compared, Layout(microbatch=1, data=4)):
+        assert {*sizes} == {(ROWS // 4, ROWS)}
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -51,13 +51,13 @@ class PairsHead(ContrastHead):
         scale = self.temperature(torch.ones_like(streams_SBD[0][0, :, :1])).float().exp()
         return torch.cat([*sides, scale], dim=-1)
 
-    def compare(self, features_NF: Tensor, answers_N: Tensor) -> Tensor:
+    def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
         one, other, scale = features_NF.split([WIDTH, WIDTH, 1], dim=-1)
         asked = answers_N != IGNORED
-        scores = scale.mean() * one @ other.t()
-        scores = scores.masked_fill(~asked[None, :], float("-inf")).masked_fill(~asked[:, None], 0.0)
-        own = torch.arange(len(one), device=one.device)
-        there = F.cross_entropy(scores, own, reduction="none").masked_fill(~asked, 0.0)
-        scores = (scale.mean() * other @ one.t()).masked_fill(~asked[None, :], float("-inf"))
-        back = F.cross_entropy(scores.masked_fill(~asked[:, None], 0.0), own, reduction="none")
-        return (there + back.masked_fill(~asked, 0.0)) / 2
+        right = torch.arange(len(one), device=one.device)[own]
+        losses = []
+        for mine, theirs in ((one[own], other), (other[own], one)):
+            scores = (scale.mean() * mine @ theirs.t()).masked_fill(~asked[None, :], float("-inf"))
+            scores = scores.masked_fill(~asked[own, None], 0.0)
+            losses.append(F.cross_entropy(scores, right, reduction="none").masked_fill(~asked[own], 0.0))
+        return (losses[0] + losses[1]) / 2

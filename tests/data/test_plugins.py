@@ -1,0 +1,81 @@
+"""Samples that an objective of the user's does not make as it says: one sentence, with the sample's number."""
+
+import numpy as np
+import pytest
+
+from megaptm.data import Loader, open_mix
+from megaptm.data.dataset import MixDataset
+from megaptm.objectives import Composed, Task
+from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.compose import ONE
+from megaptm.plugins import PluginError
+from tests.data.corpora import tiny_corpus, tiny_special
+
+
+def leave(sample):
+    raise SystemExit(3)
+
+
+SPOILED = {
+    "raises": (lambda sample: sample["nothing"], r"KeyError: 'nothing', \S+test_plugins\.py:\d+"),
+    "leaves": (leave, r"SystemExit: 3, \S+"),
+    "none": (lambda sample: None, "TypeError: spoiled made a NoneType and not a dict of arrays"),
+    "no field": (lambda sample: {"tokens": sample["tokens"]}, "TypeError: spoiled made no document_ids, and says .*"),
+    "one more": (lambda sample: sample | {"odd": sample["tokens"]}, "TypeError: .* made odd, of which it says nothing"),
+    "no array": (lambda sample: sample | {"labels": [1]}, "TypeError: .* made labels as a list, .*"),
+    "shorter": (
+        lambda sample: sample | {"labels": sample["labels"][1:]},
+        r"TypeError: spoiled made labels as int64 \[31\], and says that it is int64 \[32\]",
+    ),
+    "other numbers": (
+        lambda sample: sample | {"labels": sample["labels"].astype(np.float64)},
+        r"TypeError: spoiled made labels as float64 \[32\], .*",
+    ),
+}
+
+
+class Spoiled(CausalLM):
+    """Its sample 3 is not what it says."""
+
+    name = "spoiled"
+
+    def __init__(self, how):
+        self.how, self.made = how, 0
+
+    def make(self, *given):
+        self.made += 1
+        sample = super().make(*given)
+        return SPOILED[self.how][0](sample) if self.made == 4 else sample
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    tiny_corpus(folder)
+    return str(folder)
+
+
+def opened(corpus, objective):
+    return open_mix({corpus: 1}, objective=objective, sequence=32, seed=0, special=tiny_special())
+
+
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_sample_of_a_batch_is_looked_at(corpus, how, workers):
+    said = rf"^sample 3, of \S+: objective spoiled failed \({SPOILED[how][1]}\): mend it\.$"
+    with Loader(opened(corpus, Spoiled(how)), batch=8, microbatch=4, workers=workers) as loader:
+        with pytest.raises(PluginError, match=said) as caught:
+            next(loader)
+        assert "Traceback" in caught.value.traceback
+
+
+def test_of_several_tasks_each_is_held_to_what_it_says_itself(corpus):
+    tasks = Composed((Task("short", Spoiled("no field"), ONE),), {"lm": ONE})
+    with pytest.raises(PluginError, match="spoiled made no document_ids"):
+        _ = [opened(corpus, tasks).sample(number) for number in (0, 0, 0, 0)]
+
+
+def test_a_data_set_says_it_as_well(corpus):
+    data = MixDataset(opened(corpus, Spoiled("none")))
+    with pytest.raises(PluginError, match="sample 3, of"):
+        _ = [data[number] for number in range(4)]

@@ -1,0 +1,49 @@
+"""An objective of the user's that fails in the midst of a run costs none of the steps before."""
+
+import pytest
+
+from tests.drills.program import arguments, checkpoints, finish
+
+MINE = """
+from itertools import count
+
+from megaptm.objectives.causal import CausalLM
+
+MADE = count(1)
+
+
+class Mine(CausalLM):
+    name = "mine"
+
+    def make(self, *given):
+        if next(MADE) > 30:
+            raise KeyError("label")
+        return super().make(*given)
+
+
+MINE = Mine()
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus(real_corpus):
+    return real_corpus("byte-bpe")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    (tmp_path / "of_mine.py").write_text(MINE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "run"
+
+
+def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(run, corpus):
+    done = finish("train", *arguments("gpt2", run, corpus, "objective=of_mine:MINE", "train.steps=6"))
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: sample 30, of ")
+    assert line.endswith(
+        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:14): mend it; the run is saved at step 2."
+    )
+    assert checkpoints(run) == [2]
+    assert "KeyError" in (run / "logs/rank-0.log").read_text()
