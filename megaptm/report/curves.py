@@ -38,8 +38,10 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
             cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
             colors[y // 4][x // 2] = color
     lines = []
+    ticks = {row: high - (high - low) * row / (height - 1) for row in range(height) if row % 3 == 1 or height < 4}
+    labels = dict(zip(ticks, _labels([*ticks.values()]), strict=True))
     for row in range(height):
-        label = f"{high - (high - low) * row / (height - 1):8.3g} " if row % 3 == 1 or height < 4 else " " * 9
+        label = f"{labels.get(row, ''):>8} "
         line = Text(label + "│")
         for cell, color in zip(cells[row], colors[row], strict=True):
             # A plain space where there is no dot: a font without braille has no other of the same width.
@@ -48,6 +50,15 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
     lines.append(Text(" " * 9 + "└" + "─" * width))
     lines.append(Text(" " * 10 + f"{left:<{width // 2}.6g}{right:>{width - width // 2}.6g}"))
     return [*lines, *_legend(finite, width)]
+
+
+def _labels(values: Sequence[float]) -> list[str]:
+    """With as many digits, from three on, as tell them apart."""
+    for digits in range(3, 8):
+        labels = [f"{value:.{digits}g}" for value in values]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
 
 
 def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:

@@ -88,7 +88,8 @@ class StepReport:
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """After optimizer step number `step` (counted from 1)."""
         self._fence()
-        if not self._begun:
+        is_first = not self._begun
+        if is_first:
             self._begun = True
             launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
             seconds = round(time.time() - launched[-1], 3) if launched else None
@@ -96,7 +97,7 @@ class StepReport:
             self._clock = step, time.monotonic()
             self._screen.began(step, seconds)
         self._tell_epochs(step)
-        if step % self.config.train.log_every and step != self.config.train.steps:
+        if step % self.config.train.log_every and step != self.config.train.steps and not is_first:
             self._screen.advance(step)
             return
         samples = self.config.batches.first(step)

@@ -167,3 +167,10 @@ def test_a_run_without_metrics_is_told(tmp_path):
     (run / "config.yaml").write_text(dump(load(TINY)))
     with pytest.raises(UserError, match="has no metrics yet"):
         report(run)
+
+
+def test_ticks_of_a_small_range_are_told_apart():
+    drawn = draw({"loss": [(step, 2.0 + step * 1e-4) for step in range(10)]}, width=20)
+    ticks = [line.plain.split("│")[0].strip() for line in drawn if "│" in line.plain]
+    shown = [tick for tick in ticks if tick]
+    assert len(shown) == len(set(shown)) > 3
