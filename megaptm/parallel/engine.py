@@ -45,6 +45,10 @@ class DivergedError(UserError):
     """A loss or a gradient is not a finite number; nothing later can be trusted."""
 
 
+class NothingAskedError(UserError):
+    """No sample of a step has a label: there is nothing to learn, and the weights are as they were."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step did; the same on every process."""
@@ -122,13 +126,19 @@ class Engine:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
 
         Raises `DivergedError` on every process, and leaves weights and moments as they were, where the loss or a
-        gradient is not finite on any of them.
+        gradient is not finite on any of them; `NothingAskedError` where no loss asks for anything.
         """
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses, counts = self._run(self._share(batches), step=step)
+        if not any(counts.values()):
+            raise NothingAskedError(
+                f"step {step + 1} was refused before it changed a weight: nothing is asked in it, every label of "
+                f"{', '.join(counts)} is {IGNORED}; mend the objective, or look at that step's samples with `megaptm "
+                "corpus inspect`."
+            )
         loss = self._weighted(losses)
         set_rates(self.optimizer, lr=lr, weight_decay=self.settings.weight_decay)
         # With the distributed optimizer each element of the gradient is on one data rank only.

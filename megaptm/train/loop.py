@@ -14,7 +14,7 @@ from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.objectives import Objective
 from megaptm.parallel.collectives import agree, from_all, wait_for_all
-from megaptm.parallel.engine import REMEDY, DivergedError, Engine, StepResult
+from megaptm.parallel.engine import REMEDY, DivergedError, Engine, NothingAskedError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
@@ -61,7 +61,14 @@ def train(run: Training, *, start: int) -> int:
         rate = rate_of(run.config, step)
         if (weights := run.task.weights(step)) != run.engine.losses:
             run.engine.weigh(weights)
-        result = _step(run, batches, step, rate)
+        try:
+            result = _step(run, batches, step, rate)
+        except NothingAskedError as error:
+            if step > start and step % run.config.checkpoint.every:
+                _save(run, step, wait=True)
+            else:
+                _finish_saving(run)
+            raise _saved_at(step, error) from None
         done = step + 1
         last = done == config.steps
         if run.report is not None:
@@ -76,7 +83,7 @@ def train(run: Training, *, start: int) -> int:
         else:
             run.checkpointer.advance()
         if (last or stopping) and (mistake := _first_mistake(unreadable)):
-            raise UserError(f"{str(mistake).removesuffix('.')}; the run is saved at step {done}.")
+            raise _saved_at(done, mistake)
         if stopping and not last:
             _tell_who_was_asked(run, done)
             return EXIT_CONTINUE
@@ -97,6 +104,10 @@ def _first_mistake(mine: Exception | None) -> UserError | None:
     if any(failed for failed, _ in told):
         wait_for_all()  # in vain: the rank where the program failed ends, and should be the first to be heard
     return next((UserError(sentence) for _, sentence in told if sentence is not None), None)
+
+
+def _saved_at(step: int, mistake: UserError) -> UserError:
+    return UserError(f"{str(mistake).removesuffix('.')}; the run is saved at step {step}.") if step else mistake
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:

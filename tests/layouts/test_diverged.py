@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from megaptm.batch import IGNORED
 from megaptm.config import Layout
 from tests.layouts.cases import ADAM, LOSSES, batch, micro_batches, tiny
 from tests.ranks import run_ranks
@@ -75,3 +76,27 @@ def test_one_bad_number_in_one_gradient_changes_nothing_anywhere(name, precision
         for sentence in sentences:
             assert sentence.startswith("step 2 was refused before it changed a weight: its loss is 5.")
             assert "norm of its gradient nan" in sentence or "norm of its gradient inf" in sentence
+
+
+def asked_nothing(layout):
+    """What is said of a step without a label, and whether it changed a weight."""
+    import torch
+
+    from megaptm.parallel.engine import Engine, NothingAskedError
+
+    engine = Engine(tiny("gpt2"), layout, ADAM, losses=LOSSES["gpt2"], seed=7)
+    before = [value.clone() for stage in engine.stages for value in stage.parameters()]
+    whole = batch("gpt2", 0)
+    silent = whole | {"labels": torch.full_like(whole["labels"], IGNORED)}
+    with pytest.raises(NothingAskedError) as caught:
+        engine.step(micro_batches(silent, layout, engine.ranks.data), step=3, lr=ADAM.lr)
+    after = [value for stage in engine.stages for value in stage.parameters()]
+    return str(caught.value), all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize("name", ["one", "PP2"])
+def test_a_step_in_which_nothing_is_asked_is_refused(name):
+    layout = LAYOUTS[name]
+    for said, same in run_ranks(layout.processes, asked_nothing, layout):
+        assert said.startswith("step 4 was refused before it changed a weight: nothing is asked in it")
+        assert same

@@ -21,7 +21,15 @@ class Mine(CausalLM):
         return super().make(*given)
 
 
-MINE = Mine()
+class Silent(CausalLM):
+    name = "silent"
+
+    def make(self, *given):
+        sample = super().make(*given)
+        return sample if next(MADE) <= 24 else sample | {"labels": sample["labels"] * 0 - 100}
+
+
+MINE, SILENT = Mine(), Silent()
 """
 
 
@@ -47,3 +55,12 @@ def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(ru
     )
     assert checkpoints(run) == [2]
     assert "KeyError" in (run / "logs/rank-0.log").read_text()
+
+
+def test_a_step_in_which_nothing_is_asked_ends_the_run_when_it_is_saved(run, corpus):
+    done = finish("train", *arguments("gpt2", run, corpus, "objective=of_mine:SILENT", "train.steps=6"))
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: step 3 was refused before it changed a weight: nothing is asked in it, every label")
+    assert line.endswith("; the run is saved at step 2.")
+    assert checkpoints(run) == [2]
