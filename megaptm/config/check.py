@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from megaptm.config.schema import Config, ModelConfig, model_spec, resolve_model
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
-from megaptm.objectives import objective_of
+from megaptm.objectives import objective_of, weights_at
 from megaptm.objectives.compose import TASKS, kinds
 from megaptm.spec import Family, ModelSpec, Size
 
@@ -45,6 +45,7 @@ def _names(config: Config) -> Iterator[str]:
 def _objective(config: Config, family: Family) -> Iterator[str]:
     try:
         tasks = kinds(config.task)
+        weights_at(config.task, 0)
     except UserError as error:
         yield str(error)
         return

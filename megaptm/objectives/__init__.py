@@ -7,7 +7,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.objective import Objective
+from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -25,7 +25,7 @@ OBJECTIVES: dict[str, Objective] = {
 }
 """Those with a name of their own."""
 
-__all__ = ["OBJECTIVES", "Composed", "Objective", "SpecialTokens", "Task", "objective_of"]
+__all__ = ["OBJECTIVES", "Composed", "Objective", "SpecialTokens", "Task", "objective_of", "weights_at"]
 
 
 def objective_of(said: str | Mapping[str, Any]) -> Objective:

@@ -5,9 +5,11 @@ Letters: S tokens of a row, K positions asked about.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ from pydantic import Field
 from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plugins import is_ours, is_plugin
+from megaptm.plugins import is_ours, is_plugin, plugin_error
 
 Sample = dict[str, np.ndarray]
 
@@ -127,6 +129,27 @@ class Objective(ABC):
                 )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
+
+
+def weights_at(objective: Objective, step: int) -> dict[str, float]:
+    """Loss -> weight at a step; a `UserError` where an objective of the user's does not give each loss a number."""
+    whose = f"objective {objective.name}: weights({step})"
+    try:
+        said: object = objective.weights(step)
+    except Exception as error:
+        if is_ours(type(error)) or not has_plugin(objective):
+            raise
+        raise plugin_error(whose, error) from error
+    if not isinstance(said, Mapping):
+        raise UserError(f"{whose} is {said!r}: it must be a mapping of losses to numbers.")
+    for loss in objective.losses:
+        if loss not in said:
+            raise UserError(f"{whose} has no {loss}: it must give each loss a number ({', '.join(objective.losses)}).")
+        if not (isinstance(said[loss], Real) and math.isfinite(said[loss])):
+            raise UserError(f"{whose} gives {loss} the weight {said[loss]!r}: it must be a finite number.")
+    if unknown := [loss for loss in said if loss not in objective.losses]:
+        raise UserError(f"{whose} has {unknown[0]}, which is none of its losses ({', '.join(objective.losses)}).")
+    return {loss: float(said[loss]) for loss in objective.losses}
 
 
 def has_plugin(objective: Objective) -> bool:

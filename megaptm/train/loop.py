@@ -12,7 +12,7 @@ from typing import Any
 from megaptm.config import Config
 from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
-from megaptm.objectives import Objective
+from megaptm.objectives import Objective, weights_at
 from megaptm.parallel.collectives import agree, from_all, wait_for_all
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, NothingAskedError, StepResult
 from megaptm.plugins import PluginError
@@ -52,14 +52,16 @@ class Training:
 def train(run: Training, *, start: int) -> int:
     """Train from step `start` to the configured end; returns the exit code: 0, or "continue me" when asked to stop."""
     config = run.config.train
-    batches, unreadable = _try_to_read(run) if start < config.steps else (None, None)
+    given, unreadable = _try_to_read(run, start) if start < config.steps else (None, None)
     if agree(isinstance(unreadable, StopError)):
         return EXIT_CONTINUE
     if mistake := _first_mistake(unreadable):
         raise mistake
     for step in range(start, config.steps):
         rate = rate_of(run.config, step)
-        if (weights := run.task.weights(step)) != run.engine.losses:
+        assert given is not None
+        batches, weights = given
+        if weights != run.engine.losses:
             run.engine.weigh(weights)
         try:
             result = _step(run, batches, step, rate)
@@ -74,7 +76,7 @@ def train(run: Training, *, start: int) -> int:
         if run.report is not None:
             run.report.step(done, result, rate)
         # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
-        batches, unreadable = _try_to_read(run) if not last else (None, None)
+        given, unreadable = _try_to_read(run, done) if not last else (None, None)
         if last or (config.validate_every is not None and done % config.validate_every == 0):
             unreadable = _validate(run, done, unreadable)
         stopping = agree(run.stop.requested or config.stop_at == done or unreadable is not None)
@@ -136,11 +138,12 @@ def _finish_saving(run: Training) -> None:
         run.checkpointer.finish()
 
 
-def _try_to_read(run: Training) -> tuple[Any, Exception | None]:
-    """The next step's micro-batches, or why there are none: whatever it is, the steps that are done can be saved."""
+def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
+    """A step's micro-batches and weights, or why there are none: whatever it is, the steps before can be saved."""
     try:
+        weights = weights_at(run.task, step)
         with run.during("data"), run.stop.ends_waiting():
-            return next(run.batches), None
+            return (next(run.batches), weights), None
     except Exception as error:
         return None, error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.objectives import weights_at
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import TimedLog, device_title, next_commands, resumed
 from megaptm.resilience.attempt import VARIABLE as ATTEMPT
@@ -67,7 +68,7 @@ def _work(
     from megaptm.train.metrics import SecondsSpent, StepReport
     from megaptm.train.peer_watch import collective_minutes, watch_each_other
 
-    spec, losses = resolve_model(config), config.task.weights(0)
+    spec, losses = resolve_model(config), weights_at(config.task, 0)
     events = Events(run, fence=lock.must_be_mine) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()

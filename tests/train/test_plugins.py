@@ -29,7 +29,14 @@ class Silent(CausalLM):
         return sample if next(MADE) <= 24 else sample | {"labels": sample["labels"] * 0 - 100}
 
 
-MINE, SILENT = Mine(), Silent()
+class Weighed(CausalLM):
+    name = "weighed"
+
+    def weights(self, step):
+        return {"lm": 1.0} if step < 2 else {"llm": 1.0}
+
+
+MINE, SILENT, WEIGHED = Mine(), Silent(), Weighed()
 """
 
 
@@ -63,4 +70,14 @@ def test_a_step_in_which_nothing_is_asked_ends_the_run_when_it_is_saved(run, cor
     line = done.stderr.splitlines()[-1]
     assert line.startswith("error: step 3 was refused before it changed a weight: nothing is asked in it, every label")
     assert line.endswith("; the run is saved at step 2.")
+    assert checkpoints(run) == [2]
+
+
+def test_weights_that_are_none_end_the_run_when_it_is_saved(run, corpus):
+    done = finish("train", *arguments("gpt2", run, corpus, "objective=of_mine:WEIGHED", "train.steps=6"))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "error: objective weighed: weights(2) has no lm: it must give each loss a number (lm); the run is saved at "
+        "step 2."
+    )
     assert checkpoints(run) == [2]

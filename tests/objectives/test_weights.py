@@ -1,0 +1,39 @@
+"""The weights of an objective of the user's: a number for each of its losses, or a sentence."""
+
+import numpy as np
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.objectives import weights_at
+from megaptm.objectives.causal import CausalLM
+
+
+class Weighed(CausalLM):
+    name = "weighed"
+
+    def __init__(self, said):
+        self.said = said
+
+    def weights(self, step):
+        return self.said["lm at all"] if self.said == {} else self.said
+
+
+@pytest.mark.parametrize("weight", [0, 2, 0.5, np.float32(0.5)])
+def test_any_number_is_a_weight(weight):
+    assert weights_at(Weighed({"lm": weight}), 3) == {"lm": weight}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"mlm": 1.0}, r"weights\(3\) has no lm: it must give each loss a number \(lm\)\."),
+        ({"lm": "0.5"}, r"weights\(3\) gives lm the weight '0\.5': it must be a finite number\."),
+        ({"lm": float("nan")}, r"gives lm the weight nan"),
+        ({"lm": 1.0, "mlm": 1.0}, r"weights\(3\) has mlm, which is none of its losses \(lm\)\."),
+        (None, r"weights\(3\) is None: it must be a mapping"),
+        ({}, r"weights\(3\) failed \(KeyError: 'lm at all', \S+test_weights\.py:\d+\): mend it\."),
+    ],
+)
+def test_what_is_no_weight_is_told_with_its_step(said, told):
+    with pytest.raises(UserError, match=rf"^objective weighed: .*{told}"):
+        weights_at(Weighed(said), 3)
