@@ -144,7 +144,7 @@ def pretrain(config: Place | Mapping[str, Any], **overrides: Any) -> int:
     """
     from megaptm.config import override_of
     from megaptm.errors import EXIT_INTERRUPTED
-    from megaptm.launch.training import train as train_run
+    from megaptm.launch.local import train as train_run
 
     if threading.current_thread() is not threading.main_thread():
         raise UserError("megaptm.pretrain heeds signals, which only the main thread of a process can: call it there.")

@@ -32,7 +32,7 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     then), told in one sentence, 75 stopped by a signal (SIGTERM, SIGUSR1, Ctrl-C, SIGHUP of a lost terminal) and
     saved, or ended because a process hung: start it again; 130 left at once, unsaved, by Ctrl-C a second time.
     """
-    from megaptm.launch.training import train as train_run
+    from megaptm.launch.local import train as train_run
     from megaptm.processes import outlive_terminal
 
     outlive_terminal()
