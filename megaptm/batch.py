@@ -54,14 +54,21 @@ class BatchSpec:
     def widened(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
         """A sample with fewer or shorter fields as this says: with padding behind, and nothing asked where it asks
         nothing."""
-        return {
-            name: _widened(self._read_as(name), sample.get(name), field, pad) for name, field in self.fields.items()
-        }
+        made = {}
+        for name, field in self.fields.items():
+            prefix, stem = self._read_as(name)
+            if stem == "document_ids" and name not in sample and f"{prefix}tokens" in sample:
+                # Without them the row is one document; what is behind it is none.
+                own = np.ones(sample[f"{prefix}tokens"].shape, field.dtype)
+                made[name] = _widened(stem, own, field, pad)
+            else:
+                made[name] = _widened(stem, sample.get(name), field, pad)
+        return made
 
-    def _read_as(self, field: str) -> str | None:
-        """Which of `READ` a field is, of any stream; None of one that says what is asked."""
-        stems = (field.removeprefix(prefix) for prefix in self.streams if field.startswith(prefix))
-        return next((stem for stem in stems if stem in READ), None)
+    def _read_as(self, field: str) -> tuple[str, str | None]:
+        """Of which stream a field is, by its prefix, and which of `READ`; None of one that says what is asked."""
+        stems = ((prefix, field.removeprefix(prefix)) for prefix in self.streams if field.startswith(prefix))
+        return next(((prefix, stem) for prefix, stem in stems if stem in READ), ("", None))
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
         """A `TypeError` where a sample is not what was said of it."""
@@ -108,8 +115,6 @@ def fields(shape: tuple[int, ...], *names: str, dtype: str = "int64") -> dict[st
 
 def _widened(stem: str | None, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
     if array is None:
-        if stem == "document_ids":  # without them the row is one document
-            return np.ones(field.shape, field.dtype)
         if stem == "positions":
             return np.arange(field.shape[0], dtype=field.dtype)
         return np.full(field.shape, IGNORED if stem is None else 0, field.dtype)

@@ -22,7 +22,7 @@ def test_a_label_that_is_absent_is_not_asked_whatever_it_is_called(label):
 def test_what_a_model_reads_is_padding(prefix):
     made = SPEC.widened({f"{prefix}tokens": np.array([5, 6])}, pad=9)
     assert made[f"{prefix}tokens"].tolist() == [5, 6, 9, 9]
-    assert made[f"{prefix}document_ids"].tolist() == [1, 1, 1, 1]
+    assert made[f"{prefix}document_ids"].tolist() == [1, 1, 0, 0]
     assert made[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
     assert made[f"{prefix}segments"].tolist() == made[f"{prefix}order"].tolist() == [0, 0, 0, 0]
     assert made["masked_positions"].tolist() == [0, 0, 0, 0]

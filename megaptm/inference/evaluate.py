@@ -24,7 +24,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.objectives.objective import Sample
+from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
 from megaptm.storage import Cache, write_whole
@@ -148,7 +148,7 @@ def evaluate(
         run=str(loaded.folder),
         step=loaded.step,
         objective=config.task.name,
-        weights=dict(config.task.weights(loaded.step)),
+        weights=weights_at(config.task, max(loaded.step - 1, 0)),  # of the last step, as validation takes them
         corpora=dict(corpora),
         rows=rows,
         losses=losses,

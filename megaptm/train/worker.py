@@ -13,6 +13,7 @@ from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_err
 from megaptm.processes import end_now, outlive_terminal
 
 LOST_LOADER = re.compile(r"DataLoader worker \(pid")
+KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
 
 
 @click.command()
@@ -33,11 +34,13 @@ def main(run: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as error:
         if LOST_LOADER.match(str(error)):  # torch raises it wherever the rank is
-            click.echo(
-                f"error: a process that reads this rank's data was lost ({error}): if nobody killed it, the machine "
-                "was out of memory; give data.workers a smaller number, or the machine more memory.",
-                err=True,
+            why = (
+                "if nobody killed it, the machine was out of memory; give data.workers a smaller number, or the "
+                "machine more memory."
+                if KILLED in str(error)
+                else "see what it wrote above, and whether code of the objective ends its process."
             )
+            click.echo(f"error: a process that reads this rank's data was lost ({error}): {why}", err=True)
             end_now(EXIT_FAILURE, handlers=False)
         # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
         # traceback at the beginning of a line, to hold back one that only echoes another's.

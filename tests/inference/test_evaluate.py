@@ -179,3 +179,9 @@ def test_a_question_that_no_row_asks_is_told(tmp_path):
     run, _ = save_untrained("bert", tmp_path / "run", corpus, *asked)
     with pytest.raises(UserError, match=r"^nothing is asked for sentence-order in 2 held-out rows of .*: take more\.$"):
         evaluate(open_run(run), rows=2)
+
+
+def test_the_weights_are_those_of_the_step_that_was_trained_last(corpora, tmp_path):
+    changing = "objective={causal-lm: {weight: {0: 1.0, 6: 2.0, 7: 3.0}}}"  # step 7 is the eighth
+    run, _ = save_untrained("gpt2", tmp_path / "run", corpora["gpt2"], changing)
+    assert evaluate(open_run(run), rows=2).weights == {"lm": 2.0}

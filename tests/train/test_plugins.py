@@ -5,6 +5,7 @@ import pytest
 from tests.drills.program import arguments, checkpoints, finish
 
 MINE = """
+import os
 from itertools import count
 
 from megaptm.objectives.causal import CausalLM
@@ -36,7 +37,14 @@ class Weighed(CausalLM):
         return {"lm": 1.0} if step < 2 else {"llm": 1.0}
 
 
-MINE, SILENT, WEIGHED = Mine(), Silent(), Weighed()
+class Leaving(CausalLM):
+    name = "leaving"
+
+    def make(self, *given):
+        return super().make(*given) if next(MADE) <= 30 else os._exit(3)
+
+
+MINE, SILENT, WEIGHED, LEAVING = Mine(), Silent(), Weighed(), Leaving()
 """
 
 
@@ -58,7 +66,7 @@ def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(ru
     line = done.stderr.splitlines()[-1]
     assert line.startswith("error: sample 30, of ")
     assert line.endswith(
-        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:14): mend it; the run is saved at step 2."
+        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:15): mend it; the run is saved at step 2."
     )
     assert checkpoints(run) == [2]
     assert "KeyError" in (run / "logs/rank-0.log").read_text()
@@ -81,3 +89,12 @@ def test_weights_that_are_none_end_the_run_when_it_is_saved(run, corpus):
         "step 2."
     )
     assert checkpoints(run) == [2]
+
+
+def test_a_process_that_ends_itself_was_not_out_of_memory(run, corpus):
+    more = ("objective=of_mine:LEAVING", "train.steps=40", "data.workers=1")
+    done = finish("train", *arguments("gpt2", run, corpus, *more))
+    assert done.returncode == 1, done.stderr
+    assert "exit code 3" in done.stderr
+    assert "whether code of the objective ends its process" in done.stderr
+    assert "memory" not in done.stderr
