@@ -14,6 +14,7 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.track import read_metrics
+from tests.models.pairs import PairsBrick
 
 ROOT = Path(__file__).parents[1]
 WREN = """
@@ -133,6 +134,12 @@ def test_a_head_must_say_what_it_is(folder, change, said):
 
     with pytest.raises(TypeError, match=said):
         register_head(type("Another", (wren_of_mine.LowBrick,), change))
+
+
+def test_a_head_that_compares_rows_says_of_how_many_numbers() -> None:
+    unsaid = type("Unsaid", (PairsBrick,), {"name": "unsaid", "features": 0})
+    with pytest.raises(TypeError, match="Unsaid does not say what its comparison costs: give it `features`"):
+        register_head(unsaid)
 
 
 def test_the_catalogue_is_listed():

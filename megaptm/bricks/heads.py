@@ -31,6 +31,8 @@ class HeadBrick(ABC):
     """Answers that it chooses among, where it does not."""
     contrasts: ClassVar[bool] = False
     """Whether its loss compares rows of the whole global batch: its module is a `models.heads.ContrastHead`."""
+    features: ClassVar[int] = 0
+    """F, numbers of a row that are compared, where it `contrasts`."""
     module: ClassVar[str] = ""
     """package.module:NAME of the torch module of a head of the user's own, made with the spec and this."""
 
@@ -97,6 +99,16 @@ class HeadBrick(ABC):
         """Of a forward pass over so many places."""
         products = sum(one.weights for one in self.maps.values())
         return places * (products + (self.spec.size.table_width * self.spec.vocabulary if self.projects else 0))
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """At most, while `own` rows are compared with all `rows`, where it `contrasts`: the features of all and two
+        copies of their gradient; and of each pair what the softmax says, both ways, and one's gradient behind and
+        before it. All are float32."""
+        return 4 * (3 * rows * self.features + 4 * own * rows)
+
+    def compare_multiply_adds(self, own: int, rows: int) -> int:
+        """Of a forward pass over the same: the product of the features of each pair, both ways."""
+        return 2 * own * rows * self.features
 
 
 class LanguageHeadBrick(HeadBrick):
@@ -174,6 +186,8 @@ def register_head(head: H) -> H:
         raise TypeError(f"{head.__name__} does not say what it costs: give it {' and '.join(missing)}.")
     if not is_plugin(head.module):
         raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
+    if head.contrasts and not head.features:
+        raise TypeError(f"{head.__name__} does not say what its comparison costs: give it `features`, a row's numbers.")
     known = HEADS.setdefault(head.name, head)
     if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
         raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")

@@ -37,6 +37,8 @@ def memory(case: Case) -> Iterator[Finding]:
     numbers = {"stage": stage, "bytes": needed, "usable_bytes": usable, "free_bytes": free}
     if free < 0:
         remedy = "raise layout.tensor or layout.pipeline, set layout.recompute=full, or see megaptm plan --search."
+        if held[stage].compared:
+            remedy = "comparing all rows is what takes most: raise layout.data, or lower train.batch."
         yield Finding(TOPIC, "fault", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", numbers)
     elif needed > FULL * usable:
         remedy = (

@@ -122,6 +122,11 @@ def logits(work: Workload) -> float:
     return hidden + places * vocabulary / tensor * (4 if element == 4 else element + 4)
 
 
+def compared(work: Workload) -> float:
+    """Bytes of the largest comparison of all rows, between the two passes (`parallel.contrast`)."""
+    return max((float(head.compare_bytes(work.own, work.batch)) for head in work.comparing), default=0.0)
+
+
 def workspace(work: Workload, largest: int) -> float:
     """What a backward pass needs for a moment: gradients of activations, of one weight, of a layer computed again."""
     spec, element = work.spec, work.element

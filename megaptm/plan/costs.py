@@ -232,3 +232,12 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
         OperationTime(products=forward, memory=30 * passes, tensor=gathered),
         OperationTime(products=2 * forward, memory=16 * passes, tensor=gathered),
     )
+
+
+def comparison(machine: Machine, work: Workload) -> OperationTime:
+    """Of a step: each data rank's rows with all, forward and backward, for losses that compare them. In float32."""
+    rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
+    operations = sum(3 * 2 * head.compare_multiply_adds(work.own, work.batch) for head in work.comparing)
+    # Scores written, masked, read for the softmax and written; backward the same: 4 bytes ten times, of either way.
+    moved = 2 * 40 * work.own * work.batch * len(work.comparing)
+    return OperationTime(products=operations / rate, memory=moved / machine.bandwidth)

@@ -22,6 +22,8 @@ class Memory:
     workspace: float
     """What a layer's backward pass needs for a moment, beyond the memory that the logits had."""
     buffers: float
+    compared: float = 0.0
+    """What a comparison of all rows needs for a moment, beyond the memory that the pass after it takes."""
 
     @property
     def total(self) -> float:
@@ -49,15 +51,19 @@ def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
     if work.software.sharding == "full":
         whole_weights, whole_gradients = fsdp.gathered_bytes(work, held)
         buffers, workspace = buffers + whole_weights, workspace + whole_gradients
+    # The layers' backward passes begin when the loss has given its memory back.
+    workspace = max(0.0, workspace - logits)
+    kept = activations.held(work, stage, held)
+    compared = activations.compared(work) if any(chunk.last for chunk in held) else 0.0
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations.held(work, stage, held),
+        activations=kept,
         logits=logits,
-        # The layers' backward passes begin when the loss has given its memory back.
-        workspace=max(0.0, workspace - logits),
+        workspace=workspace,
         buffers=buffers,
+        compared=max(0.0, compared - kept - logits - workspace - buffers),
     )
 
 

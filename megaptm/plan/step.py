@@ -66,7 +66,7 @@ def step(machine: Machine, work: Workload) -> StepTime:
     totals = [one.total for one in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     mine = passes[slowest] * work.microbatches
-    compute = mine.forward + mine.backward
+    compute = mine.forward + mine.backward + costs.comparison(machine, work)
     # The slowest stage waits for the first micro-batch to reach it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
     return StepTime(
@@ -77,7 +77,8 @@ def step(machine: Machine, work: Workload) -> StepTime:
         recompute=mine.again.total,
         bubble=bubble,
         pipeline=_messages(machine, work),
-        data=max(_data(machine, work, chunks, one) for chunks, one in zip(held, passes, strict=True)),
+        data=max(_data(machine, work, chunks, one) for chunks, one in zip(held, passes, strict=True))
+        + _features(machine, work),
         optimizer=max(_optimizer(machine, work, chunks) for chunks in held),
         flops=work.flops,
         hardware_flops=work.flops + recomputed_flops(work),
@@ -146,6 +147,12 @@ def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Pass
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
         tied = 2 * collective(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
     return before + after + tied
+
+
+def _features(machine: Machine, work: Workload) -> float:
+    """Float32 features of all rows gathered over data ranks and their gradient scattered, for losses that compare."""
+    layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.comparing]
+    return sum(2 * collective(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
 def _uncovered(communication: float, products: float, beside: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from megaptm.bricks import HEADS, heads
+from megaptm.bricks import HeadBrick, heads
 from megaptm.config import Config, Layout, resolve_model
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
@@ -65,8 +65,18 @@ class Workload:
     @property
     def features_pass(self) -> bool:
         """Whether all rows are passed once more, forward, for a loss that compares them (`parallel.contrast`)."""
-        trained = heads(self.spec) if self.trained_heads is None else self.trained_heads
-        return any(HEADS[name].contrasts for name in trained)
+        return bool(self.comparing)
+
+    @property
+    def comparing(self) -> list[HeadBrick]:
+        """Heads whose losses compare all rows, each data rank its own with all."""
+        trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
+        return [one for name, one in heads(self.spec).items() if one.contrasts and name in trained]
+
+    @property
+    def own(self) -> int:
+        """Rows of a data rank."""
+        return self.batch // self.layout.data
 
     @property
     def flops(self) -> int:

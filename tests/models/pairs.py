@@ -26,6 +26,7 @@ class PairsBrick(HeadBrick):
     answers = "pairs"
     projects = False
     contrasts = True
+    features = 2 * WIDTH + 1
     module = "tests.models.pairs:PairsHead"
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 
+from megaptm.bricks import heads
 from megaptm.config import Layout
 from megaptm.families import BERT, GPT3
 from megaptm.models import Model, fill
@@ -16,6 +19,8 @@ from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.layouts.cases import ADAM, LENGTH, LOSSES, ROWS, batch, micro_batches, tiny
+from tests.models.grammar import VARIANTS
+from tests.models.pairs import PairsHead
 from tests.models.tiny import VOCABULARY, mean_losses, tiny_batch
 from tests.ranks import run_ranks
 
@@ -179,3 +184,30 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
         mean_losses(model.train()(fields))
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(nbytes for place, nbytes in storages.items() if place not in weights)
+
+
+TOWERS = VARIANTS["two towers, compared over all rows"].family
+
+
+@pytest.mark.parametrize(("own", "rows"), [(512, 512), (64, 1024)])
+def test_a_comparison_takes_what_its_head_says(own: int, rows: int) -> None:
+    """At most: where scores are many, the gradient of the features comes when some have gone."""
+    spec = small(TOWERS, layers=2)
+    [head] = [one for one in heads(spec).values() if one.contrasts]
+    features = torch.randn(rows, head.features, requires_grad=True)
+    module, answers = PairsHead(spec, head), torch.zeros(rows, dtype=torch.int64)
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        torch.autograd.grad(module.compare(features, answers, slice(0, own)).sum(), features)
+    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+    assert 1.0 <= head.compare_bytes(own, rows) / (max(accumulate(taken)) + features.nbytes) < 1.15
+
+
+def test_data_ranks_divide_the_comparison_of_all_rows() -> None:
+    spec = small(TOWERS, layers=2)
+    work = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=Layout(data=8, microbatch=1), batch=8192)
+    few = replace(work, layout=Layout(data=2, microbatch=1))
+    assert activations.compared(few) / activations.compared(work) == pytest.approx(4, rel=0.05)
+    held, plain = memory(work)[0], memory(replace(work, trained_heads=("lm",)))[0]
+    assert plain.compared == 0
+    before = held.activations + held.logits + held.workspace + held.buffers
+    assert held.compared == activations.compared(work) - before > 0

@@ -120,3 +120,16 @@ def test_gradients_are_not_sent_beside_the_pass_for_features() -> None:
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
     without = step(A100, replace(contrast, trained_heads=("lm",)))
     assert step(A100, contrast).data == pytest.approx(without.data, rel=1e-3)
+
+
+def test_comparing_all_rows_takes_time_that_data_ranks_divide() -> None:
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
+    layout = work(pipeline=1, virtual=1, tensor=1, data=8, microbatch=1, sequence_parallel=False).layout
+    contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=32768)
+    without = step(A100, replace(contrast, trained_heads=("lm",)))
+    took = costs.comparison(A100, contrast)
+    assert step(A100, contrast).memory == pytest.approx(without.memory + took.memory)
+    assert step(A100, contrast).products == pytest.approx(without.products + took.products)
+    more = replace(contrast, layout=layout.model_copy(update={"data": 64}))
+    assert costs.comparison(A100, more).total == pytest.approx(took.total / 8)
+    assert step(A100, contrast).data > without.data
