@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from megaptm.config import Config, load
+from megaptm.config import Config, draft, load
 from megaptm.errors import UserError
 from megaptm.report.curves import curve, draw, loss_curves, save_picture
 from megaptm.resilience.events import read_events
@@ -37,7 +37,7 @@ def report(run: str | Path, *, console: Console | None = None) -> Path:
     found = job_times(read_events(run), records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
-    title = f"{config.model.family}/{config.model.size}, {config.task.name}"
+    title = f"{config.model.family}/{config.model.size}, {_objective(config)}"
     console.print(f"[bold]{run.name}[/]: {title}; {_progress(config, records, found)}\n")
     for line in draw(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
@@ -62,7 +62,15 @@ def ship(run: str | Path) -> None:
 def _config(run: Path) -> Config:
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
-    return load(run / CONFIG)
+    # As far as it can be read: what is told needs no code of the user's, which may be absent here.
+    return draft(run / CONFIG).config or load(run / CONFIG)
+
+
+def _objective(config: Config) -> str:
+    try:
+        return config.task.name
+    except UserError:
+        return config.objective if isinstance(config.objective, str) else "+".join(config.objective)
 
 
 def _progress(config: Config, records: list[dict[str, Any]], found: list[JobTime]) -> str:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from megaptm.config import dump, load
@@ -154,6 +155,21 @@ def test_the_report_tells_the_run(run):
     assert picture == run / "report/loss.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert max(map(len, text.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        ("nowhere:MINE", "nowhere:MINE"),
+        ("{ours: {task: 'nowhere:MINE', share: 1}, causal-lm: {share: 1}}", "ours+causal-lm"),
+    ],
+)
+def test_a_run_is_told_where_its_objective_is_not(run, objective, name):
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"objective": yaml.safe_load(objective)}
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    screen = io.StringIO()
+    report(run, console=Console(width=80, file=screen))
+    assert f"gpt2/custom, {name}; step 10 of 300" in screen.getvalue()
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path):
