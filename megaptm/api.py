@@ -31,7 +31,9 @@ def load(folder: Place, *, step: int | None = None, device: str | torch.device |
     """
     from megaptm.inference.loaded_model import load_model
 
-    return load_model(Path(folder), step=step, device=device)
+    if not isinstance(folder, (str, os.PathLike)):
+        raise UserError(f"folder must be that of a run, or of an exported model, not {folder!r}.")
+    return load_model(Path(folder), step=step, device=_device(device))
 
 
 def build_model(
@@ -46,9 +48,26 @@ def build_model(
     from megaptm.models import build_model as build
     from megaptm.models import fill
 
+    place = _device(device)
     model = build(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
     fill(model, seed)
-    return model.to(device)
+    return model.to(place)
+
+
+def _device(said: str | torch.device | None) -> torch.device | None:
+    """A device that is there; None where none is said."""
+    import torch
+
+    if said is None:
+        return None
+    try:
+        found = torch.device(said)
+        torch.empty(0, device=found)
+    except (AssertionError, RuntimeError, TypeError, NotImplementedError):
+        raise UserError(
+            f"device ({said}) is none that PyTorch finds here: say cpu, or cuda where there is one."
+        ) from None
+    return found
 
 
 def open_dataset(
@@ -75,6 +94,8 @@ def open_dataset(
 
     sequence, epochs = _integer("sequence", sequence, least=4), _integer("epochs", epochs, least=1)
     seed = _integer("seed", seed, least=0)
+    if not isinstance(document_mask, bool):
+        raise UserError(f"document_mask must be True or False, not {document_mask!r}.")
     mix = {_place(place): weight for place, weight in _weighted(corpora).items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
@@ -148,6 +169,8 @@ def pretrain(config: Place | Mapping[str, Any], **overrides: Any) -> int:
 
     if threading.current_thread() is not threading.main_thread():
         raise UserError("megaptm.pretrain heeds signals, which only the main thread of a process can: call it there.")
+    if not config:
+        raise UserError("config is empty: name a YAML file, a config that comes with megaptm, or the folder of a run.")
     given = config if isinstance(config, Mapping) else Path(config)
     code = train_run(given, [override_of(key, value) for key, value in overrides.items()])
     if code == EXIT_INTERRUPTED:

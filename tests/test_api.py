@@ -210,6 +210,16 @@ def test_a_mistake_in_what_is_to_be_trained_is_one_sentence(tmp_path):
             lambda places: megaptm.open_dataset("reference://corpus", objective="causal-lm", sequence=32),
             "reference://corpus/manifest.json is no address that can be read",
         ),
+        (
+            lambda places: megaptm.open_dataset(
+                places["gpt2"][0], objective="causal-lm", sequence=32, document_mask="no"
+            ),
+            "document_mask must be True or False, not 'no'",
+        ),
+        (lambda places: megaptm.build_model("gpt2", "small", device="nope"), r"device \(nope\) is none that PyTorch"),
+        (lambda places: megaptm.load(places["gpt2"][1], device="nope"), r"device \(nope\) is none that PyTorch finds"),
+        (lambda places: megaptm.load(None), "folder must be that of a run, or of an exported model, not None"),
+        (lambda places: megaptm.pretrain(""), "config is empty: name a YAML file"),
         (lambda places: megaptm.open_webdataset("s3://bucket/corpus"), "is not a folder of this machine"),
     ],
 )

@@ -55,6 +55,11 @@ class LowBrick(HeadBrick):
         return {"classify": Map(self.size.width, 2, True)}
 
 
+class Abstract(Rewritten):
+    def __init__(self, rate):
+        pass
+
+
 REWRITTEN = Rewritten()
 WREN = change(
     BERT,
@@ -122,6 +127,11 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
     assert json.loads(done.stdout)["wren"]["sizes"]["small"]["embedding"] == 16
 
 
+def test_an_objective_may_be_named_by_its_class(folder):
+    config = load(ROOT / "configs/tiny/bert.yaml", ["objective=wren_of_mine:Rewritten"])
+    assert config.task.name == "rewritten"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -157,6 +167,10 @@ def test_the_catalogue_is_listed():
         ("model.family=wren_of_mine:NOTHING", "`wren_of_mine:NOTHING` is not a `megaptm.spec.Family`"),
         ("model.family=nowhere:WREN", "module `nowhere` cannot be imported"),
         ("objective=wren_of_mine:NOTHING", "`wren_of_mine:NOTHING` is not a `megaptm.objectives.Objective`"),
+        (
+            "objective=wren_of_mine:Abstract",
+            r"`wren_of_mine:Abstract` cannot be made \(TypeError: .*'rate'.*\): mend it",
+        ),
         ("objective=..:NOTHING", r"objective \(\.\.:NOTHING\) is not known"),
         ("model.family=.wren_of_mine:WREN", r"model\.family \(\.wren_of_mine:WREN\) is not in the catalogue"),
         (

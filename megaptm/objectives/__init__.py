@@ -10,7 +10,7 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plugins import is_plugin, load_plugin
+from megaptm.plugins import in_words, is_plugin, load_plugin
 
 OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
@@ -39,6 +39,13 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
             raise UserError(f"objective ({said}) is not known; {nearest(said, OBJECTIVES)}")
         return OBJECTIVES[said]
     found = load_plugin(said, "objective", "objective")
+    if isinstance(found, type) and issubclass(found, Objective):
+        try:
+            return found()
+        except UserError as error:
+            raise UserError(f"objective: `{said}`: {error}") from None
+        except Exception as error:  # abstract, of options that have no default, or with a bug
+            raise UserError(f"objective: `{said}` cannot be made ({in_words(error)}): mend it.") from None
     if not isinstance(found, Objective):
         raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
     return found
