@@ -22,6 +22,8 @@ from megaptm.plan.step import step
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec, Size
 
+from .fsdp import FullSharding
+
 FILE = Path(__file__).with_suffix(".yaml")
 _MPT = "MPT on A100 80 GB: mosaicml/llm-foundry, scripts/train/benchmarking/README.md"
 _BLOOM = "BLOOM's choice of a layout: chronicles-prequel.md, Rebalancing layers"
@@ -86,6 +88,12 @@ class Source(Section):
     columns: list[str] = Field(default_factory=list)
     """What rows that are lists hold."""
     rows: list[dict[str, Any] | list[Any]]
+
+    @property
+    def engine(self) -> Software:
+        """The software that ran it."""
+        sharding = FullSharding() if self.software.get("sharding") == "full" else None
+        return Software(**self.software | {"sharding": sharding})
 
     def printed(self) -> Iterator[dict[str, Any]]:
         """Rows with what they have in common."""
@@ -159,7 +167,7 @@ def _rounded(value: float) -> str:
 
 def compare(source: Source) -> Iterator[Compared]:
     """The rows of one table."""
-    machine, software = load_machine(source.machine), Software(**source.software)
+    machine, software = load_machine(source.machine), source.engine
     machine = machine.model_copy(update={"between": machine.between.model_copy(update=source.between)})
     for printed in source.printed():
         candidates = [

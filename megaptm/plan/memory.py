@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from megaptm.bricks import ModelChunk
-from megaptm.plan import activations, fsdp
+from megaptm.plan import activations
 from megaptm.plan.stages import parameters, stages
 from megaptm.plan.workload import Workload
 
@@ -48,8 +48,8 @@ def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen)
     logits = activations.logits(work) if any(chunk.last for chunk in held) else 0.0
     buffers, workspace = activations.buffers(work), activations.workspace(work, counted.largest)
-    if work.software.sharding == "full":
-        whole_weights, whole_gradients = fsdp.gathered_bytes(work, held)
+    if work.software.sharding is not None:
+        whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, held)
         buffers, workspace = buffers + whole_weights, workspace + whole_gradients
     # The layers' backward passes begin when the loss has given its memory back.
     workspace = max(0.0, workspace - logits)
@@ -77,6 +77,6 @@ def states(work: Workload, trained: int, frozen: int = 0) -> tuple[float, float,
     copies = 8 if work.precision == "fp32" else 12
     weights, gradients = float(work.element * (trained + frozen)), float(work.software.gradient_bytes * trained)
     optimizer = float(copies * trained)
-    if work.software.sharding == "full":
+    if work.software.sharding is not None:
         return weights / work.layout.data, gradients / work.layout.data, optimizer / work.layout.data
     return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1)

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from megaptm.bricks import ModelChunk
+    from megaptm.plan.costs import Passes
+    from megaptm.plan.machine import Machine
+    from megaptm.plan.workload import Workload
+
+
+class Sharding(ABC):
+    """Weights, gradients and moments are all divided over data ranks, and gathered when they are needed."""
+
+    @abstractmethod
+    def seconds(self, machine: Machine, work: Workload, held: list[ModelChunk], passes: Passes) -> float:
+        """Of a step's communication that nothing hides, on a stage that holds these chunks."""
+
+    @abstractmethod
+    def gathered_bytes(self, work: Workload, held: list[ModelChunk]) -> tuple[float, float]:
+        """Whole weights and whole gradients on a rank at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +50,8 @@ class Software:
     """Whether tensor ranks send each a slice of what passes between stages, also without sequence parallelism."""
     boundary_overlap: bool = False
     """Whether messages between stages run beside products."""
-    sharding: Literal["layout", "full"] = "layout"
-    """`full`: weights, gradients and moments are divided over data ranks and gathered layer by layer (ZeRO-3)."""
+    sharding: Sharding | None = None
+    """How data ranks divide weights, gradients and moments among them; absent: as the layout says."""
     chunked_logits: bool = True
     """Whether logits exist for a chunk of rows at a time, on one tensor rank."""
 

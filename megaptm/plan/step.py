@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaptm.bricks import ModelChunk
-from megaptm.plan import costs, fsdp
+from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective, message
@@ -123,12 +123,8 @@ def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Pass
 
     weights, gradients = counted.trained * work.element, counted.trained * software.gradient_bytes
     beside = machine.efficiency.beside
-    if software.sharding == "full":
-        # Gathered for the forward pass and again for the backward pass, scattered after it, beside the products.
-        gather, scatter = fsdp.gather(machine, work, held), fsdp.scatter(machine, work, held)
-        forward = _uncovered(gather, passes.forward.total, beside)
-        backward = _uncovered(gather + scatter, passes.backward.total + passes.again.total, beside)
-        return (forward + backward) * work.microbatches
+    if software.sharding is not None:
+        return software.sharding.seconds(machine, work, held, passes)
     before, after = over_data_ranks(gradients), 0.0
     if layout.distributed_optimizer:
         after = over_data_ranks(weights)
@@ -139,9 +135,9 @@ def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Pass
     if software.gradient_overlap:
         # Beside the backward passes: in the pass for features there are no gradients yet.
         features = passes.forward.total if work.features_pass else 0.0
-        before = _uncovered(before, rounds * (passes.backward.total + passes.again.total - features), beside)
+        before = uncovered(before, rounds * (passes.backward.total + passes.again.total - features), beside)
     if software.parameter_overlap:
-        after = _uncovered(after, rounds * passes.forward.total, beside)
+        after = uncovered(after, rounds * passes.forward.total, beside)
     tied = 0.0
     if layout.pipeline > 1 and work.spec.family.tied and any(chunk.first or chunk.last for chunk in held):
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
@@ -155,7 +151,7 @@ def _features(machine: Machine, work: Workload) -> float:
     return sum(2 * collective(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
-def _uncovered(communication: float, products: float, beside: float) -> float:
+def uncovered(communication: float, products: float, beside: float) -> float:
     """Seconds that communication adds to products that run beside it."""
     hidden = min(communication, products)
     return communication - hidden + beside * hidden
@@ -164,7 +160,7 @@ def _uncovered(communication: float, products: float, beside: float) -> float:
 def _optimizer(machine: Machine, work: Workload, held: list[ModelChunk]) -> float:
     """Norm, clipping and Adam: bytes read and written."""
     trained = parameters(work, held).trained
-    divided = work.layout.distributed_optimizer or work.software.sharding == "full"
+    divided = work.layout.distributed_optimizer or work.software.sharding is not None
     mine = trained / (work.layout.data if divided else 1)
     # The norm reads a gradient, clipping reads and writes it, Adam reads four numbers and writes three, the copy to the
     # model's format reads and writes one. All gradients are set to zero.

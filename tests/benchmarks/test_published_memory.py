@@ -8,7 +8,6 @@ from benchmarks.published.memory import markdown, rows
 from benchmarks.published.runs import Row, sources, work_of_row
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import memory
-from megaptm.plan.software import Software
 
 RECORDED = rows()
 RAN = [
@@ -36,7 +35,7 @@ def test_no_run_that_was_published_is_planned_to_need_more_than_its_device_has()
     assert len(RAN) > 200
     for source, row in RAN:
         machine = load_machine(source.machine)
-        needed = max(one.total for one in memory(work_of_row(row, Software(**source.software)))) / 2**30
+        needed = max(one.total for one in memory(work_of_row(row, source.engine))) / 2**30
         assert needed < machine.memory_gib, row.name
 
 

@@ -9,7 +9,6 @@ from benchmarks.published.runs import MISSES, Row, compare_all, markdown, source
 from megaptm.families import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
 from megaptm.plan.saving import CHECKPOINT_BYTES
-from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 
 ROWS = compare_all()
@@ -41,7 +40,7 @@ def test_seconds_from_memory_give_the_utilization_that_a_page_prints():
         size, _, rest = values["name"].partition(" ")
         if rest == "attention again":
             row = Row.model_validate(values)
-            work = work_of_row(row, Software(**source.software))
+            work = work_of_row(row, source.engine)
             assert work.flops / (row.seconds * row.devices * 312e12) == pytest.approx(printed[size], abs=0.003)
 
 

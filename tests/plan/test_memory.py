@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.published.fsdp import FullSharding
 from megaptm.bricks import heads
 from megaptm.config import Layout
 from megaptm.families import BERT, GPT3
@@ -128,7 +129,7 @@ def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor)
 
 # arXiv:1910.02054, figure 1: 7.5 billion parameters on 64 data ranks, float16 gradients, in 10^9 bytes.
 @pytest.mark.parametrize(
-    ("divided", "sharding", "gigabytes"), [(False, "layout", 120), (True, "layout", 31.4), (False, "full", 1.9)]
+    ("divided", "sharding", "gigabytes"), [(False, None, 120), (True, None, 31.4), (False, FullSharding(), 1.9)]
 )
 def test_states_are_those_of_the_zero_paper(divided, sharding, gigabytes):
     layout = Layout(data=64, distributed_optimizer=divided)

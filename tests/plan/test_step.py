@@ -9,6 +9,7 @@ from megaptm.config import load
 from megaptm.families import CATALOGUE
 from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
+from megaptm.plan.network import collective
 from megaptm.plan.plan import plan
 from megaptm.plan.schedule import timeline
 from megaptm.plan.search import best, search
@@ -119,7 +120,9 @@ def test_gradients_are_not_sent_beside_the_pass_for_features() -> None:
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
     without = step(A100, replace(contrast, trained_heads=("lm",)))
-    assert step(A100, contrast).data == pytest.approx(without.data, rel=1e-3)
+    features = 4.0 * contrast.batch * sum(head.features for head in contrast.comparing)
+    exchanged = 2 * collective(A100, features, ranks=64, stride=1)
+    assert step(A100, contrast).data == pytest.approx(without.data + exchanged, rel=1e-3)
 
 
 def test_comparing_all_rows_takes_time_that_data_ranks_divide() -> None:
