@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.config import Layout
+from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill
 from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny
@@ -85,6 +87,34 @@ def compared(layout: Layout) -> list[tuple[int, int]]:
 def test_a_data_rank_compares_its_own_rows_with_all() -> None:
     for sizes in run_ranks(4, compared, Layout(microbatch=1, data=4)):
         assert {*sizes} == {(ROWS // 4, ROWS)}
+
+
+def refused(name: str, wrong: Callable[[Tensor], Tensor]) -> str:
+    """What is said of a head one of whose functions gives something else."""
+    really = getattr(PairsHead, name)
+    with patch.object(PairsHead, name, lambda *given: wrong(really(*given))), pytest.raises(UserError) as error:
+        first_step(Layout(microbatch=4), 0.0)
+    return str(error.value)
+
+
+def halved(features: Tensor) -> Tensor:
+    return features.bfloat16()
+
+
+def one_row(features: Tensor) -> Tensor:
+    return features[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("features", halved, "gave [4, 17] in bfloat16 for 4 rows: it must give [4, F] in float32"),
+        ("features", one_row, "gave [1, 17] in float32 for 4 rows"),
+        ("compare", one_row, "gave [1] for 8 of 8 rows: it must give the loss of each of the rows `own`"),
+    ],
+)
+def test_a_head_that_gives_something_else_is_refused(name: str, wrong: Callable[[Tensor], Tensor], said: str) -> None:
+    assert f"PairsHead.{name} {said}" in run_ranks(1, refused, name, wrong)[0]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
