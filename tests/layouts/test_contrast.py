@@ -126,6 +126,24 @@ def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
     assert drawn["losses"]["pairs"] != pytest.approx(drawn["evaluated"]["pairs"], rel=1e-4)
 
 
+def passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, float]]:
+    """How often the head is asked for features in an evaluation, and what that says."""
+    from megaptm.parallel.engine import Engine
+
+    engine, really, asked = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
+    with patch.object(PairsHead, "features", lambda *given: asked.append(1) or really(*given)):
+        found = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
+    return len(asked), found
+
+
+def test_an_evaluation_of_compared_rows_alone_is_one_pass(reference: dict[str, Any]) -> None:
+    for asked, found in run_ranks(2, passes, Layout(microbatch=8, pipeline=2), {"pairs": 1.0}):
+        assert asked <= 1
+        assert found == {"pairs": pytest.approx(reference["evaluated"]["pairs"], rel=1e-5)}
+    [(asked, _)] = run_ranks(1, passes, Layout(microbatch=8), losses_of(FAMILY))
+    assert asked == 2
+
+
 def kernels(layout: Layout) -> list[bool]:
     """Whether attention may take cuDNN's kernel, at each call; and after the step."""
     from megaptm.parallel.engine import Engine
