@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.config import Layout
+from megaptm.config import CommunicationConfig, Layout
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill
@@ -21,11 +21,12 @@ from tests.ranks import run_ranks
 FAMILY = "two towers, compared over all rows"
 
 
-def first_step(layout: Layout, dropout: float) -> dict[str, Any]:
+def first_step(layout: Layout, dropout: float, communication: CommunicationConfig | None = None) -> dict[str, Any]:
     """The first step's losses and gradient norm, and an evaluation before it, by the engine."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(FAMILY, dropout=dropout), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    spec, losses = tiny(FAMILY, dropout=dropout), losses_of(FAMILY)
+    engine = Engine(spec, layout, ADAM, losses=losses, seed=7, communication=communication)
     mine = [micro_batches(batch(FAMILY, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None][0]
     evaluated = engine.evaluate(mine).losses
     done = engine.step(mine, step=0, lr=0.0)
@@ -69,6 +70,14 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(reference: dict[str, Any
         assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
         assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
         assert result["counts"]["pairs"] == 5
+
+
+def test_messages_beside_the_passes_change_nothing(reference: dict[str, Any]) -> None:
+    layout, communication = LAYOUTS["DP2 x PP2 interleaved"], CommunicationConfig(overlap_p2p_comm=True)
+    for result in run_ranks(layout.processes, first_step, layout, 0.0, communication):
+        assert result["evaluated"] == pytest.approx(reference["evaluated"], rel=1e-5)
+        assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+        assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
 
 
 def compared(layout: Layout) -> list[tuple[int, int]]:
@@ -124,6 +133,30 @@ def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
     assert drawn["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert drawn["norm"] == pytest.approx(plain["norm"], rel=1e-5)
     assert drawn["losses"]["pairs"] != pytest.approx(drawn["evaluated"]["pairs"], rel=1e-4)
+
+
+def both_passes(layout: Layout) -> tuple[Tensor, Tensor] | None:
+    """The features of each row in either pass of a step with dropout, where the head is."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(FAMILY, dropout=0.3), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    really, given = PairsHead.features, []
+    with patch.object(PairsHead, "features", lambda *streams: given.append(really(*streams)) or given[-1]):
+        mine = micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)
+        engine.step(mine if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
+    if not given:
+        return None
+    half = len(given) // 2
+    return torch.cat(given[:half]).detach(), torch.cat(given[half:]).detach()
+
+
+@pytest.mark.parametrize("layout", ["DP2 x PP2 interleaved", "TP2 + SP, recompute"])
+def test_both_passes_draw_the_same_dropout_in_every_layout(layout: str) -> None:
+    drawn = [pair for pair in run_ranks(LAYOUTS[layout].processes, both_passes, LAYOUTS[layout]) if pair]
+    assert len(drawn) == 2
+    for first, second in drawn:
+        assert len(first) == ROWS // LAYOUTS[layout].data
+        assert torch.equal(first, second)
 
 
 def passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, float]]:
