@@ -27,7 +27,8 @@ TASKS: dict[str, type[Objective]] = {
     "masked-lm": MaskedLM,
     "span-corruption": SpanCorruption,
 }
-OF_EVERY_TASK = ("task", "share", "weight")
+BY_STEP = ("share", "weight")
+OF_EVERY_TASK = ("task", *BY_STEP)
 MOST = 1e9
 """Of a share or a weight: sums of them are numbers."""
 
@@ -42,6 +43,10 @@ class StepValue:
 
     def at(self, step: int) -> float:
         return self.values[bisect_right(self.steps, step) - 1]
+
+    def until(self, step: int) -> tuple[tuple[int, float], ...]:
+        """What is said of the steps before one."""
+        return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
 
 
 ONE = StepValue((0,), (1.0,))
@@ -113,6 +118,36 @@ class Composed(Objective):
     def check(self, special: SpecialTokens, sequence: int) -> None:
         for task in self.tasks:
             task.objective.check(special, sequence)
+
+
+def by_step(objective: Objective) -> dict[tuple[str, str], StepValue]:
+    """("share", task) and ("weight", loss) -> what a config says of it."""
+    if not isinstance(objective, Composed):
+        return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}
+    shares = {("share", task.label): task.share for task in objective.tasks}
+    return shares | {("weight", loss): weight for loss, weight in objective.by_step.items()}
+
+
+def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], step: int) -> bool:
+    """Whether two objectives of a config ask the same before a step, and differ later in shares or weights only."""
+    if isinstance(begun, str) and begun == said:
+        return True
+    if _of_every_step(begun) != _of_every_step(said):
+        return False
+    one, other = (by_step(compose(_as_tasks(objective))) for objective in (begun, said))
+    return all(one.get(key, ONE).until(step) == other.get(key, ONE).until(step) for key in one.keys() | other.keys())
+
+
+def _as_tasks(said: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    return {said: {}} if isinstance(said, str) else said
+
+
+def _of_every_step(said: str | Mapping[str, Any]) -> list[tuple[str, Any]] | str:
+    """What must be the same at all steps; in order, because tasks are dealt by it."""
+    if isinstance(said, str) and said not in TASKS:
+        return said
+    kept = ((label, _entry(label, options)) for label, options in _as_tasks(said).items())
+    return [(label, {key: options[key] for key in options if key not in BY_STEP}) for label, options in kept]
 
 
 def _longer(one: Field, other: Field) -> Field:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.bricks import HEADS
+from megaptm.errors import UserError
 from megaptm.models.heads import ContrastHead, gradient_field
 
 
@@ -34,12 +35,18 @@ def compare_rows(
     """
     sums = {}
     for name, head in heads.items():
-        mine = torch.cat([one[name] for one in features])
+        mine = torch.cat([_right(one[name], batch, head) for one, batch in zip(features, batches, strict=True)])
         whole = _gathered(mine, group).requires_grad_()
         answers = _gathered(torch.cat([batch[HEADS[name].answers] for batch in batches]), group)
         first = dist.get_rank(group) * len(mine)
         with torch.enable_grad():
-            total = head.compare(whole, answers, slice(first, first + len(mine))).sum()
+            losses = head.compare(whole, answers, slice(first, first + len(mine)))
+            total = losses.sum()
+        if losses.shape != mine.shape[:1]:
+            raise UserError(
+                f"{type(head).__name__}.compare gave {_shape(losses)} for {len(mine)} of {len(whole)} rows: "
+                "it must give the loss of each of the rows `own`, and of no other."
+            )
         (gradient,) = torch.autograd.grad(total, whole)
         sums[name] = total.detach()
         for batch, part in zip(batches, _summed(gradient, group).split(_rows(features, name)), strict=True):
@@ -59,6 +66,21 @@ def one_attention_kernel() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
+def _right(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
+    """The features, if they are what a head must give: sums over all rows need more digits than bfloat16 has."""
+    rows = len(batch[head.answers])
+    if features.dtype != torch.float32 or features.ndim != 2 or len(features) != rows:
+        raise UserError(
+            f"{type(head).__name__}.features gave {_shape(features)} in {str(features.dtype).removeprefix('torch.')} "
+            f"for {rows} rows: it must give [{rows}, F] in float32, for instance by .float()."
+        )
+    return features
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
 
 
 def _rows(features: Iterable[dict[str, Tensor]], name: str) -> list[int]:

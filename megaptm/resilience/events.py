@@ -87,6 +87,24 @@ class EpochEvent(Event, kind="epoch"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectiveEvent(Event, kind="objective"):
+    """The config asks for other shares of tasks or weights of losses than before, for steps after `step`."""
+
+    step: int
+    before: str | Mapping[str, Any]
+    after: str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeighingEvent(Event, kind="weighing"):
+    """A step is the first with other shares of tasks, or weights of losses; those that are other ones."""
+
+    step: int
+    shares: Mapping[str, float]
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointEvent(Event, kind="checkpoint"):
     """A checkpoint is committed, `seconds` after the end of its step, whether training waited or not."""
 

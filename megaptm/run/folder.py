@@ -19,8 +19,17 @@ from typing import Any
 from megaptm import __version__
 from megaptm.config import Config, Draft, Written, dump, load
 from megaptm.errors import NO_PLACE, UserError
+from megaptm.objectives.compose import goes_on_as
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import CheckpointEvent, Events, FirstStepEvent, LaunchEvent, last_saved, read_events
+from megaptm.resilience.events import (
+    CheckpointEvent,
+    Events,
+    FirstStepEvent,
+    LaunchEvent,
+    ObjectiveEvent,
+    last_saved,
+    read_events,
+)
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
 from megaptm.run.submission import refuse_queued
@@ -125,8 +134,13 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     refuse_queued(run)
     with _folder_errors_told(run), RunLock(run, attempt=attempt):
         if (run / CONFIG).exists() and trained(run):
-            for change in changes(load(run / CONFIG), config):
+            begun = load(run / CONFIG)
+            for change in changes(begun, config):
                 raise UserError(change)
+            if begun.objective != config.objective:
+                with Events(run) as events:
+                    said = ObjectiveEvent(step=last_saved(run), before=begun.objective, after=config.objective)
+                    events.write(said)
         write_whole(run / CONFIG, dump(config).encode())
     return run
 
@@ -198,12 +212,23 @@ def changes(begun: Config, config: Config) -> Iterator[str]:
     before, now = flat(begun.model_dump()), flat(config.model_dump())
     may_change = MAY_CHANGE + (NEXT_PHASE if config.train.after == begun.train.steps else ())
     for key in sorted(before.keys() | now.keys()):
-        if key == "run" or before.get(key) == now.get(key) or key.startswith(may_change):
+        if key == "run" or _same(before.get(key), now.get(key)) or key.startswith(may_change):
             continue
+        remedy = "set it back"
+        if key == "objective":
+            done = last_saved(Path(config.run))
+            if goes_on_as(begun.objective, config.objective, done):
+                continue
+            remedy += f", but for shares and weights from step {done} on, which may change"
         yield (
             f"{key} is {now.get(key)} but the run in {config.run} was begun with {before.get(key)}: "
-            "set it back, or choose another run=FOLDER."
+            f"{remedy}, or choose another run=FOLDER."
         )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Samples are dealt to corpora and tasks by the order in which a config names them."""
+    return one == other and (not isinstance(one, dict) or [*one] == [*other])
 
 
 def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from megaptm.resilience.events import BEGINNINGS, EvaluationEvent, ExitEvent, HangEvent, ResumeEvent, StartEvent
+from megaptm.resilience.events import (
+    BEGINNINGS,
+    EvaluationEvent,
+    ExitEvent,
+    HangEvent,
+    ObjectiveEvent,
+    ResumeEvent,
+    StartEvent,
+)
 
 
 @dataclass
@@ -55,8 +63,9 @@ PARTS = ("productive", "data", "validation", "checkpoint")
 def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[JobTime]:
     """The jobs of a run, in order, from its two journals."""
     found: list[JobTime] = []
-    # An evaluation is no part of a job, however long after it the model is measured.
-    for event in (event for event in events if event["kind"] != EvaluationEvent.kind):
+    # No part of a job, however long after it the model is measured, or the next job is prepared.
+    between = (EvaluationEvent.kind, ObjectiveEvent.kind)
+    for event in (event for event in events if event["kind"] not in between):
         opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
         if event["kind"] in BEGINNINGS or (opens and (not found or found[-1].ready is not None)):
             found.append(JobTime(begin=event["time"]))

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from megaptm.config import Config
 from megaptm.data import Mix
+from megaptm.objectives import Composed, Objective, weights_at
+from megaptm.objectives.compose import by_step
 from megaptm.plan.count import count, step_flops
 from megaptm.report.terminal import clock
-from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, read_events
+from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, WeighingEvent, read_events
 from megaptm.run.folder import CONFIG, flat
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker, how_to_look
@@ -80,6 +82,12 @@ class StepReport:
         self.tokens_per_row = sum(lengths.values())
         self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
         self._epochs = mix.epochs_begun(config.batches.first(start))
+        self.task = config.task
+        self._by_step = by_step(self.task)
+        # An objective of the user's may say another weight at each step: that is in the metrics alone.
+        self._weights_change = type(self.task).weights is not Objective.weights and (
+            not isinstance(self.task, Composed) or any(len(one.steps) > 1 for one in self.task.by_step.values())
+        )
         self._begun, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
         """A step that was done, and when, by the clock that never goes back."""
@@ -97,6 +105,7 @@ class StepReport:
             self._clock = step, time.monotonic()
             self._screen.began(step, seconds)
         self._tell_epochs(step)
+        self._tell_weighing(step)
         if step % self.config.train.log_every and step != self.config.train.steps and not is_first:
             self._screen.advance(step)
             return
@@ -105,9 +114,11 @@ class StepReport:
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
+        weights = weights_at(self.task, step - 1)
         metrics = {
             "loss": result.loss,
             **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),
+            **({f"weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
             "tokens_per_second": rows * self.tokens_per_row / seconds,
@@ -134,6 +145,20 @@ class StepReport:
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))
                 self._screen.epoch(step, name, epoch)
         self._epochs = begun
+
+    def _tell_weighing(self, step: int) -> None:
+        """Say which shares and weights are other ones than those of the step before."""
+        now, before = ({key: value.at(at) for key, value in self._by_step.items()} for at in (step - 1, step - 2))
+        turned = {key: value for key, value in now.items() if step > 1 and value != before[key]}
+        if turned:
+            shares, weights = (
+                {name: value for (kind, name), value in turned.items() if kind == wanted}
+                for wanted in ("share", "weight")
+            )
+            self.events.write(WeighingEvent(step=step, shares=shares, weights=weights))
+            self._screen.weighing(
+                step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in turned.items())
+            )
 
     def validation(self, step: int, means: Mapping[str, float]) -> None:
         self._fence()
@@ -190,6 +215,9 @@ class _Lines:
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
         print(f"step {step}/{self.steps}  epoch {epoch} of {corpus} begins", flush=True)
 
+    def weighing(self, step: int, said: str) -> None:
+        print(f"step {step}/{self.steps}  from here on: {said}", flush=True)
+
     def saved(self, step: int, seconds: float) -> None:
         print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
 
@@ -231,6 +259,9 @@ class _Bar:
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
         self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} begins")
+
+    def weighing(self, step: int, said: str) -> None:
+        self._progress.console.print(f"step {step}: from here on: {said}", highlight=False)
 
     def saved(self, step: int, seconds: float) -> None:
         self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")

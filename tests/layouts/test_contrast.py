@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.config import Layout
+from megaptm.config import CommunicationConfig, Layout
+from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill
 from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny
@@ -19,11 +21,12 @@ from tests.ranks import run_ranks
 FAMILY = "two towers, compared over all rows"
 
 
-def first_step(layout: Layout, dropout: float) -> dict[str, Any]:
+def first_step(layout: Layout, dropout: float, communication: CommunicationConfig | None = None) -> dict[str, Any]:
     """The first step's losses and gradient norm, and an evaluation before it, by the engine."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(FAMILY, dropout=dropout), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    spec, losses = tiny(FAMILY, dropout=dropout), losses_of(FAMILY)
+    engine = Engine(spec, layout, ADAM, losses=losses, seed=7, communication=communication)
     mine = [micro_batches(batch(FAMILY, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None][0]
     evaluated = engine.evaluate(mine).losses
     done = engine.step(mine, step=0, lr=0.0)
@@ -69,6 +72,14 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(reference: dict[str, Any
         assert result["counts"]["pairs"] == 5
 
 
+def test_messages_beside_the_passes_change_nothing(reference: dict[str, Any]) -> None:
+    layout, communication = LAYOUTS["DP2 x PP2 interleaved"], CommunicationConfig(overlap_p2p_comm=True)
+    for result in run_ranks(layout.processes, first_step, layout, 0.0, communication):
+        assert result["evaluated"] == pytest.approx(reference["evaluated"], rel=1e-5)
+        assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+        assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
+
+
 def compared(layout: Layout) -> list[tuple[int, int]]:
     """The own rows and all rows of each comparison in a step of this rank."""
     really, sizes = PairsHead.compare, []
@@ -87,6 +98,34 @@ def test_a_data_rank_compares_its_own_rows_with_all() -> None:
         assert {*sizes} == {(ROWS // 4, ROWS)}
 
 
+def refused(name: str, wrong: Callable[[Tensor], Tensor]) -> str:
+    """What is said of a head one of whose functions gives something else."""
+    really = getattr(PairsHead, name)
+    with patch.object(PairsHead, name, lambda *given: wrong(really(*given))), pytest.raises(UserError) as error:
+        first_step(Layout(microbatch=4), 0.0)
+    return str(error.value)
+
+
+def halved(features: Tensor) -> Tensor:
+    return features.bfloat16()
+
+
+def one_row(features: Tensor) -> Tensor:
+    return features[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("features", halved, "gave [4, 17] in bfloat16 for 4 rows: it must give [4, F] in float32"),
+        ("features", one_row, "gave [1, 17] in float32 for 4 rows"),
+        ("compare", one_row, "gave [1] for 8 of 8 rows: it must give the loss of each of the rows `own`"),
+    ],
+)
+def test_a_head_that_gives_something_else_is_refused(name: str, wrong: Callable[[Tensor], Tensor], said: str) -> None:
+    assert f"PairsHead.{name} {said}" in run_ranks(1, refused, name, wrong)[0]
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
     layout = Layout(microbatch=8, recompute=recompute)
@@ -94,6 +133,48 @@ def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
     assert drawn["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert drawn["norm"] == pytest.approx(plain["norm"], rel=1e-5)
     assert drawn["losses"]["pairs"] != pytest.approx(drawn["evaluated"]["pairs"], rel=1e-4)
+
+
+def both_passes(layout: Layout) -> tuple[Tensor, Tensor] | None:
+    """The features of each row in either pass of a step with dropout, where the head is."""
+    from megaptm.parallel.engine import Engine
+
+    engine = Engine(tiny(FAMILY, dropout=0.3), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    really, given = PairsHead.features, []
+    with patch.object(PairsHead, "features", lambda *streams: given.append(really(*streams)) or given[-1]):
+        mine = micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)
+        engine.step(mine if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
+    if not given:
+        return None
+    half = len(given) // 2
+    return torch.cat(given[:half]).detach(), torch.cat(given[half:]).detach()
+
+
+@pytest.mark.parametrize("layout", ["DP2 x PP2 interleaved", "TP2 + SP, recompute"])
+def test_both_passes_draw_the_same_dropout_in_every_layout(layout: str) -> None:
+    drawn = [pair for pair in run_ranks(LAYOUTS[layout].processes, both_passes, LAYOUTS[layout]) if pair]
+    assert len(drawn) == 2
+    for first, second in drawn:
+        assert len(first) == ROWS // LAYOUTS[layout].data
+        assert torch.equal(first, second)
+
+
+def passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, float]]:
+    """How often the head is asked for features in an evaluation, and what that says."""
+    from megaptm.parallel.engine import Engine
+
+    engine, really, asked = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
+    with patch.object(PairsHead, "features", lambda *given: asked.append(1) or really(*given)):
+        found = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
+    return len(asked), found
+
+
+def test_an_evaluation_of_compared_rows_alone_is_one_pass(reference: dict[str, Any]) -> None:
+    for asked, found in run_ranks(2, passes, Layout(microbatch=8, pipeline=2), {"pairs": 1.0}):
+        assert asked <= 1
+        assert found == {"pairs": pytest.approx(reference["evaluated"]["pairs"], rel=1e-5)}
+    [(asked, _)] = run_ranks(1, passes, Layout(microbatch=8), losses_of(FAMILY))
+    assert asked == 2
 
 
 def kernels(layout: Layout) -> list[bool]:

@@ -27,3 +27,11 @@ def test_a_layout_changes_nothing(alone, name, layout):
     for result in run_ranks(LAYOUTS[layout].processes, train_steps, name, LAYOUTS[layout], 3):
         for part in ("losses", "norms", "evaluation"):
             assert result[part] == pytest.approx(alone[name][part], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["TP2+SP", "PP2 interleaved, recompute", "DP2 distributed optimizer"])
+@pytest.mark.parametrize("name", ["two towers, compared over all rows", "queries and keys turned by place"])
+def test_bf16_stays_close(name, layout):
+    one = run_ranks(1, train_steps, name, Layout(microbatch=2), 3, "bf16")[0]
+    for result in run_ranks(LAYOUTS[layout].processes, train_steps, name, LAYOUTS[layout], 3, "bf16"):
+        assert result["losses"] == pytest.approx(one["losses"], rel=5e-3)

@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.resilience.events import CheckpointEvent, Events
+from megaptm.resilience.events import CheckpointEvent, Events, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import (
     discard_unused,
@@ -122,10 +122,64 @@ def test_a_run_does_not_continue_as_another(config, override, told):
     assert (run / "config.yaml").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("causal-lm", "{causal-lm: {weight: {0: 1, 10: 2}}}"),
+        ("{causal-lm: {weight: 2}}", "{causal-lm: {weight: {0: 2, 10: 0.5, 300: 3}}}"),
+        ("{causal-lm: {weight: {0: 2, 5: 1, 12: 3}}}", "{causal-lm: {weight: {0: 2, 5: 1}}}"),
+        (
+            "{a: {task: causal-lm, share: {0: 1, 20: 0}}, b: {task: causal-lm, share: 1}}",
+            "{a: {task: causal-lm, share: {0: 1, 10: 0.5}}, b: {task: causal-lm, share: {0: 1, 15: 0}}}",
+        ),
+    ],
+)
+def test_shares_and_weights_may_change_for_steps_to_come(config, before, after):
+    run = prepare(config(f"objective={before}"))
+    begin(run)
+    assert load(prepare(config(f"objective={after}")) / "config.yaml") == config(f"objective={after}")
+    event = read_events(run)[-1]
+    assert (event["kind"], event["step"]) == ("objective", 10)
+    assert event["before"] != event["after"]
+    prepare(config(f"objective={after}"))
+    assert len(read_events(run)) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{causal-lm: {weight: 2}}", "{causal-lm: {weight: {0: 2, 9: 0.5}}}"),
+        ("{causal-lm: {weight: {0: 2, 5: 1}}}", "{causal-lm: {weight: {0: 2, 6: 1}}}"),
+        ("causal-lm", "{causal-lm: {weight: 2}}"),
+        (
+            "{a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: 1}}",
+            "{a: {task: causal-lm, share: {0: 1, 9: 1}}, b: {task: causal-lm, share: 1}}",
+        ),
+        (
+            "{a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: 1}}",
+            "{b: {task: causal-lm, share: 1}, a: {task: causal-lm, share: 1}}",
+        ),
+        ("{causal-lm: {weight: 2}}", "{a: {task: causal-lm, weight: 2}}"),
+    ],
+)
+def test_what_was_asked_already_may_not_change(config, before, after):
+    run = prepare(config(f"objective={before}"))
+    begin(run)
+    with pytest.raises(UserError, match=r"objective is .* set it back, but for shares and weights from step 10 on"):
+        prepare(config(f"objective={after}"))
+    assert len(read_events(run)) == 1
+
+
 def test_a_run_does_not_continue_on_another_corpus(config, tmp_path):
     begin(prepare(config()))
     with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was begun with .*corpus"):
         prepare(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
+
+
+def test_a_run_does_not_continue_on_its_corpora_in_another_order(config):
+    begin(prepare(config("data.mix={a: 1, b: 1}")))
+    with pytest.raises(UserError, match=r"data\.mix is {.*b.*a.*} but the run in .* was begun with {.*a.*b.*}"):
+        prepare(config("data.mix={b: 1, a: 1}"))
 
 
 def test_until_something_is_saved_everything_may_be_corrected(config):

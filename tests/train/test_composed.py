@@ -6,6 +6,7 @@ import pytest
 
 from megaptm.inference import evaluate as evaluation
 from megaptm.inference.loaded_model import open_run
+from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from tests.drills.program import arguments, finish, losses, resumed_at
 
@@ -40,6 +41,26 @@ def test_the_sum_has_the_weights_of_its_step(whole):
     for record in records:
         weight = 1.0 if record["step"] <= 5 else 0.5
         assert record["loss"] == pytest.approx(weight * record["loss/mlm"] + 2 * record["loss/sentence-order"])
+
+
+def test_each_change_is_told_at_its_step(whole):
+    events = [event for event in read_events(whole) if event["kind"] == "weighing"]
+    assert [(event["step"], event["shares"], event["weights"]) for event in events] == [
+        (4, {"few": 0.5, "many": 0.5}, {}),
+        (6, {}, {"mlm": 0.5}),
+    ]
+    records = [record for record in read_metrics(whole) if "loss/mlm" in record]
+    assert [record["weight/mlm"] for record in records] == [1.0] * 5 + [0.5] * 3
+    assert {record["weight/sentence-order"] for record in records} == {2.0}
+
+
+def test_a_run_goes_on_with_other_weights_for_the_steps_to_come(train, whole):
+    train("turned", "train.stop_at=4", code=75)
+    turned = train("turned", OBJECTIVE.replace("5: 0.5", "6: 0.25"))
+    before, after = losses(whole), losses(turned)
+    assert [after[step] == pytest.approx(before[step], rel=1e-6) for step in range(1, 9)] == [True] * 5 + [False] * 3
+    events = [event["kind"] for event in read_events(turned) if event["kind"] in ("objective", "weighing")]
+    assert events == ["weighing", "objective", "weighing"]
 
 
 def test_stopped_in_its_midst_it_goes_on_with_the_same_samples_on_another_layout(train, whole):

@@ -44,6 +44,11 @@ class Leaving(CausalLM):
         return super().make(*given) if next(MADE) <= 30 else os._exit(3)
 
 
+class Ours(Mine):
+    __module__ = "megaptm.objectives.mine"
+
+
+OURS = Ours()
 MINE, SILENT, WEIGHED, LEAVING = Mine(), Silent(), Weighed(), Leaving()
 """
 
@@ -70,6 +75,15 @@ def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(ru
     )
     assert checkpoints(run) == [2]
     assert "KeyError" in (run / "logs/rank-0.log").read_text()
+
+
+def test_a_failure_of_megaptm_s_own_is_a_traceback_and_the_run_is_saved(run, corpus):
+    more = ("objective=of_mine:OURS", "train.steps=6", "layout.data=2", "data.workers=1", "train.batch=12")
+    done = finish("train", *arguments("gpt2", run, corpus, *more))
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" in done.stderr
+    assert "KeyError: 'label'" in done.stderr
+    assert checkpoints(run) == [5]
 
 
 def test_a_step_in_which_nothing_is_asked_ends_the_run_when_it_is_saved(run, corpus):
