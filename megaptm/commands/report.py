@@ -9,8 +9,8 @@ import click
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--ship", is_flag=True, help="First send to MLflow what an unreachable server missed.")
-def report(run: Path, ship: bool) -> None:
+@click.option("--upload", is_flag=True, help="First send to MLflow what an unreachable server missed.")
+def report(run: Path, upload: bool) -> None:
     """Tell how a run went.
 
     Its loss as a curve here and as a picture in the run folder, and where each second went.
@@ -19,8 +19,8 @@ def report(run: Path, ship: bool) -> None:
       megaptm report runs/tiny-gpt2
     """
     from megaptm.report.summary import report as show
-    from megaptm.report.summary import ship as send
+    from megaptm.report.summary import upload as send
 
-    if ship:
+    if upload:
         send(run)
     show(run)

@@ -25,7 +25,7 @@ from megaptm.plan.count import count
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
-from megaptm.run.folder import CONFIG, settle
+from megaptm.run.folder import CONFIG, absolute_paths
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
@@ -95,14 +95,14 @@ def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrid
             )
     path = folder / CONFIG
     path.write_text(yaml.safe_dump(_first_values(spec, run)))
-    config = settle(load(path, overrides))
+    config = absolute_paths(load(path, overrides))
     path.write_text(dump(config), encoding="utf-8")
     return config
 
 
 def first_config(spec: ModelSpec, run: Path) -> Config:
     """What a run in the folder `run` would begin with from a model, if nothing were said of it."""
-    return settle(Written.of(_first_values(spec, run)).load())
+    return absolute_paths(Written.of(_first_values(spec, run)).load())
 
 
 def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from megaptm.checkpoint.store import GoneError
 from megaptm.errors import UserError
-from megaptm.parallel.collectives import agree_on, from_all, wait_for_all
+from megaptm.parallel.collectives import all_gather_object, any_rank_each, barrier
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Background:
         if self._doing is None:
             return
         done = self._doing.done()
-        failed, busy = agree_on(done and self._doing.exception() is not None, not done)
+        failed, busy = any_rank_each(done and self._doing.exception() is not None, not done)
         if failed:
             self._raise()
         elif not busy:
@@ -66,11 +66,11 @@ class Background:
         assert self._doing is not None
         wait([self._doing])
         error, self._doing = self._doing.exception(), None
-        own, (cause, sentence) = _told(error), min(filter(None, from_all(_told(error))))
+        own, (cause, sentence) = _told(error), min(filter(None, all_gather_object(_told(error))))
         if error is not None and own == (cause, sentence):
             raise error
         if cause == MISTAKE_OF_OURS:
-            wait_for_all()  # in vain: the rank where the program failed ends, and should be the first to be heard
+            barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
         raise UserError(sentence) from error
 
 

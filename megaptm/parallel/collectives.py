@@ -13,12 +13,12 @@ from megaptm.parallel.groups import device
 T = TypeVar("T")
 
 
-def agree(flag: bool) -> bool:
+def any_rank(flag: bool) -> bool:
     """True everywhere as soon as it is true anywhere: processes must leave a loop at the same step."""
-    return agree_on(flag)[0]
+    return any_rank_each(flag)[0]
 
 
-def agree_on(*flags: bool) -> list[bool]:
+def any_rank_each(*flags: bool) -> list[bool]:
     """The same of several at once."""
     answers = torch.tensor(flags, dtype=torch.int32, device=device())
     dist.all_reduce(answers, op=dist.ReduceOp.MAX)
@@ -34,20 +34,20 @@ def numbers(tensor: Tensor) -> list[Any]:
     return tensor.tolist()
 
 
-def from_rank_0(value: T) -> T:
+def broadcast_object(value: T) -> T:
     """Rank 0's value, everywhere."""
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def from_all(value: T) -> list[T]:
+def all_gather_object(value: T) -> list[T]:
     """Every rank's value, everywhere."""
     box: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(box, value)
     return box
 
 
-def wait_for_all() -> None:
+def barrier() -> None:
     """Return once every process is here."""
     dist.barrier()

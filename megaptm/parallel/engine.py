@@ -27,7 +27,7 @@ from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_rows, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.inner_losses import InnerLosses
-from megaptm.parallel.main_grad import hang_on
+from megaptm.parallel.main_grad import attach_main_grads
 from megaptm.parallel.optimizer import build_optimizer, set_rates, update
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
@@ -104,7 +104,7 @@ class Engine:
         # Without it, gradients would be summed over data ranks after as many micro-batches as the first step had.
         no_sync = [chunk.no_sync for chunk in self.chunks]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
-        hang_on((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
+        attach_main_grads((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
         self.settings = optimizer
         self._weights = _filled(self.losses.values())
         self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)

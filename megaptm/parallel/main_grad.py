@@ -25,7 +25,7 @@ class MainGrad:
         return torch.empty_like(self._parameter) if self._overlaps else None
 
 
-def hang_on(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> None:
+def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> None:
     """Let the modules of these parameters add to their `main_grad`; `overlaps`: reduced during the backward pass."""
     for parameter in parameters:
         parameter.gradient_sum = MainGrad(parameter, overlaps=overlaps)  # type: ignore[attr-defined]

@@ -53,7 +53,7 @@ def report(run: str | Path, *, console: Console | None = None) -> Path:
     return picture
 
 
-def ship(run: str | Path) -> None:
+def upload(run: str | Path) -> None:
     """Send to MLflow what an unreachable server missed."""
     track = _config(Path(run)).track
     Tracker(run, uri=track.uri, experiment=track.experiment).close()

@@ -66,7 +66,7 @@ WRITTEN = "MEGAPTM_CONFIG"
 
 def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The config that a command names: a YAML file, or the folder of a run that was begun; or what such a file says."""
-    return settle(_with_vocabulary(_written(config, overrides)).load())
+    return absolute_paths(_with_vocabulary(_written(config, overrides)).load())
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
@@ -75,7 +75,7 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
         written = _with_vocabulary(written)
     found = written.draft()
-    return found if found.config is None else replace(found, config=settle(found.config))
+    return found if found.config is None else replace(found, config=absolute_paths(found.config))
 
 
 def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Written:
@@ -96,7 +96,7 @@ def _with_vocabulary(written: Written) -> Written:
     return written if vocabulary is None else written.plus(f"model.vocabulary={vocabulary}")
 
 
-def settle(config: Config) -> Config:
+def absolute_paths(config: Config) -> Config:
     """The config with its folders made absolute: the run is continued from wherever the next command is typed."""
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache and _absolute(config.data.cache)

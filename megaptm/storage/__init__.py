@@ -17,7 +17,9 @@ from megaptm.storage.files import (
     upload,
 )
 from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines
-from megaptm.storage.outside import (
+from megaptm.storage.retry import RetryPolicy
+from megaptm.storage.stream import open_remote
+from megaptm.storage.untrusted import (
     FileName,
     Record,
     file_name,
@@ -26,8 +28,6 @@ from megaptm.storage.outside import (
     shown,
     validated,
 )
-from megaptm.storage.retry import RetryPolicy
-from megaptm.storage.stream import open_remote
 
 __all__ = [
     "AtomicFile",

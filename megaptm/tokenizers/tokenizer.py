@@ -18,8 +18,8 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_whole
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.memory import MARK, WordMemory, ids_and_ends, library_errors_told, splits_at_spaces
 from megaptm.tokenizers.special import special_tokens
+from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_told, splits_at_spaces
 
 if TYPE_CHECKING:
     import tokenizers
@@ -79,15 +79,15 @@ class Tokenizer:
         return find_gigatoken(self.content, self.library)
 
     @cached_property
-    def _words(self) -> WordMemory | None:
+    def _words(self) -> WordCache | None:
         return (
-            WordMemory(self.content, self.library, ends=False) if splits_at_spaces(self.content, self.library) else None
+            WordCache(self.content, self.library, ends=False) if splits_at_spaces(self.content, self.library) else None
         )
 
     @cached_property
-    def _words_with_ends(self) -> WordMemory | None:
+    def _words_with_ends(self) -> WordCache | None:
         return (
-            WordMemory(self.content, self.library, ends=True) if splits_at_spaces(self.content, self.library) else None
+            WordCache(self.content, self.library, ends=True) if splits_at_spaces(self.content, self.library) else None
         )
 
     def encode(self, text: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""MLflow's side: one run, opened again by every restart. Imported by the shipper's thread, never by the trainer."""
+"""MLflow's side: one run, opened again by every restart. Imported by the uploader's thread, never by the trainer."""
 
 from __future__ import annotations
 

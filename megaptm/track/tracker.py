@@ -10,7 +10,7 @@ from typing import Any
 
 from megaptm.credentials import refuse_credentials
 from megaptm.track.journal import Journal
-from megaptm.track.shipper import Shipper
+from megaptm.track.uploader import Uploader
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Tracker:
         self._complained = False
         self._shipper = None
         if enabled:
-            self._shipper = Shipper(self._run, uri=uri, experiment=experiment, retry_seconds=retry_seconds)
+            self._shipper = Uploader(self._run, uri=uri, experiment=experiment, retry_seconds=retry_seconds)
             self._shipper.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -62,7 +62,7 @@ class Tracker:
         left = self._shipper.finish(seconds) if self._shipper is not None else 0
         if left:
             logger.warning(
-                "%d records of %s have not reached the tracking server; `megaptm report --ship %s` sends them later",
+                "%d records of %s have not reached the tracking server; `megaptm report --upload %s` sends them later",
                 left,
                 self._journal.path,
                 self._run,

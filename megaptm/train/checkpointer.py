@@ -16,7 +16,7 @@ from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.parallel import state
 from megaptm.parallel.background import Background, together
-from megaptm.parallel.collectives import from_all, from_rank_0, wait_for_all
+from megaptm.parallel.collectives import all_gather_object, barrier, broadcast_object
 from megaptm.parallel.engine import Engine
 from megaptm.plan.count import count
 from megaptm.resilience.events import (
@@ -53,7 +53,7 @@ class Checkpointer:
             run,
             keep=config.checkpoint.keep,
             fence=lock.still_mine if lock else None,
-            token=from_rank_0(lock.token if lock else ""),
+            token=broadcast_object(lock.token if lock else ""),
             damaged=self._damaged,
         )
         self.tell: Callable[[int, float], object] = lambda step, seconds: None
@@ -96,7 +96,7 @@ class Checkpointer:
         begun = time.monotonic()
         if self.events:
             self.store.prepare(step)
-        wait_for_all()
+        barrier()
         pieces = state.pieces(self.engine)
         self._background.begin(
             partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
@@ -146,12 +146,14 @@ def newest(store: Store, place: RankEnvironment) -> Checkpoint | None:
     def look(step: int) -> Checkpoint | str | None:
         # Nobody else removes what this job owns: one that is gone here, on any rank, ends the run.
         found = together(partial(store.look, step, part=place.rank, parts=place.world))
-        damages = [damage for damage in from_all(found if isinstance(found, str) else None) if damage is not None]
+        damages = [
+            damage for damage in all_gather_object(found if isinstance(found, str) else None) if damage is not None
+        ]
         if isinstance(found, Checkpoint) and not damages:
             return found
         return damages[0] if place.rank == 0 else None
 
-    checkpoint = store.first_good(from_rank_0(store.steps() if place.rank == 0 else []), look)
+    checkpoint = store.first_good(broadcast_object(store.steps() if place.rank == 0 else []), look)
     if checkpoint is None and place.rank == 0:
         store.refuse_to_begin_again()
         refuse_to_forget(store.run)

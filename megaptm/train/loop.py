@@ -13,7 +13,7 @@ from megaptm.config import Config
 from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.objectives import Objective, weights_at
-from megaptm.parallel.collectives import agree, from_all, wait_for_all
+from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
 from megaptm.parallel.engine import REMEDY, DivergedError, Engine, NothingAskedError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
@@ -53,7 +53,7 @@ def train(run: Training, *, start: int) -> int:
     """Train from step `start` to the configured end; returns the exit code: 0, or "continue me" when asked to stop."""
     config = run.config.train
     given, unreadable = _try_to_read(run, start) if start < config.steps else (None, None)
-    if agree(isinstance(unreadable, StopError)):
+    if any_rank(isinstance(unreadable, StopError)):
         return EXIT_CONTINUE
     if mistake := _first_mistake(unreadable):
         raise mistake
@@ -79,7 +79,7 @@ def train(run: Training, *, start: int) -> int:
         given, unreadable = _try_to_read(run, done) if not last else (None, None)
         if last or (config.validate_every is not None and done % config.validate_every == 0):
             unreadable = _validate(run, done, unreadable)
-        stopping = agree(run.stop.requested or config.stop_at == done or unreadable is not None)
+        stopping = any_rank(run.stop.requested or config.stop_at == done or unreadable is not None)
         if last or stopping or done % run.config.checkpoint.every == 0:
             _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
         else:
@@ -100,11 +100,11 @@ def _first_mistake(mine: Exception | None) -> UserError | None:
     if isinstance(mine, PluginError):
         print(mine.traceback, file=sys.stderr, flush=True)
     ours = mine is not None and not isinstance(mine, UserError | StopError)
-    told = from_all((ours, str(mine) if isinstance(mine, UserError) else None))
+    told = all_gather_object((ours, str(mine) if isinstance(mine, UserError) else None))
     if mine is not None and ours:
         raise mine
     if any(failed for failed, _ in told):
-        wait_for_all()  # in vain: the rank where the program failed ends, and should be the first to be heard
+        barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
     return next((UserError(sentence) for _, sentence in told if sentence is not None), None)
 
 
@@ -114,7 +114,7 @@ def _saved_at(step: int, mistake: UserError) -> UserError:
 
 def _tell_who_was_asked(run: Training, step: int) -> None:
     """A signal to another rank than rank 0, which has the journal: a run must not end for no reason that is told."""
-    names = from_all(run.stop.name)
+    names = all_gather_object(run.stop.name)
     if run.stop.name is None:
         asked = next(((rank, name) for rank, name in enumerate(names) if name is not None), None)
         if asked is not None:
@@ -169,12 +169,12 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
                 held_out = list(run.held_out()) if unreadable is None else []
         except (UserError, StopError) as error:
             unreadable = error
-        if agree(unreadable is not None):
+        if any_rank(unreadable is not None):
             return unreadable
         means = mean_losses(run.engine, iter(held_out))
     if run.report is not None:
         run.report.validation(step, means)
-    if agree(not math.isfinite(means["loss"])):
+    if any_rank(not math.isfinite(means["loss"])):
         _finish_saving(run)
         raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")
     return None

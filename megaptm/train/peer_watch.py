@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_FAILURE
-from megaptm.parallel.collectives import from_rank_0, wait_for_all
+from megaptm.parallel.collectives import barrier, broadcast_object
 from megaptm.resilience.failures import exit_code_of_hang
 from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
 from megaptm.resilience.watchdog import LONG, Limits, Watchdog
@@ -28,10 +28,10 @@ def collective_minutes(hang_seconds: float | None) -> float:
 
 def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: RankEnvironment) -> None:
     """Begin to beat and, on the first two ranks, to watch all; when a rank hangs, all that can leave with code 75."""
-    folder = run / HEARTBEATS / from_rank_0(secrets.token_hex(4))
+    folder = run / HEARTBEATS / broadcast_object(secrets.token_hex(4))
     if place.rank == 0:
         shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier starts
-    wait_for_all()
+    barrier()
     heartbeat.open(folder)
     seconds = config.train.hang_seconds
     if seconds is None or place.rank > 1:

@@ -17,7 +17,7 @@ from megaptm.report.summary import _seconds
 from megaptm.resilience.events import last_saved, read_events
 from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load
-from megaptm.tokenizers.memory import library_errors_told, splits_at_spaces
+from megaptm.tokenizers.word_cache import library_errors_told, splits_at_spaces
 from megaptm.track import read_metrics
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.seals import seal_corpus

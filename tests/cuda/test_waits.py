@@ -22,8 +22,8 @@ STEP = {
     # Whether the gradient is finite, before anything is moved by it.
     "numbers: megaptm/parallel/optimizer.py _gradient_norm": 1,
     # Whether somebody wishes to stop.
-    "copy: megaptm/parallel/collectives.py agree_on": 1,
-    "numbers: megaptm/parallel/collectives.py agree_on": 1,
+    "copy: megaptm/parallel/collectives.py any_rank_each": 1,
+    "numbers: megaptm/parallel/collectives.py any_rank_each": 1,
 }
 # Shapes of the micro-batches, for the other tensor ranks.
 SHAPES = {"broadcast_object_list: megaptm/parallel/batches.py share_batches": 4}

@@ -5,7 +5,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.parallel.groups import Ranks
-from megaptm.run.folder import settle
+from megaptm.run.folder import absolute_paths
 from megaptm.train.batch_source import BatchSource
 from tests.drills.program import arguments
 
@@ -24,7 +24,7 @@ def read(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, start=0)
     """The next steps, each as the ranks read it together: a list of field -> [BATCH, ...]."""
     path, *overrides = arguments(family, tmp_path / "run", corpus)
     layout = [f"layout.data={data}", f"layout.microbatch={microbatch}", f"data.workers={workers}"]
-    config = settle(load(path, [*overrides, *layout]))
+    config = absolute_paths(load(path, [*overrides, *layout]))
     parts = []
     for ranks in ranks_of(data):
         feed = BatchSource(config, ranks)

@@ -316,10 +316,10 @@ def spoil_yaml(folder: Path, draw: Random) -> bool:
 def read_config(folder: Path) -> Any:
     from megaptm.config import draft, dump, load, resolve_model
     from megaptm.plan.count import count
-    from megaptm.run.folder import flat, settle
+    from megaptm.run.folder import absolute_paths, flat
 
     draft(folder / "it.yaml")
-    config = settle(load(folder / "it.yaml"))
+    config = absolute_paths(load(folder / "it.yaml"))
     flat(config.model_dump())
     count(resolve_model(config))
     dump(config)

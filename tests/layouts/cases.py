@@ -210,7 +210,7 @@ def train_and_save(
     from megaptm.checkpoint.store import Store
     from megaptm.parallel import state
     from megaptm.parallel.background import Background
-    from megaptm.parallel.collectives import wait_for_all
+    from megaptm.parallel.collectives import barrier
     from megaptm.parallel.engine import Engine
 
     engine = Engine(
@@ -239,7 +239,7 @@ def train_and_save(
     def save() -> None:
         if rank == 0:
             store.prepare(end)
-        wait_for_all()
+        barrier()
         pieces = list(state.pieces(engine))
         background.begin(partial(write, HostStaging().take(pieces) if meanwhile else pieces), commit)
 

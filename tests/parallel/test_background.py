@@ -25,7 +25,7 @@ def phases_of_unequal_ranks(folder):
     import torch.distributed as dist
 
     from megaptm.parallel.background import Background
-    from megaptm.parallel.collectives import wait_for_all
+    from megaptm.parallel.collectives import barrier
 
     folder, rank, background = Path(folder), dist.get_rank(), Background()
 
@@ -44,7 +44,7 @@ def phases_of_unequal_ranks(folder):
     for _ in range(5):  # steps that training goes on with
         background.advance()
     assert not (folder / "committed").exists()
-    wait_for_all()
+    barrier()
     (folder / "go").touch()
     background.finish()
     assert (folder / "committed").exists()
@@ -129,19 +129,19 @@ def waiting_for_a_slow_rank(folder):
 
     from megaptm.parallel import background
 
-    folder, rank, meetings, agree_on = Path(folder), dist.get_rank(), [], background.agree_on
+    folder, rank, meetings, any_rank_each = Path(folder), dist.get_rank(), [], background.any_rank_each
 
     def counted(*flags):
         meetings.append(flags)
         if rank == 0 and len(meetings) == 5:
             (folder / "go").touch()
-        return agree_on(*flags)
+        return any_rank_each(*flags)
 
-    background.agree_on = counted
+    background.any_rank_each = counted
     try:
         return background.together(lambda: wait_for(folder / "go") if rank == 1 else None)
     finally:
-        background.agree_on = agree_on
+        background.any_rank_each = any_rank_each
 
 
 def test_who_waits_for_another_rank_s_work_never_sits_in_one_collective_for_long(tmp_path):

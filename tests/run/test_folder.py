@@ -9,13 +9,13 @@ from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import (
+    absolute_paths,
     discard_unused,
     environment_of,
     prepare,
     read_config,
     read_draft,
     refuse_anothers,
-    settle,
     wait_until_prepared,
 )
 from tests.train.runs import build, write_text
@@ -27,7 +27,7 @@ TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
 def config(tmp_path):
     def build(*overrides):
         mix = f"data.mix={{{tmp_path / 'corpus'}: 1}}"
-        return settle(load(TINY, [f"run={tmp_path / 'run'}", mix, *overrides]))
+        return absolute_paths(load(TINY, [f"run={tmp_path / 'run'}", mix, *overrides]))
 
     return build
 
@@ -79,7 +79,7 @@ def test_a_run_is_continued_whatever_its_folder_is_called(config, tmp_path, name
 
 def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settled = settle(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
+    settled = absolute_paths(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
     assert settled.run == str(tmp_path / "a")
     assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
 

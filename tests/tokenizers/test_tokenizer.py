@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS, load
-from megaptm.tokenizers.memory import MARK, ids_and_ends
+from megaptm.tokenizers.word_cache import MARK, ids_and_ends
 
 ODD = [
     "",

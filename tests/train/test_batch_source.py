@@ -9,7 +9,7 @@ import pytest
 from megaptm.config import load
 from megaptm.data import Mix
 from megaptm.parallel.groups import Ranks
-from megaptm.run.folder import settle
+from megaptm.run.folder import absolute_paths
 from megaptm.train.batch_source import BatchSource
 from tests.train.runs import build, settings, write_text
 
@@ -20,7 +20,7 @@ def test_tensor_ranks_that_are_sent_their_batches_read_no_held_out_text(
     corpus = build(write_text(tmp_path / "text"), tmp_path / "corpus", "gpt2")
     words = ("layout.tensor=2", "train.batch=4", "train.validate_batches=2")
     path, *overrides = settings("gpt2", tmp_path / "run", corpus, *words)
-    config = settle(load(path, overrides))
+    config = absolute_paths(load(path, overrides))
     read: list[int] = []
     really = Mix.sample
     monkeypatch.setattr(Mix, "sample", lambda mix, number: read.append(number) or really(mix, number))

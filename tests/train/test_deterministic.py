@@ -10,7 +10,7 @@ import pytest
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.parallel.deterministic import use_deterministic_kernels
-from megaptm.run.folder import prepare, settle
+from megaptm.run.folder import absolute_paths, prepare
 from tests.drills.program import arguments, losses
 
 WORKER = """
@@ -28,7 +28,7 @@ PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
 def worker(folder, corpus, *more):
     """One process of a run of three steps: how torch is set in it at the end, and the losses."""
     path, *overrides = arguments("gpt2", folder, corpus, "train.steps=3", "model.dropout=0.1", *more)
-    prepare(settle(load(path, overrides)))
+    prepare(absolute_paths(load(path, overrides)))
     environment = {**os.environ, **PLACE, "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(folder)], env=environment, capture_output=True, text=True, check=False

@@ -54,7 +54,7 @@ BY_CHARACTER = tuple(kind for kind in NORMALIZERS if kind not in ("Strip", "Prec
 SINGLE_SPACE = {"type": "Replace", "pattern": {"Regex": " {2,}"}}
 
 
-class WordMemory:
+class WordCache:
     """Encodes texts whose words stand for themselves; None for a text that the library must encode whole."""
 
     def __init__(self, content: Mapping[str, Any], library: tokenizers.Tokenizer, *, ends: bool):

@@ -22,11 +22,11 @@ BETWEEN_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 
 
-class Shipper(threading.Thread):
+class Uploader(threading.Thread):
     """Sends what is new, remembers how far it came, and tries again later when the server does not answer."""
 
     def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float) -> None:
-        super().__init__(daemon=True, name="mlflow-shipper")
+        super().__init__(daemon=True, name="mlflow-uploader")
         self._run, self._retry_seconds = run, retry_seconds
         self._state = State.read(run, uri=uri, experiment=experiment)
         self._closing = False
