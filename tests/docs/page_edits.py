@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("megaptm", "data_pipeline", "tests", "configs", "pyproject.toml")
+PARTS = ("megaptm", "data_pipeline", "benchmarks", "tests", "configs", "pyproject.toml")
 
 
 @dataclass(frozen=True)

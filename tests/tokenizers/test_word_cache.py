@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from megaptm.tokenizers import Tokenizer, memory
+from megaptm.tokenizers import Tokenizer, word_cache
 from megaptm.tokenizers.probe import probe_texts
 
 
@@ -62,7 +62,7 @@ def test_ids_are_those_of_hugging_face_whatever_the_parts(name, trained, texts):
 
 
 def test_what_is_remembered_stays_small(trained, texts, monkeypatch):
-    monkeypatch.setattr(memory, "MOST", 500)
+    monkeypatch.setattr(word_cache, "MOST", 500)
     tokenizer = Tokenizer(trained["wordpiece"].content, {})
     expected = [trained["wordpiece"].encode(text).tolist() for text in texts]
     for _ in range(2):
