@@ -12,7 +12,7 @@ cd "${MEGAPTM_HOME:=$SLURM_SUBMIT_DIR}" || exit
 export PYTHONUNBUFFERED=1
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun does not take it from the job
 restart=${SLURM_RESTART_COUNT:-0}
-options=() first=()
+options=() first=() look=120
 trap too_short USR1
 
 case ${MEGAPTM_IMAGE-} in
@@ -20,6 +20,7 @@ case ${MEGAPTM_IMAGE-} in
     *.sif) python=(apptainer exec --nv --bind "$PWD" "$MEGAPTM_IMAGE" python) ;;
     *)
         options=(--container-image="$MEGAPTM_IMAGE" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")
+        look=1800 # on most nodes it is the look at them that pulls the image
         python=(python) first=(srun "${options[@]}" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1)
         ;;
 esac
@@ -54,11 +55,12 @@ once() {
     "${first[@]}" "${python[@]}" -m "$@"
 }
 
-# Each node says what it is and sees, in a second or two: a broken one is named, which would have been waited for.
+# Each node says what it is and sees, in a second or two but for an image: a broken one is named, which would have been
+# waited for.
 look_at_nodes() {
     if [[ ${MEGAPTM_CHECK-} == no ]]; then return; fi
     local begin=$EPOCHREALTIME each=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
-    timeout 120 srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
+    timeout "$look" srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
         -m megaptm.check.node --token="$logs/nodes" --place="$logs" >"$logs/look.out" 2>"$logs/look.err"
     once megaptm.launch.slurm.node_report --asked="$begin" "$logs" || exit
 }

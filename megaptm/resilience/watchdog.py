@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -34,6 +35,8 @@ STOP_SECONDS = 60.0
 HALTED_STOP_SECONDS = 10.0
 """The same of a process that is halted (SIGSTOP): it cannot save."""
 ANSWER_SECONDS = 5.0
+LONGEST_PAUSE = 1.0
+"""Between two looks at which ranks have answered."""
 STACK_LINES = 40
 SPANS = 8
 """Of ranks that are named."""
@@ -296,15 +299,25 @@ class Watchdog:
 
     def _ask_for_stacks(self, ranks: Collection[int]) -> None:
         answering = [rank for rank in ranks if not self._limits.is_quiet(self._seen[rank])]
-        before = {rank: len(self._dumped(rank)) for rank in answering}
+        before = {rank: self._dumped_bytes(rank)[0] for rank in answering}
         give_order(self.folder, STACKS)
-        deadline = time.monotonic() + 2 * self._every + ANSWER_SECONDS
+        deadline, pause = time.monotonic() + 2 * self._every + ANSWER_SECONDS, min(0.1, self._every)
         while answering and time.monotonic() < deadline:
-            time.sleep(min(0.1, self._every))
-            dumped = {rank: self._dumped(rank) for rank in answering}
-            answering = [
-                rank for rank in answering if len(dumped[rank]) == before[rank] or not dumped[rank].endswith(END)
-            ]
+            time.sleep(pause)
+            # With a thousand ranks a look at all is a thousand files opened on the disk that they share.
+            pause = min(1.5 * pause, LONGEST_PAUSE)
+            ends = {rank: self._dumped_bytes(rank) for rank in answering}
+            answering = [rank for rank, (size, end) in ends.items() if size == before[rank] or end != END]
+
+    def _dumped_bytes(self, rank: int) -> tuple[int, bytes]:
+        """How many, and the last of them. Of an open file: network file systems know no other as it is."""
+        try:
+            with stacks_file(self.folder, rank).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - len(END)))
+                return size, file.read()
+        except OSError:
+            return 0, b""
 
     def _dumped(self, rank: int) -> bytes:
         try:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import socket
 import sys
@@ -59,7 +60,10 @@ MAY_CHANGE = (
 )
 # And what may differ in a run's next phase, besides.
 NEXT_PHASE = ("train.after", "data.sequence")
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 600.0
+"""For rank 0 to prepare the folder: it may wait for a lock, and for what lies on a slow disk."""
+LONGEST_PAUSE = 2.0
+"""Between two looks of a rank that waits for it: a thousand ranks look at one file."""
 WRITTEN = "MEGAPTM_CONFIG"
 """By which a launcher tells its ranks the hash of the config that it wrote."""
 
@@ -192,13 +196,15 @@ def discard_unused(run: Path) -> None:
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
     """Under torchrun or srun rank 0 prepares; the others wait until they see their own config in the folder."""
     path, wanted = Path(config.run) / CONFIG, dump(config)
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.1
     while time.monotonic() < deadline:
         if path.exists() and path.read_text(encoding="utf-8") == wanted:
             return path.parent
-        time.sleep(0.1)
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(1.5 * pause, LONGEST_PAUSE)
     raise UserError(
-        f"{path} did not become this command's config in {seconds:.0f} s: is it on a disk that all nodes share?"
+        f"{path} did not become this command's config in {seconds:.0f} s: see in rank 0's log what it waits for; "
+        "if for nothing, the folder is not on a disk that all nodes share."
     )
 
 

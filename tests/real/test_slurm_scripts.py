@@ -1,6 +1,9 @@
 """What the shipped scripts ask of Slurm is what their configs need."""
 
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +42,16 @@ def test_a_script_is_what_launch_would_write(path):
     else:
         title = text.splitlines()[1].removeprefix("# ")
         assert text == render(job, words.split(), title=title)
+
+
+@pytest.mark.parametrize(("image", "seconds"), [("", "120"), ("site/megaptm:1", "1800")])
+def test_nodes_have_time_to_pull_an_image(tmp_path: Path, image: str, seconds: str) -> None:
+    stubs = "scontrol() { :; }; once() { :; }; timeout() { echo $1 >&3; }"
+    commands = f"{stubs}; source {ROOT}/slurm/common.sh; {stubs}; logs={tmp_path}; look_at_nodes"
+    given = {"MEGAPTM_HOME": str(tmp_path), "MEGAPTM_IMAGE": image, "SLURM_JOB_NUM_NODES": "128"}
+    given |= {"SLURM_JOB_NODELIST": "node[001-128]", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", f"{{ {commands}; }} 3>&1"], env=given, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{seconds}\n", "")
 
 
 @pytest.mark.real

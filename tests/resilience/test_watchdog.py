@@ -1,8 +1,11 @@
 """For how long a rank may stand still or be silent, and how those that do are told."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 
-from megaptm.resilience.heartbeat import Beat
+from megaptm.resilience.heartbeat import END, Beat, stacks_file
 from megaptm.resilience.watchdog import Limits, Seen, Watchdog, accuse, ranks_told
 
 HANG = Limits(hang_seconds=4.0, patience=60.0)
@@ -99,3 +102,26 @@ def test_who_does_not_wait_for_others_is_accused_and_a_thousand_are_told_in_a_li
         0,
         "; all 1,024 that are there (rank 0-1023) wait for each other",
     )
+
+
+def test_who_has_not_answered_is_looked_at_less_and_less_often(tmp_path, monkeypatch):
+    watchdog, pauses = Watchdog(tmp_path / "beats", [0, 1], limits=HANG).clear(), []
+    looks = Counter()
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            stacks_file(watchdog.folder, 0).write_bytes(b"Thread 0x1\n" + END)
+
+    def file(folder, rank):
+        looks[rank] += 1
+        return stacks_file(folder, rank)
+
+    monkeypatch.setattr("megaptm.resilience.watchdog.stacks_file", file)
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=sleep)
+    monkeypatch.setattr("megaptm.resilience.watchdog.time", clock)
+    monkeypatch.setattr(watchdog, "_every", 5.0)
+    watchdog._ask_for_stacks([0, 1])
+    assert sum(pauses) >= 15.0
+    assert looks[0] == 1 + 3
+    assert looks[1] < 25

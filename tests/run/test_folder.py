@@ -1,6 +1,7 @@
 """The run folder: what is written, and what may change when a run is continued."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -229,3 +230,14 @@ def test_other_ranks_wait_for_their_own_config(config):
     assert wait_until_prepared(config(), seconds=5) == Path(config().run)
     with pytest.raises(UserError, match="a disk that all nodes share"):
         wait_until_prepared(config("train.steps=400"), seconds=0.2)
+
+
+def test_ranks_that_wait_for_long_look_less_often_and_not_at_once(config, monkeypatch):
+    pauses = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr("megaptm.run.folder.time", clock)
+    with pytest.raises(UserError, match=r"in 600 s: see in rank 0's log"):
+        wait_until_prepared(config())
+    assert len(pauses) < 600
+    assert max(pauses[:10]) < 2.0 >= max(pauses)
+    assert len({*pauses[-100:]}) > 50

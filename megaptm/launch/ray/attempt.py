@@ -21,6 +21,9 @@ from megaptm.schedulers.ray.cluster import nodes
 WORKER = "megaptm.train.worker"
 GRACE_SECONDS = 10.0
 """For ranks to end by themselves when one has failed, and again after they were asked."""
+READY_SECONDS = 900.0
+"""In which an agent must answer for the first time: Ray may install a runtime environment before, or read from a cold
+disk."""
 SILENT_SECONDS = 120.0
 """After which a node that does not answer counts as lost, whatever Ray thinks of it."""
 GONE_SECONDS = 20.0
@@ -37,6 +40,8 @@ class AgentHandle:
     ends: list[ProcessExit] = field(default_factory=list)
     heard: float = field(default_factory=time.monotonic)
     """When it answered last."""
+    ready: bool = False
+    """Whether it ever did."""
 
 
 @dataclass
@@ -49,12 +54,13 @@ class Outcome:
     """On nodes that are dead, or do not answer."""
     broken: list[RankAssignment] = field(default_factory=list)
     """Whose agent died, though the node lives: somebody killed it, or Ray did for memory."""
-
+    late: list[RankAssignment] = field(default_factory=list)
+    """Whose agent never answered."""
     hang: Hang | None = None
 
     @property
     def failed(self) -> bool:
-        return bool(self.hang or self.lost or self.broken or failures(self.ends))
+        return bool(self.hang or self.lost or self.broken or self.late or failures(self.ends))
 
 
 class RunAttempt:
@@ -79,12 +85,13 @@ class RunAttempt:
         for agent in self._agents:
             ray.kill(agent.actor)
 
-    def begin(self, environment: Mapping[str, str], *, threads: int | None) -> None:
-        """Start all ranks, unless a node is gone already; refuse where a node does not see the run."""
+    def begin(self, environment: Mapping[str, str], *, threads: int | None, asked: Sequence[int] = ()) -> None:
+        """Start all ranks, unless a node is gone already; refuse where a node does not see the run. A signal, which
+        `asked` then has, ends the wait for agents that are not ready."""
         token = self._run / f".seen-{secrets.token_hex(4)}"
         token.touch()
         try:
-            seen = self._each(self._agents, lambda agent: agent.actor.sees.remote(token))
+            seen = self._each(self._agents, lambda agent: agent.actor.sees.remote(token), asked)
         finally:
             token.unlink(missing_ok=True)
         blind = [agent.assignment.node.address for agent, sees in zip(self._agents, seen, strict=True) if sees is False]
@@ -93,6 +100,8 @@ class RunAttempt:
                 f"node {blind[0]} does not see the run folder {self._run}: give run=FOLDER on a disk that all nodes "
                 "share."
             )
+        if self.outcome.failed:
+            return
         first, world = self._agents[0], sum(len(agent.assignment.ranks) for agent in self._agents)
         [rendezvous] = self._each(
             [first], lambda agent: agent.actor.rendezvous.remote(agent.assignment.node.address, world)
@@ -132,7 +141,7 @@ class RunAttempt:
         return agent.actor.look.remote(len(agent.ends))
 
     def _left(self) -> list[AgentHandle]:
-        gone = [*self.outcome.lost, *self.outcome.broken]
+        gone = [*self.outcome.lost, *self.outcome.broken, *self.outcome.late]
         return [agent for agent in self._agents if agent.assignment not in gone]
 
     def _take_answers(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
@@ -140,7 +149,7 @@ class RunAttempt:
         import ray
 
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)
-        again = []
+        again, dead = [], []
         for answer in ready:
             agent = waiting.pop(answer)
             try:
@@ -150,7 +159,8 @@ class RunAttempt:
                 time.sleep(POLL_SECONDS)
                 again.append(agent)
             except ray.exceptions.RayActorError:
-                self._is_dead(agent)
+                dead.append(agent)
+        self._are_dead(dead)
         self._give_up(waiting, again)
         return again
 
@@ -173,37 +183,56 @@ class RunAttempt:
             again.remove(agent)
             self.outcome.lost.append(agent.assignment)
 
-    def _each(self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any]) -> list[Any]:
-        """The answer of each; None from those that are gone."""
-        asked = [ask(agent) for agent in agents]
-        return [self._answer(agent, answer) for agent, answer in zip(agents, asked, strict=True)]
+    def _each(
+        self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any], asked: Sequence[int] = ()
+    ) -> list[Any]:
+        """The answer of each; None from those that are gone, or are not awaited because of a signal."""
+        import ray
+
+        begun, answers = time.monotonic(), dict.fromkeys(range(len(agents)))
+        waiting, dead = {ask(agent): number for number, agent in enumerate(agents)}, []
+        while waiting:
+            for answer in ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)[0]:
+                agent = agents[number := waiting.pop(answer)]
+                try:
+                    answers[number] = self._answer(agent, answer)
+                except ray.exceptions.RayActorError:
+                    dead.append(agent)
+            for answer, number in list(waiting.items()):
+                agent = agents[number]
+                if asked or time.monotonic() - begun > (SILENT_SECONDS if agent.ready else READY_SECONDS):
+                    del waiting[answer]
+                    (self.outcome.lost if agent.ready else self.outcome.late).append(agent.assignment)
+        self._are_dead(dead)
+        return [*answers.values()]
 
     def _answer(self, agent: AgentHandle, answer: Any) -> Any:
         import ray
 
         try:
-            found = ray.get(answer, timeout=SILENT_SECONDS)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            if getattr(error, "actor_init_failed", False):
-                raise _unprepared(agent, error) from None
-            if agent in self._left():
-                self._is_dead(agent)
-            return None
+            found = ray.get(answer)
+        except ray.exceptions.RayActorError as error:
+            if not getattr(error, "actor_init_failed", False):
+                raise
+            raise _unprepared(agent, error) from None
         except (ray.exceptions.RuntimeEnvSetupError, ray.exceptions.RayTaskError) as error:
             if isinstance(error, ray.exceptions.RayTaskError) and "failed to import" not in str(error):
                 raise
             raise _unprepared(agent, error) from None
-        agent.heard = time.monotonic()
+        agent.heard, agent.ready = time.monotonic(), True
         return found
 
-    def _is_dead(self, agent: AgentHandle) -> None:
-        deadline = time.monotonic() + GONE_SECONDS
-        while agent.assignment.node.id in [node.id for node in nodes()[1]]:
-            if time.monotonic() > deadline:
-                self.outcome.broken.append(agent.assignment)
+    def _are_dead(self, agents: Sequence[AgentHandle]) -> None:
+        """Their nodes are, too, if Ray says so in time."""
+        deadline, left = time.monotonic() + GONE_SECONDS, [agent for agent in agents if agent in self._left()]
+        while left:
+            alive, over = {node.id for node in nodes()[1]}, time.monotonic() > deadline
+            self.outcome.lost += [agent.assignment for agent in left if agent.assignment.node.id not in alive]
+            left = [agent for agent in left if agent.assignment.node.id in alive]
+            if over:
+                self.outcome.broken += [agent.assignment for agent in left]
                 return
-            time.sleep(POLL_SECONDS)
-        self.outcome.lost.append(agent.assignment)
+            time.sleep(POLL_SECONDS if left else 0)
 
 
 def _agent_class(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:

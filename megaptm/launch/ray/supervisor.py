@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
-from megaptm.launch.ray.attempt import Outcome, RunAttempt
+from megaptm.launch.ray.attempt import READY_SECONDS, Outcome, RunAttempt
 from megaptm.launch.ray.placement import place, places_for, refuse
 from megaptm.launch.ray.reservation import Reservation, reserve
 from megaptm.launch.restart_policy import Ending, RestartPolicy
@@ -127,7 +127,8 @@ class Supervisor:
                 self._begun = True
             prepare(config, attempt=self._attempt)
             self._note(found)
-            attempt.begin(self._attempt.environment() | environment_of(config), threads=config.train.threads)
+            environment = self._attempt.environment() | environment_of(config)
+            attempt.begin(environment, threads=config.train.threads, asked=self._asked)
             return attempt.run_to_end(self._asked)
 
     @property
@@ -151,7 +152,7 @@ class Supervisor:
         if outcome.hang:
             code = exit_code_of_hang(outcome.hang, run=self._run)
             return None if self._goes_on("hung", progress=True) else code
-        if not (outcome.lost or outcome.broken):
+        if not (outcome.lost or outcome.broken or outcome.late):
             code = exit_code(outcome.ends, run=self._run, logs=self._logs, forwarded=self._asked)
             return None if code == EXIT_FAILURE and self._goes_on("failed", progress=progress) else code
         with Events(self._run) as events:
@@ -163,9 +164,17 @@ class Supervisor:
                 f"The process that watched {assignment} was killed; if nobody did it, the node was out of memory.",
                 file=sys.stderr,
             )
+        for assignment in outcome.late if not self._asked else ():
+            print(
+                f"No process on node {assignment.node.address} was ready for {assignment} in {READY_SECONDS / 60:.0f} "
+                "minutes: see how long its runtime environment (ray job submit's pip or working directory) takes, and "
+                "whether its disk is slow.",
+                file=sys.stderr,
+            )
         if self._asked:
             name = signal.Signals(self._asked[0]).name
-            print(f"Stopped by {name} when it was lost; what was saved earlier stands.", file=sys.stderr)
+            when = "before it began" if outcome.late else "when it was lost"
+            print(f"Stopped by {name} {when}; what was saved earlier stands.", file=sys.stderr)
             return EXIT_CONTINUE
         return None if self._goes_on("node-lost" if outcome.lost else "failed", progress=progress) else EXIT_FAILURE
 
