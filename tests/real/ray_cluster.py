@@ -241,8 +241,12 @@ def _is_rank(process: psutil.Process) -> bool:
     return "megaptm.train.worker" in command_of(process)
 
 
+# Agents of Ray listen at a port of their own choice, the same in every cluster; so each has addresses of its own.
+NETWORK = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
+
+
 def _address(number: int) -> str:
-    return f"127.0.0.{101 + number}"
+    return f"{NETWORK}.{101 + number}"
 
 
 def _end_with_parent() -> None:
