@@ -193,7 +193,7 @@ class TrainConfig(Section):
     stop_at: Count | None = None
     """Save and leave after this step as if a signal had come, with exit code 75; absent: run to the end."""
     log_every: Count = 1
-    """Steps between two records of metrics; the first step of each start and the last of all are recorded, too."""
+    """Steps between two records of metrics; the first step and the last are recorded, too."""
     validate_every: Count | None = None
     """Steps between two measurements of the validation loss; absent: only after the last step."""
     validate_batches: Count = 8

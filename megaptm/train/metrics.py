@@ -96,8 +96,7 @@ class StepReport:
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """After optimizer step number `step` (counted from 1)."""
         self._fence()
-        is_first = not self._begun
-        if is_first:
+        if not self._begun:
             self._begun = True
             launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
             seconds = round(time.time() - launched[-1], 3) if launched else None
@@ -106,7 +105,7 @@ class StepReport:
             self._screen.began(step, seconds)
         self._tell_epochs(step)
         self._tell_weighing(step)
-        if step % self.config.train.log_every and step != self.config.train.steps and not is_first:
+        if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
         samples = self.config.batches.first(step)
