@@ -32,6 +32,7 @@ def inspect_corpus(
         raise UserError(f"count ({count}) must be 0 or more.")
     corpus = Corpus.open(place)
     tokenizer = load(corpus.folder / "tokenizer")
+    console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(_summary(corpus, tokenizer))
     console.print(histogram(_lengths(corpus, split), f"{split} documents by length in tokens"))
     panels = (
@@ -49,7 +50,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def _summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
-    table = Table(title=f"corpus {corpus.name}", title_justify="left", box=None, show_header=False)
+    table = Table(box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
     table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
