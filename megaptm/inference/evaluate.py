@@ -111,14 +111,8 @@ def evaluate(
     contrasts = {name for name in names if HEADS[name].contrasts}
     # A row is found among those of a whole batch, as in training.
     each = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
-    sizes = {
-        name: loaded.tokenizer.vocabulary
-        if HEADS[name].projects
-        else each
-        if name in contrasts
-        else HEADS[name].classes
-        for name in names
-    }
+    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
+    sizes |= dict.fromkeys(contrasts, each)
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     tell(f"measuring the loss of {rows:,} held-out rows")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -205,7 +206,8 @@ def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list
             hole = id_
         else:
             fillings[hole].append(id_)
-    return [(fillings.get(id_, [id_]), id_ in fillings) for id_ in ids]
+    runs = groupby(ids, key=lambda id_: id_ if id_ in fillings else None)
+    return [([*run], False) if hole is None else (fillings[hole], True) for hole, run in runs]
 
 
 @dataclass(frozen=True)
