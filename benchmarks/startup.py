@@ -4,7 +4,7 @@
 
 Each is measured from outside, from the start of the process, and the fastest of the rounds counts: whatever else runs
 on the machine only adds. The first step is the one that the run's journal announces; the model is
-configs/tiny/gpt2.yaml, on a small corpus of Python's own library, in one process and in two.
+configs/gpt2/tiny.yaml, on a small corpus of Python's own library, in one process and in two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.options import Options
 
 from megaptm.resilience.events import read_events
 
-CONFIG = Path(__file__).parent.parent / "configs/tiny/gpt2.yaml"
+CONFIG = Path(__file__).parent.parent / "configs/gpt2/tiny.yaml"
 VOCABULARY = 512
 
 

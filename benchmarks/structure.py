@@ -115,7 +115,7 @@ def enter(tree: Path, folder: Path) -> dict[str, list[str]]:
     keys = {"out": corpus, "tokenizer.vocabulary": 512, "limit_bytes": 1_000_000, "workers": 0}
     megaptm("corpus", "build", "python-library", *(f"{key}={value}" for key, value in keys.items()), environment=plain)
     keys = {"run": folder / "run", "data.mix": json.dumps({str(corpus): 1}), "model.vocabulary": 512, "train.steps": 1}
-    words = ["configs/tiny/gpt2.yaml", *(f"{key}={value}" for key, value in keys.items())]
+    words = ["configs/gpt2/tiny.yaml", *(f"{key}={value}" for key, value in keys.items())]
     megaptm("train", *words, environment=plain | traced)
     lines = [line.split() for line in (folder / "trace").read_text(encoding="utf-8").splitlines()]
     return {kind: [name for one, name in lines if one == kind] for kind in ("entered", "way")}

@@ -1,4 +1,4 @@
-"""The command line's way in: `megaptm corpus build|inspect|verify` and `megaptm tokenizer train`."""
+"""The command line's way in: `megaptm corpus build|inspect|verify|similar-words` and `megaptm tokenizer train`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, choose
 from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import train_tokenizer
@@ -26,7 +27,7 @@ from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.errors import UserError
-from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import Tokenizer, load
 
 
 def build(words: Sequence[str], *, console: Console | None = None) -> CorpusReport:
@@ -83,14 +84,25 @@ def verify(folder: str, console: Console | None = None) -> bool:
     return all(check.good for check in checks)
 
 
+def similar_words(
+    source: str, tokenizer: str, out: str, *, vectors: bool = False, most: int = 10, console: Console | None = None
+) -> None:
+    """Write the table of similar words that `show: similar-words` reads."""
+    known, path = load(Path(tokenizer)), Path(source)
+    words = read_vectors(path, known, most=most) if vectors else read_table(path)
+    count = write_similar_words(words, known, Path(out).expanduser())
+    (console or Console()).print(f"{out}: {count:,} words have others that are like them", highlight=False)
+
+
 def tokenizer_train(
     sources: Sequence[str],
     out: str,
     kind: str = "byte-bpe",
     vocabulary: int = 8192,
     *,
-    lowercase: bool = True,
-    sentinels: int = 100,
+    specials: str | None = None,
+    lowercase: bool | None = None,
+    sentinels: int | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Tokenizer:
@@ -98,7 +110,9 @@ def tokenizer_train(
     console, folder = console or Console(), Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another place, or say that it may be overwritten.")
-    wanted = TokenizerRecipe(kind=kind, vocabulary=vocabulary, lowercase=lowercase, sentinels=sentinels)
+    wanted = TokenizerRecipe(
+        kind=kind, vocabulary=vocabulary, specials=specials, lowercase=lowercase, sentinels=sentinels
+    )
     recipe = replace(read_recipe(sources), tokenizer=wanted)
     with tempfile.TemporaryDirectory() as scratch, Stages(console) as stages:
         work = JobRunner(Path(scratch), InProcess(), stages)

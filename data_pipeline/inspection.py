@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.report import histogram
+from megaptm.batch import IGNORED, BatchSpec
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.objectives.pairs import ANSWERS
 from megaptm.storage import parse_json
 from megaptm.tokenizers import Tokenizer, load
 
@@ -106,16 +108,18 @@ def _samples(
     mix = open_mix({str(place): 1.0}, split=split, objective=task, sequence=sequence, seed=0, special=tokenizer.special)
     for number in range(count):
         sample = mix.sample(number)
-        yield Panel(_shown(sample, tokenizer), title=f"{task.name}, sample {number}", title_align="left")
+        yield Panel(shown(sample, mix.batch, tokenizer), title=f"{task.name}, sample {number}", title_align="left")
 
 
-def _shown(sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> Text:
+def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
     """What the model sees, with what it must say highlighted."""
-    seen = sample["tokens"][sample["document_ids"] > 0]
+    seen = sample["tokens"]
+    if "document_ids" in sample:
+        seen = seen[sample["document_ids"] > 0]
     text = Text()
-    if "masked_positions" in sample:
-        labels = zip(sample["masked_positions"], sample["labels"], strict=True)
-        answers = {int(at): int(id_) for at, id_ in labels if id_ >= 0}
+    if batch.asked is not None and "labels" in sample:
+        asked = zip(sample["masked_positions"], sample["labels"], strict=True)
+        answers = {int(at): int(id_) for at, id_ in asked if id_ >= 0}
         start = 0
         for at, answer in sorted(answers.items()):
             text.append(tokenizer.decode(seen[start:at]) + " ")
@@ -125,13 +129,15 @@ def _shown(sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> Text:
         text.append(tokenizer.decode(seen[start:]))
     else:
         text.append(tokenizer.decode(seen))
-    if "decoder_tokens" in sample:
+    if batch.asked is None and "labels" in sample:
+        labels = sample["labels"][sample["labels"] >= 0]
         text.append("\n\nmust say: ")
-        text.append(tokenizer.decode(sample["labels"][sample["labels"] >= 0]), ANSWER)
-    elif "masked_positions" not in sample:
-        text.append("\n\nmust say: ")
-        text.append(f"the next token, at {(sample['labels'] >= 0).sum()} places", ANSWER)
-    if "next_sentence" in sample:
-        text.append("\n\nsecond text: ")
-        text.append("a random one" if sample["next_sentence"] else "the next one", ANSWER)
+        # Of several streams the last is what is said.
+        said = tokenizer.decode(labels) if len(batch.streams) > 1 else f"the next token, at {len(labels)} places"
+        text.append(said, ANSWER)
+    for name in batch.answers:
+        if batch.fields[name].shape == () and (answer := int(sample[name])) != IGNORED:
+            about, said = ("second text", ANSWERS[name][answer]) if name in ANSWERS else (name, str(answer))
+            text.append(f"\n\n{about}: ")
+            text.append(said, ANSWER)
     return text

@@ -16,7 +16,7 @@ from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_file, read_override
 from megaptm.errors import UserError, nearest
 from megaptm.plugins import is_plugin, load_plugin
-from megaptm.tokenizers import KINDS
+from megaptm.tokenizers import check_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,18 @@ class TokenizerRecipe:
     """One of `megaptm.tokenizers.KINDS`."""
     vocabulary: int = 8192
     """Number of ids, special ones included."""
-    lowercase: bool = True
-    """WordPiece: fold case and accents, as BERT uncased does."""
-    sentinels: int = 100
-    """Unigram: T5's stand-ins for hidden spans, part of the vocabulary."""
+    specials: str | None = None
+    """One of `megaptm.tokenizers.SPECIALS`, special tokens named after the family that has them; absent: those of the
+    family that the kind is known from (`megaptm.tokenizers.KINDS`)."""
+    lowercase: bool | None = None
+    """Fold case and accents; absent: WordPiece and char-bpe do, as BERT uncased and GPT."""
+    sentinels: int | None = None
+    """Stand-ins for hidden spans, part of the vocabulary; absent: the 100 of T5 with its special tokens, else none."""
     folder: str | None = None
     """An existing tokenizer (Hugging Face's format); the fields above are then not read."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}.")
-        if self.sentinels < 0:
-            raise UserError(f"sentinels must be 0 or more, not {self.sentinels}.")
+        check_options(self.kind, self.specials, self.lowercase, self.sentinels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,11 +63,11 @@ def main() -> None:
 
     \b
       megaptm corpus build 'books/**/*.txt' out=corpora/books tokenizer.vocabulary=4096
-      megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
-      megaptm report runs/tiny-gpt2
-      megaptm evaluate runs/tiny-gpt2
-      megaptm generate runs/tiny-gpt2 --prompt 'It was a'
-      megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+      megaptm train configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}'
+      megaptm report runs/gpt2-tiny
+      megaptm evaluate runs/gpt2-tiny
+      megaptm generate runs/gpt2-tiny --prompt 'It was a'
+      megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
 
     Before a large run is queued:
 

@@ -156,7 +156,7 @@ def open_webdataset(corpus: Place, *, split: str = "train", **options: Any) -> W
 def pretrain(config: Place | Mapping[str, Any], **overrides: Any) -> int:
     """Train a run, or continue it, as `megaptm train` does: the same processes, the same folder.
 
-    `config` is a YAML file, the name of a config that comes with megaptm (`tiny/gpt2`), the folder of a run that was
+    `config` is a YAML file, the name of a config that comes with megaptm (`gpt2/tiny`), the folder of a run that was
     begun, or a mapping of what such a file says. `overrides` are keys that win over it: `run="runs/mine"`,
     `train={"steps": 100}`.
 

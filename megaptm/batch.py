@@ -12,7 +12,10 @@ import numpy as np
 
 IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
-READ = ("tokens", "segments", "positions", "document_ids", "order", "masked_positions")
+READ = (
+    *("tokens", "segments", "positions", "document_ids", "order", "masked_positions", "draws"),
+    *("span_left", "span_right", "span_offset"),
+)
 """Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
 
 
@@ -46,6 +49,11 @@ class BatchSpec:
     def asked(self) -> int | None:
         """K of objectives that ask about some places; None where they ask about all."""
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
+
+    @property
+    def answers(self) -> list[str]:
+        """Fields that say what is asked."""
+        return [name for name in self.fields if self._read_as(name)[1] is None]
 
     def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
         """Stack -> tokens of a row of it; `prefixes` are the family's."""

@@ -25,7 +25,8 @@ class _Level:
 class BatchSchedule:
     """Step (0, 1, ...) -> its samples: a pure function, so that a run goes on wherever it stopped.
 
-    With a ramp the batch grows linearly in the samples seen, as GPT-3's did (arXiv:2005.14165, appendix B).
+    With a ramp the batch grows linearly in the samples seen, as GPT-3's did (arXiv:2005.14165, appendix B), or at given
+    steps, as PaLM's (arXiv:2204.02311, section 5).
     """
 
     whole: int
@@ -36,8 +37,12 @@ class BatchSchedule:
     """By so many it grows at a time."""
     samples: int = 0
     """Samples after which it is whole; 0: it always is."""
+    at: tuple[tuple[int, int], ...] = ()
+    """(step, samples of it and of those that follow), in their order; in the place of the other three."""
 
     def __post_init__(self) -> None:
+        if self.at:
+            self._check_given_steps()
         if not self.samples:
             return
         if self.start >= self.whole:
@@ -47,6 +52,19 @@ class BatchSchedule:
                 f"train.ramp.increment ({self.increment}) must divide the {self.whole - self.start} rows between "
                 f"train.ramp.start ({self.start}) and train.batch ({self.whole})."
             )
+
+    def _check_given_steps(self) -> None:
+        steps, sizes = zip(*self.at, strict=True)
+        if steps[0] != 0:
+            raise UserError(f"train.ramp.steps begins with step {steps[0]}: say how many rows step 0 has.")
+        for name, numbers in (("steps", steps), ("rows", sizes)):
+            if any(one >= other for one, other in pairwise(numbers)):
+                told = ", ".join(map(str, numbers))
+                raise UserError(
+                    f"train.ramp.steps has {name} that do not grow ({told}): each must be more than before."
+                )
+        if sizes[-1] != self.whole:
+            raise UserError(f"train.ramp.steps ends on {sizes[-1]} rows, which must be train.batch ({self.whole}).")
 
     def size(self, step: int) -> int:
         """Samples of a step."""
@@ -79,6 +97,9 @@ class BatchSchedule:
 def _levels(batches: BatchSchedule) -> list[_Level]:
     """In the order of their steps; a run asks at each."""
     levels, step, sample = [], 0, 0
+    for (begin, size), (end, _) in pairwise(batches.at):
+        levels.append(_Level(begin, sample, size))
+        step, sample = end, sample + (end - begin) * size
     while sample < batches.samples:
         times = (batches.whole - batches.start) // batches.increment
         grown = sample * times // batches.samples

@@ -23,8 +23,8 @@ TURNS = ("attention", "ffn")
 # Words for positions as a learned bias on the scores.
 SCORE_BIASES = ("t5-bias", "t5-bias-causal")
 
-# Feed-forward words whose first map is two, one gating the other.
-GATED = ("geglu", "swiglu")
+# arXiv:2005.14165 does not say how wide GPT-3's bands are; GPT-Neo's, which were made after them, are so wide.
+BAND = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,16 @@ class Block:
     visibility: str = "full"
     """Who sees whom, always within one document: `full`, `causal`, or `ordered` (as the batch's field `order` says)."""
     attention: str | tuple[str, ...] = "dot"
-    """How scores come about: `dot` (scaled dot product)."""
+    """How scores come about: `dot` (scaled dot product), `banded` (the same, of places less than `Size.band` apart),
+    `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa)."""
+    distances: int = 512
+    """Of `disentangled`: distances to a side that are told apart."""
+    distance_buckets: int | None = None
+    """Rows of the table of distances to a side, where far ones share a row; absent: one for each."""
+    distance_norm: bool = False
+    """Whether the table passes through a norm (DeBERTa-v2)."""
+    distance_maps: str = "own"
+    """What makes keys and queries of distances: maps of their `own`, or those of `tokens`."""
     position: str = "none"
     """How places are known: `learned` (a table at the input), `t5-bias` or `t5-bias-causal` (a learned bias on the
     scores by distance, shared by the stack; to both sides, or back only), `rope` (queries and keys turned by an angle
@@ -53,18 +62,24 @@ class Block:
     norm_eps: float = 1e-5
     ffn: str | tuple[str, ...] = "gelu"
     """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`."""
-    attention_bias: bool = True
-    """Whether attention's linear maps carry a bias."""
+    attention_bias: bool | str = True
+    """Whether attention's linear maps carry a bias; `no-keys`: those that make keys do not (DeBERTa)."""
     ffn_bias: bool = True
     """Whether the feed-forward's linear maps carry a bias."""
     scale: str = "sqrt"
-    """Scores are divided by the square root of the head width (`sqrt`) or not at all (`none`, T5)."""
+    """Scores are divided by the square root of the head width (`sqrt`), of thrice it (`sqrt-3`, DeBERTa: scores are
+    sums of three products), or not at all (`none`, T5)."""
     cross: str | None = None
     """The stack before it to whose output each layer also attends."""
     ffn_dropout: bool = False
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
     """Dropout after the final norm (T5)."""
+    convolution: bool = False
+    """A convolution of three neighbors beside the first layer (DeBERTa-v2)."""
+    last_layer: str = "once"
+    """How the last layer runs: `once`; or as a `mask-decoder` (DeBERTa), twice upon what the layer before gives, from
+    queries that begin with that and a table of places. It serves pre-training: a text is encoded with `once`."""
     share: tuple[str, ...] = ()
     """Sub-layers, `attention`, `cross` or `ffn`, whose weights, their norm's among them, layers have in common."""
     groups: int = 1
@@ -77,21 +92,27 @@ class Block:
         turns = {name: words[layer % len(words)] for name in TURNS if isinstance(words := getattr(self, name), tuple)}
         return replace(self, **turns) if turns else self
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Of `attention`, each once."""
+        return tuple(dict.fromkeys((self.attention,) if isinstance(self.attention, str) else self.attention))
+
     def owner(self, layer: int, layers: int) -> int:
         """The first layer of a stack of `layers` that has the weights which this one shares."""
         group = layer * self.groups // layers
         first = -(-group * layers // self.groups)
         return first + (layer - first) % self.cycle
 
-    @property
-    def kind(self) -> str:
-        """Of the feed-forward of a block `at` a layer."""
-        assert isinstance(self.ffn, str)
-        return self.ffn
+    def owners(self, layers: int) -> list[int]:
+        """The layers of a stack that have what others share."""
+        return sorted({self.owner(layer, layers) for layer in range(layers)})
 
     @property
-    def gated(self) -> bool:
-        return self.ffn in GATED
+    def distance_rows(self) -> int:
+        """Of the table of distances; 0 without one."""
+        if "disentangled" not in self.words:
+            return 0
+        return 2 * (self.distances if self.distance_buckets is None else self.distance_buckets)
 
     @property
     def score_bias(self) -> bool:
@@ -110,6 +131,10 @@ class Size:
     ffn: int
     head_width: int | None = None
     """Absent: width / heads. T5-3B and 11B, and GPT-3 13B as printed, differ."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each of which serves as many heads of queries (PaLM: 1). Absent: heads."""
+    band: int | None = None
+    """Places that one sees to a side where attention is `banded`, itself included. Absent: 256."""
     embedding: int | None = None
     """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
 
@@ -120,6 +145,16 @@ class Size:
     def table_width(self) -> int:
         """Width of the token table."""
         return self.width if self.embedding is None else self.embedding
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values of self-attention."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def band_width(self) -> int:
+        """Of `banded` attention."""
+        return BAND if self.band is None else self.band
 
     @property
     def key_width(self) -> int:
@@ -136,7 +171,9 @@ class Family:
     vocabulary: int
     """Published vocabulary size; a config may set another for its own tokenizer."""
     tokenizer: str
-    """Kind of tokenizer: `byte-bpe`, `wordpiece`, `unigram`."""
+    """Kind of tokenizer, one of `tokenizers.KINDS`: `byte-bpe`, `wordpiece`, `unigram` ..."""
+    specials: str | None = None
+    """Its special tokens, one of `tokenizers.SPECIALS`; None: those that its kind of tokenizer has by default."""
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
@@ -155,12 +192,21 @@ class Family:
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Head -> the stack that it reads, or several; absent: the last. `decoder.3` is what the stack's layer 3 gives,
     before any closing norm."""
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    """Stack -> the head, of a stack before it, that draws what it reads: the same text, with a token drawn from what
+    the head says at each place that it is asked about (ELECTRA's discriminator). It reads the fields of that stack, by
+    the same tables."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
-    """`none`, or `rsqrt-width`: hidden states are multiplied by width**-0.5 before a tied projection (T5 v1.0)."""
+    """`none`, or `rsqrt-width`: hidden states are multiplied by width**-0.5 before a tied projection (T5 v1.0,
+    PaLM)."""
+    z_loss: float = 0.0
+    """How much of the squared logarithm of the softmax's normalizer is added to the loss of each token, in training
+    (PaLM, arXiv:2204.02311, section 5)."""
     init: str = "normal"
-    """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules."""
+    """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules.
+    `fan-in`: each map by the root of its inputs, tables by 1 (PaLM)."""
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
@@ -169,7 +215,25 @@ class Family:
     @property
     def prefixes(self) -> dict[str, str]:
         """Stack -> what the names of the batch's fields that it reads begin with."""
-        return {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
+        own = {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
+        return {name: own[self.source(name)] if name in self.drawn else prefix for name, prefix in own.items()}
+
+    def source(self, stack: str) -> str:
+        """The stack whose head draws what this one reads."""
+        read = self.reads[self.drawn[stack]]
+        return Reading.parse(read if isinstance(read, str) else read[0]).stack
+
+    def alone(self, stack: str) -> Family:
+        """One stack by itself, with the heads that read it."""
+        last = next(reversed(self.stacks))
+        heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
+        stacks = {stack: self.stacks[stack]}
+        return replace(self, name=f"{self.name}-{stack}", stacks=stacks, heads=heads, reads={}, drawn={})
+
+    @property
+    def scaffolds(self) -> frozenset[str]:
+        """Stacks that serve pre-training alone, since they make what others read: papers count those others."""
+        return frozenset(map(self.source, self.drawn))
 
     @property
     def first_block(self) -> Block:
@@ -248,7 +312,9 @@ class ModelSpec:
     @property
     def longest(self) -> int | None:
         """Tokens of the longest row, where places are rows of a table; None where any length has places."""
-        return self.context if any(block.position == "learned" for block in self.family.stacks.values()) else None
+        blocks = self.family.stacks.values()
+        tables = any(block.position == "learned" or block.last_layer == "mask-decoder" for block in blocks)
+        return self.context if tables else None
 
 
 def published(family: Family, size: str) -> ModelSpec:

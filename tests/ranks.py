@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -29,19 +30,22 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: flo
                 theirs.close()
                 pipes.append(ours)
                 ranks.append(process)
-            answers = []
-            for pipe in pipes:
-                if not pipe.poll(seconds):
+            answers: dict[int, Any] = {}
+            until = time.monotonic() + seconds
+            while len(answers) < world:
+                waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in answers}
+                if not (ready := wait([*waiting], until - time.monotonic())):
                     raise TimeoutError(f"{function.__name__} did not answer in {seconds} s")
-                answers.append(pipe.recv())
+                for pipe in ready:
+                    result, error = pipe.recv()  # type: ignore[union-attr]
+                    if error is not None:  # the others may wait for this one
+                        raise AssertionError(f"rank {waiting[pipe]} of {world}:\n{error}\n{result or ''}")
+                    answers[waiting[pipe]] = result
         finally:
             for process in ranks:
                 process.kill()
                 process.join()
-    for rank, (result, error) in enumerate(answers):
-        if error is not None:
-            raise AssertionError(f"rank {rank} of {world}:\n{error}\n{result or ''}")
-    return [result for result, _ in answers]
+    return [answers[rank] for rank in range(world)]
 
 
 def _serve(

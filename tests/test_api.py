@@ -21,7 +21,7 @@ from megaptm.models import fill
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import read_config
 from megaptm.tokenizers import load as load_tokenizer
-from tests.train.runs import TINY, build, save_untrained, write_text
+from tests.train.runs import CONFIGS, build, save_untrained, write_text
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["The cat saw the hat by the window.", "The dog.", "The king left the house by the river."]
@@ -118,7 +118,7 @@ def test_a_sample_of_a_data_set_costs_what_one_of_a_run_does(places, monkeypatch
 
 
 def test_a_model_is_built_as_a_run_of_its_seed_begins():
-    config = load_config(TINY / "gpt2.yaml", ["model.vocabulary=300", "model.layers=1"])
+    config = load_config(CONFIGS / "gpt2/tiny.yaml", ["model.vocabulary=300", "model.layers=1"])
     shape = {name: getattr(config.model, name) for name in ("layers", "width", "heads", "ffn", "context", "dropout")}
     ours = megaptm.build_model("gpt2", vocabulary=300, seed=9, **shape)
     spec = ours.spec
@@ -149,23 +149,23 @@ def test_a_mapping_is_read_as_the_file_it_would_be(tmp_path):
         "optimizer.lr=1e-5",
         "optimizer.betas=[0.8,0.9]",
     ]
-    wanted = read_config(TINY / "gpt2.yaml", typed)
-    assert read_config({"extends": TINY / "gpt2.yaml", **changes}) == wanted
-    assert read_config({"extends": "tiny/gpt2"}, [override_of(key, value) for key, value in changes.items()]) == wanted
+    wanted = read_config(CONFIGS / "gpt2/tiny.yaml", typed)
+    assert read_config({"extends": CONFIGS / "gpt2/tiny.yaml", **changes}) == wanted
+    assert read_config({"extends": "gpt2/tiny"}, [override_of(key, value) for key, value in changes.items()]) == wanted
     with pytest.raises(megaptm.UserError, match=r"the given config: .*give what YAML can hold"):
         read_config({"run": object()})
 
 
 def test_a_mistake_in_what_is_to_be_trained_is_one_sentence(tmp_path):
     with pytest.raises(megaptm.UserError, match=r"unknown key train\.stpes; did you mean train\.steps\?"):
-        megaptm.pretrain(TINY / "gpt2.yaml", train={"stpes": 3})
+        megaptm.pretrain(CONFIGS / "gpt2/tiny.yaml", train={"stpes": 3})
     with pytest.raises(megaptm.UserError, match=r"the given config: train\.batch must be at least 1, not 0"):
-        megaptm.pretrain({"extends": "tiny/gpt2", "run": tmp_path / "run", "train": {"batch": 0}})
+        megaptm.pretrain({"extends": "gpt2/tiny", "run": tmp_path / "run", "train": {"batch": 0}})
     told = []
 
     def elsewhere():
         with pytest.raises(megaptm.UserError, match="main thread") as caught:
-            megaptm.pretrain("tiny/gpt2")
+            megaptm.pretrain("gpt2/tiny")
         told.append(caught)
 
     thread = threading.Thread(target=elsewhere)

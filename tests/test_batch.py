@@ -9,6 +9,8 @@ READS = ("tokens", "segments", "positions", "document_ids", "order")
 SPEC = BatchSpec(
     {"": 4, "right_": 4},
     fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
+    | fields((4,), "draws", dtype="float32")
+    | fields((4,), "span_left", "span_right", "span_offset")
     | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
 )
 
@@ -25,7 +27,7 @@ def test_what_a_model_reads_is_padding(prefix):
     assert made[f"{prefix}document_ids"].tolist() == [1, 1, 0, 0]
     assert made[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
     assert made[f"{prefix}segments"].tolist() == made[f"{prefix}order"].tolist() == [0, 0, 0, 0]
-    assert made["masked_positions"].tolist() == [0, 0, 0, 0]
+    assert made["masked_positions"].tolist() == made["draws"].tolist() == [0, 0, 0, 0]
     assert made["labels"].tolist() == [IGNORED] * 4
     assert set(READ) <= SPEC.fields.keys()
 

@@ -10,6 +10,8 @@ LIKE_GPT3 = BatchSchedule(1536, start=16, increment=16, samples=100_000)
 ODD = BatchSchedule(70, start=10, increment=20, samples=333)
 STEEP = BatchSchedule(1000, start=1, increment=37, samples=50)
 """One step passes several increments."""
+PALM = BatchSchedule(2048, at=((0, 512), (50_000, 1024), (115_000, 2048)))
+"""arXiv:2204.02311, section 5: of 255,000 steps."""
 
 
 def test_without_a_ramp_every_step_is_whole():
@@ -48,9 +50,38 @@ def test_the_steps_of_gpt3_are_counted_without_walking_them():
     assert sorted(sizes) == list(range(16, 1537, 16))
 
 
+def test_a_batch_that_doubles_at_given_steps_reads_the_tokens_of_palm():
+    assert [PALM.size(step) for step in (0, 49_999, 50_000, 114_999, 115_000, 10**6)] == [
+        512,
+        512,
+        1024,
+        1024,
+        2048,
+        2048,
+    ]
+    assert PALM.first(255_000) == 50_000 * 512 + 65_000 * 1024 + 140_000 * 2048
+    assert PALM.first(255_000) * 2048 == pytest.approx(780e9, rel=0.01)
+    assert PALM.steps_in(PALM.first(60_000)) == 60_000
+    assert PALM.sizes(49_000, 255_000) == {512: 1000, 1024: 65_000, 2048: 140_000}
+
+
+@pytest.mark.parametrize("batches", [BatchSchedule(12, at=((0, 4), (3, 8), (5, 12))), BatchSchedule(12, at=((0, 12),))])
+def test_given_steps_begin_where_the_one_before_ended(batches):
+    seen = 0
+    for step in range(10):
+        assert batches.first(step) == seen
+        assert batches.steps_in(seen) == batches.steps_in(seen + batches.size(step) - 1) == step
+        assert batches.size(step) == max(rows for begin, rows in batches.at if begin <= step)
+        seen += batches.size(step)
+
+
 @pytest.mark.parametrize(
     ("ramp", "sentence"),
     [
+        ({"at": ((1, 4), (2, 12))}, r"train.ramp.steps begins with step 1: say how many rows step 0 has."),
+        ({"at": ((0, 4), (2, 8))}, r"train.ramp.steps ends on 8 rows, which must be train.batch \(12\)."),
+        ({"at": ((0, 12), (2, 12))}, r"train.ramp.steps has rows that do not grow \(12, 12\)"),
+        ({"at": ((0, 4), (9, 8), (2, 12))}, r"train.ramp.steps has steps that do not grow \(0, 9, 2\)"),
         (
             {"start": 12, "increment": 4, "samples": 99},
             r"train.ramp.start \(12\) must be less than train.batch \(12\).",

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
-TINY = str(ROOT / "configs/tiny/gpt2.yaml")
+TINY = str(ROOT / "configs/gpt2/tiny.yaml")
 COMMANDS = [
     ["corpus"],
     ["corpus", "build"],

@@ -11,7 +11,7 @@ from rich.console import Console
 from megaptm.demo import Demo, main
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
-from tests.train.runs import TINY, write_text
+from tests.train.runs import CONFIGS, write_text
 
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def small(tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(path.read_text() for path in sorted(tales.iterdir())))
     config = tmp_path / "config.yaml"
-    settings = {"extends": str(TINY / "gpt2.yaml"), "model": {"width": 32, "vocabulary": 300, "context": 32}}
+    settings = {"extends": str(CONFIGS / "gpt2/tiny.yaml"), "model": {"width": 32, "vocabulary": 300, "context": 32}}
     settings |= {"data": {"sequence": 32}, "train": {"steps": 8, "validate_batches": 1}}
     config.write_text(yaml.safe_dump(settings))
     return book, config

@@ -19,13 +19,13 @@ NO_TORCH = {
     "families": ("spec", "plugins"),
     "bricks": ("spec", "plugins"),
     "config": ("spec", "batch_schedule", "objectives", "families"),
-    "plan": ("spec", "bricks", "config"),
+    "plan": ("spec", "families", "bricks", "config"),
 }
 MAY_IMPORT = {
     **NO_TORCH,
     "layers": ("spec", "bricks"),
-    "losses": ("bricks", "layers"),
-    "models": ("spec", "plugins", "bricks", "layers", "losses"),
+    "losses": ("batch", "bricks", "layers"),
+    "models": ("spec", "plugins", "batch", "bricks", "layers", "losses"),
     "storage": (),
     "tokenizers": ("objectives", "storage"),
     "processes": (),
@@ -109,7 +109,7 @@ MAY_IMPORT = {
 }
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
-PIPELINE_MAY_IMPORT = ("config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
+PIPELINE_MAY_IMPORT = ("batch", "config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
 
 
 def modules(package):

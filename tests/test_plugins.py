@@ -113,7 +113,7 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
     words = ["model.family=wren_of_mine:WREN", "model.size=small", "train.steps=3", "track.enabled=false", "run=it"]
     nothing = [f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")]
     done = megaptm(
-        *("train", ROOT / "configs/tiny/bert.yaml", *words, *nothing),
+        *("train", ROOT / "configs/bert/tiny.yaml", *words, *nothing),
         *(f"data.mix={{{corpus}: 1}}", "data.sequence=48", "train.batch=8", "train.validate_batches=1"),
     )
     assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
 
 
 def test_an_objective_may_be_named_by_its_class(folder):
-    config = load(ROOT / "configs/tiny/bert.yaml", ["objective=wren_of_mine:Rewritten"])
+    config = load(ROOT / "configs/bert/tiny.yaml", ["objective=wren_of_mine:Rewritten"])
     assert config.task.name == "rewritten"
 
 
@@ -153,9 +153,12 @@ def test_a_head_that_compares_rows_says_of_how_many_numbers() -> None:
 
 
 def test_the_catalogue_is_listed():
-    done = megaptm("families", "--json")
-    assert json.loads(done.stdout)["gpt3"]["sizes"]["175b"]["parameters"] == 174_604_259_328
+    found = json.loads(megaptm("families", "--json").stdout)["gpt3"]
+    assert found["sizes"]["175b"]["parameters"] == 174_604_259_328
+    layouts = found["layouts"]["gpt3/175b"]
+    assert layouts["1024"]["data"] * layouts["1024"]["tensor"] * layouts["1024"]["pipeline"] == 1024
     assert "gpt3" in megaptm("families").stdout
+    assert f"tensor={layouts['1024']['tensor']}" in megaptm("families", "gpt3").stdout
     done = megaptm("families", "gpt5")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
@@ -191,7 +194,7 @@ def test_what_cannot_be_had_is_told(folder, word, said):
     (folder / "lacks.py").write_text("import os\nos.nothing\n")
     (folder / "needs.py").write_text("import nowhere_at_all\n")
     with pytest.raises(UserError, match=said):
-        load(ROOT / "configs/tiny/bert.yaml", [word])
+        load(ROOT / "configs/bert/tiny.yaml", [word])
 
 
 def test_what_a_module_prints_is_no_output_of_the_command(folder):

@@ -63,7 +63,7 @@ def test_a_config_is_planned_by_its_name(installed, config):
 
 def test_a_job_is_written_and_its_script_found(installed, real_corpus, tmp_path):
     words = [f"run={tmp_path / 'run'}", f"data.mix={{{real_corpus('byte-bpe')}: 1}}", "model.vocabulary=512"]
-    shown = installed("launch", "slurm", "tiny/gpt2", *words, "--dry-run", PATH="/nonexistent")
+    shown = installed("launch", "slurm", "gpt2/tiny", *words, "--dry-run", PATH="/nonexistent")
     assert shown.returncode == 0, shown.stderr
     assert 'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"' in shown.stdout
     asked = "import megaptm.launch.slurm.request as request; print(request.home())"

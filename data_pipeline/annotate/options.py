@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from data_pipeline.annotate.tags import tagger_named
 from data_pipeline.annotate.turns import ROLES
@@ -22,17 +23,18 @@ class Annotations:
     words: bool = False
     """Where words begin: masks of whole words need them, whatever the tokenizer."""
     chinese: str = CHARACTERS
-    """A Chinese word is one character (`characters`) or what jieba finds (`words`) or a function finds
-    (`package.module:function`, text -> words that put end to end are the text)."""
+    """A Chinese word is one character (`characters`), or what jieba finds (`words`), a file of words has (see
+    `dictionary.py`) or a function finds (`package.module:function`, text -> words that put end to end are it)."""
     tags: str | None = None
     """Phrases and their labels: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
     turns: bool = False
     """Who speaks from where on, for documents whose notes have `turns`."""
 
     def __post_init__(self) -> None:
-        if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese):
+        if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese) and not Path(self.chinese).suffix:
             raise UserError(
-                f"annotate.chinese ({self.chinese}) must be `{CHARACTERS}`, `{WORDS}` or `package.module:function`."
+                f"annotate.chinese ({self.chinese}) must be `{CHARACTERS}`, `{WORDS}`, a file of words such as "
+                "words.txt, or `package.module:function`."
             )
         if self.chinese != CHARACTERS and not self.words:
             raise UserError("annotate.chinese says how words are found: ask for annotate.words too.")

@@ -15,7 +15,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_pipeline.functions import function_named
+from data_pipeline.annotate.dictionary import dictionary_of
+from data_pipeline.functions import function_named, is_function
 from megaptm.errors import UserError
 from megaptm.tokenizers import starts_of
 
@@ -115,7 +116,9 @@ def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str
 
 def segmenter_named(name: str) -> Callable[[str], Iterable[str]]:
     """text -> words that put end to end are the text."""
-    return _jieba() if name == "words" else function_named(name, "annotate.chinese")
+    if name == "words":
+        return _jieba()
+    return function_named(name, "annotate.chinese") if is_function(name) else dictionary_of(name)
 
 
 @lru_cache(maxsize=1)

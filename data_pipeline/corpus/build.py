@@ -37,7 +37,7 @@ from megaptm.tokenizers import Tokenizer, load
 
 SPLITS = ("train", "validation")
 BATCH_TOKENS = 2560
-"""Held-out tokens that are enough for a batch of `configs/tiny`, and for some that are left over."""
+"""Held-out tokens that are enough for a batch of `configs/gpt2/tiny.yaml`, and for some that are left over."""
 
 
 def build_corpus(
@@ -202,5 +202,5 @@ def _little_held(selection: Selection, manifest: Manifest) -> str:
     remedy = f"validation={share:.2f} overwrite=true holds out enough" if share <= 0.5 else "give more text"
     return (
         f"only {held.tokens:,} tokens are held out for validation, which may be less than one batch of a run "
-        f"(train.batch x data.sequence; 2,048 in configs/tiny): {remedy}, or lower train.batch"
+        f"(train.batch x data.sequence; 2,048 in a tiny.yaml): {remedy}, or lower train.batch"
     )

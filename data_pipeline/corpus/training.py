@@ -13,10 +13,10 @@ from data_pipeline.corpus.selection import Selection
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
-from megaptm.tokenizers import Tokenizer, load, train
+from megaptm.tokenizers import KINDS, Tokenizer, load, train
 
-# Text a tokenizer is trained on. More changes few of its pieces and takes longer; Unigram is the slow one.
-TRAINING_BYTES = {"byte-bpe": 20 << 20, "bpe": 20 << 20, "wordpiece": 20 << 20, "unigram": 4 << 20}
+# Text a tokenizer is trained on. More changes few of its pieces and takes longer; Unigram is slow, words are counted.
+TRAINING_BYTES = dict.fromkeys(KINDS, 20 << 20) | {"unigram": 4 << 20, "words": 200 << 20}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,12 @@ def _train(job: TokenizerJob) -> int:
     recipe = job.recipe
     texts = (document.text for stem, rows in job.sample for document in read_part(stem, rows))
     tokenizer = train(
-        recipe.kind, texts, vocabulary=recipe.vocabulary, lowercase=recipe.lowercase, sentinels=recipe.sentinels
+        recipe.kind,
+        texts,
+        vocabulary=recipe.vocabulary,
+        specials=recipe.specials,
+        lowercase=recipe.lowercase,
+        sentinels=recipe.sentinels,
     )
     tokenizer.save(job.path)
     return tokenizer.vocabulary

@@ -37,8 +37,8 @@ class Rows:
 
     def __init__(self, path: str, dtype: str, width: int):
         self._dtype, self._width, self.count = dtype, width, 0
-        self._appearing = AtomicFile(path)
-        self._file = self._appearing.part.open("wb")
+        self._atomic = AtomicFile(path)
+        self._file = self._atomic.part.open("wb")
         self._file.write(bytes(self.HEADER))
 
     def add(self, rows: np.ndarray) -> None:
@@ -52,4 +52,4 @@ class Rows:
         np.lib.format.write_array_header_1_0(self._file, shape)
         assert self._file.tell() == self.HEADER
         self._file.close()
-        self._appearing.keep()
+        self._atomic.keep()

@@ -4,7 +4,7 @@ from megaptm.bricks import attention, feedforward
 from megaptm.bricks.brick import BRICKS, Brick, Kept, Map, Moved, brick_of, register
 from megaptm.bricks.chunk import ModelChunk, chunks
 from megaptm.bricks.heads import HEADS, HeadBrick, heads, register_head
-from megaptm.bricks.layer import SubLayer, held, kinds, memory_width, sublayers, widening
+from megaptm.bricks.layer import SubLayer, convolution_map, held, kinds, memory_width, runs, sublayers, widening
 
 __all__ = [
     "BRICKS",
@@ -19,6 +19,7 @@ __all__ = [
     "attention",
     "brick_of",
     "chunks",
+    "convolution_map",
     "feedforward",
     "heads",
     "held",
@@ -26,6 +27,7 @@ __all__ = [
     "memory_width",
     "register",
     "register_head",
+    "runs",
     "sublayers",
     "widening",
 ]

@@ -8,26 +8,69 @@ from megaptm.spec import Block, Size
 
 @register("attention", "dot")
 class SelfAttentionBrick(Brick):
-    """Scaled dot products of one stream's queries and keys. Rows of `qkv` are ordered (head, [q, k, v], key width)."""
+    """Scaled dot products of one stream's queries and keys.
+
+    Rows of `qkv` are ordered (head, [q, k, v], key width). Where heads of queries have heads of keys and values in
+    common there are two maps: `query`, and `kv` with rows (head, [k, v], key width).
+    """
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         self.features = size.heads * size.key_width
-        bias = block.attention_bias
-        self.maps = {
-            "qkv": Map(size.width, 3 * self.features, bias, "columns"),
-            "output": Map(self.features, size.width, bias, "rows"),
+        self.key_features = size.key_heads * size.key_width
+        bias, no_keys = bool(block.attention_bias), block.attention_bias == "no-keys"
+        self.biases = 2 * self.features if no_keys else 0
+        turn = size.key_width
+        projections = {
+            "qkv": Map(size.width, 3 * self.features, bias and not no_keys, "columns", matrices=3, turn=turn)
         }
+        if size.key_heads != size.heads:
+            # A single head is the same on every tensor rank, and each uses it with queries of its own.
+            split = "shared" if size.key_heads == 1 else "columns"
+            projections = {
+                "query": Map(size.width, self.features, bias, "columns"),
+                "kv": Map(size.width, 2 * self.key_features, bias, split, matrices=2, turn=turn),
+            }
+        self.maps = projections | {"output": Map(self.features, size.width, bias, "rows")}
 
     def kept(self, element: int, *, dropout: bool) -> Kept:
         """Queries and the output; keys and values."""
-        return Kept(own=2 * self.features * element, memory=2 * self.features * element)
+        return Kept(own=2 * self.features * element, memory=2 * self.key_features * element)
 
     def moved(self, element: int) -> Moved:
         """Heads are laid out for the kernel and back; queries and keys are turned by `rope`."""
+        features = self.features + self.key_features
         # Each is read twice and written, with a float32 product written and read between.
-        turned = 2 * self.features * (3 * element + 8) if self.block.position == "rope" and "qkv" in self.maps else 0
-        return Moved(forward=self.features * 4 * element + turned, backward=self.features * 8 * element + turned)
+        turned = features * (3 * element + 8) if self.block.position == "rope" else 0
+        return Moved(forward=features * 2 * element + turned, backward=features * 4 * element + turned)
+
+
+@register("attention", "banded")
+class BandedAttentionBrick(SelfAttentionBrick):
+    """Of queries and keys that are near. What is far is masked, not left out: it costs what all pairs cost."""
+
+    masked = True
+
+
+@register("attention", "disentangled")
+class DisentangledAttentionBrick(SelfAttentionBrick):
+    """Scores by content and by distance. A row of the table of distances becomes a key and a query."""
+
+    scored = True
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        if block.distance_maps == "own":
+            key_bias = block.attention_bias is True
+            self.maps = {
+                **self.maps,
+                "position_key": Map(size.width, self.features, key_bias, "columns", of_places=True),
+                "position_query": Map(size.width, self.features, bool(block.attention_bias), "columns", of_places=True),
+            }
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Each query, and each key, with every distance that there can be, to both sides."""
+        return queries * keys + queries * min(2 * keys, self.block.distance_rows)
 
 
 @register("cross", "dot")
@@ -36,9 +79,14 @@ class CrossAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        bias = block.attention_bias
+        bias = bool(block.attention_bias)
+        self.key_features, self.biases = self.features, 0
         self.maps = {
             "query": Map(size.width, self.features, bias, "columns"),
-            "kv": Map(memory, 2 * self.features, bias, "columns", of_memory=True),
+            "kv": Map(memory, 2 * self.features, bias, "columns", of_memory=True, matrices=2, turn=size.key_width),
             "output": Map(self.features, size.width, bias, "rows"),
         }
+
+    def moved(self, element: int) -> Moved:
+        """Nothing is turned."""
+        return Moved(forward=self.features * 4 * element, backward=self.features * 8 * element)

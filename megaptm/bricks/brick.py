@@ -12,6 +12,9 @@ from typing import TypeVar
 from megaptm.errors import UserError
 from megaptm.spec import Block, Size
 
+WHOLE = ("none", "shared")
+"""Words of `Map.split` under which each tensor rank has all of it."""
+
 
 @dataclass(frozen=True)
 class Map:
@@ -23,6 +26,13 @@ class Map:
     split: str = "none"
     of_memory: bool = False
     """Whether it reads the stack that is attended to, not the layer's own stream."""
+    matrices: int = 1
+    """Of the paper's, that are one here: outputs are `turn` of the first, as many of the next, and so on. Update rules
+    that look at a matrix as a whole take each by itself."""
+    turn: int = 1
+
+    of_places: bool = False
+    """Whether it reads the stack's table of distances, once a pass, and no tokens."""
 
     @property
     def weights(self) -> int:
@@ -31,7 +41,7 @@ class Map:
     @property
     def divided(self) -> int:
         """Parameters that tensor ranks divide."""
-        if self.split == "none":
+        if self.split in WHOLE:
             return 0
         return self.weights + (self.outputs if self.bias and self.split == "columns" else 0)
 
@@ -39,7 +49,7 @@ class Map:
     def whole(self) -> int:
         """Parameters that each tensor rank has."""
         bias = self.outputs if self.bias and self.split != "columns" else 0
-        return bias + (self.weights if self.split == "none" else 0)
+        return bias + (self.weights if self.split in WHOLE else 0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,12 @@ class Brick(ABC):
     """By the name of the module's child."""
     features: int = 0
     """A, of bricks that compare positions: what one pair of a query and a key costs in multiply-adds, twice."""
+    masked: bool = False
+    """Whether attention takes a mask here whatever the batch holds."""
+    scored: bool = False
+    """Whether each layer adds scores of its own to those of queries and keys."""
+    biases: int = 0
+    """Parameters beside the maps, which tensor ranks divide."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         """`memory` is the width of the stack that is attended to."""

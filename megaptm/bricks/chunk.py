@@ -16,9 +16,10 @@ class ModelChunk:
     layers: dict[str, range]
     """Stack -> which of its layers, by their number in it."""
     first: bool
-    """Holds the embedding."""
     last: bool
     """Holds the heads that read whole stacks, and the token table they are tied to."""
+    begins: tuple[str, ...] = ()
+    """Stacks whose text is embedded here: all in the first chunk, but one that reads what a head draws beside that."""
     finals: tuple[str, ...] = ()
     """Stacks whose last layer, and so whose closing norm, is here."""
     heads: tuple[str, ...] = ()
@@ -39,8 +40,9 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
             offset += layers
         finals = tuple(name for name, span in spans.items() if spec.size_of(name).layers - 1 in span)
         last = place == number - 1
-        heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, last))
-        cut.append(ModelChunk(spans, first=place == 0, last=last, finals=finals, heads=heads))
+        heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, finals, last))
+        begins = tuple(name for name in spec.family.stacks if _begins(spec, name, finals, first=place == 0))
+        cut.append(ModelChunk(spans, first=place == 0, last=last, begins=begins, finals=finals, heads=heads))
         start = stop
     heads_of(spec)  # or what is wrong with one of them would be told as if it were the number's fault
     if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:
@@ -51,6 +53,12 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
     return cut
 
 
-def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], last: bool) -> bool:
+def _begins(spec: ModelSpec, stack: str, finals: tuple[str, ...], *, first: bool) -> bool:
+    return spec.family.source(stack) in finals if stack in spec.family.drawn else first
+
+
+def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], finals: tuple[str, ...], last: bool) -> bool:
     """Whether a chunk with these layers has all that a head reads."""
+    if head in spec.family.drawn.values():
+        return spec.readings(head)[0].stack in finals
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))

@@ -21,7 +21,7 @@ class FeedForwardBrick(Brick):
         super().__init__(block, size, memory)
         bias = block.ffn_bias
         self.maps = {
-            "up": Map(size.width, self.streams * size.ffn, bias, "columns"),
+            "up": Map(size.width, self.streams * size.ffn, bias, "columns", matrices=self.streams),
             "down": Map(size.ffn, size.width, bias, "rows"),
         }
 

@@ -29,8 +29,12 @@ class HeadBrick(ABC):
     """Whether it projects on the vocabulary."""
     classes: ClassVar[int] = 2
     """Answers that it chooses among, where it does not."""
+    asked_only: ClassVar[bool] = False
+    """Whether it reads the asked places alone, where the batch says which."""
     contrasts: ClassVar[bool] = False
     """Whether its loss compares rows of the whole global batch: its module is a `models.heads.ContrastHead`."""
+    judges_draws: ClassVar[bool] = False
+    """Whether the answer is known only once a head has been drawn from: the batch says where it is asked."""
     features: ClassVar[int] = 0
     """F, numbers of a row that are compared, where it `contrasts`."""
     module: ClassVar[str] = ""
@@ -95,6 +99,10 @@ class HeadBrick(ABC):
         whole = sum(one.whole for one in self.maps.values()) + self.others
         return whole + self.rows * self.spec.padded_vocabulary // tensor
 
+    def places(self, length: int, asked: int | None) -> int:
+        """Places of a row of this length that it reads; `asked` are those asked about, absent: all."""
+        return asked if self.asked_only and asked is not None else length
+
     def multiply_adds(self, places: int) -> int:
         """Of a forward pass over so many places."""
         products = sum(one.weights for one in self.maps.values())
@@ -134,6 +142,7 @@ class MaskedHeadBrick(HeadBrick):
     """Masked tokens: a transform, a norm, the token table and a bias a word (BERT); read where asked only."""
 
     name = "mlm"
+    asked_only = True
     rows = 1
 
     @property
@@ -143,6 +152,30 @@ class MaskedHeadBrick(HeadBrick):
     @property
     def others(self) -> int:
         return norm_parameters(self.block, self.spec.size.table_width)
+
+
+class SpanBoundaryHeadBrick(HeadBrick):
+    """Tokens of a masked span from the two places around it (SpanBERT, arXiv:1907.10529, 3.2): two layers, each with a
+    norm, then the token table and a bias a word."""
+
+    name = "span-boundary"
+    answers = "span_labels"
+    asked_only = True
+    rows = 1
+    offsets: ClassVar[int] = 20
+    """Places of a span that are told apart: `objectives.span_boundary.LONGEST`."""
+    offset_width: ClassVar[int] = 200
+    """Width of the table that tells them apart, whatever the model's (the released code)."""
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        width, table = self.size.width, self.spec.size.table_width
+        return {"first": Map(2 * width + self.offset_width, width, True), "second": Map(width, table, True)}
+
+    @property
+    def others(self) -> int:
+        norms = sum(norm_parameters(self.block, one.outputs) for one in self.maps.values())
+        return self.offsets * self.offset_width + norms
 
 
 class PairHeadBrick(HeadBrick):
@@ -165,6 +198,20 @@ class PairHeadBrick(HeadBrick):
         return super().multiply_adds(1)
 
 
+class ReplacedHeadBrick(HeadBrick):
+    """Whether each token was replaced: a transform and a number a place (ELECTRA, arXiv:2003.10555, section 2)."""
+
+    name = "replaced-token"
+    answers = "replaced"
+    projects = False
+    judges_draws = True
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        width = self.size.width
+        return {"transform": Map(width, width, True), "classify": Map(width, 1, True)}
+
+
 class SentenceOrderHeadBrick(PairHeadBrick):
     """Whether two stretches of a document are in their order (ALBERT, arXiv:1909.11942, 3.1)."""
 
@@ -173,7 +220,11 @@ class SentenceOrderHeadBrick(PairHeadBrick):
 
 
 HEADS: dict[str, type[HeadBrick]] = {
-    head.name: head for head in (LanguageHeadBrick, MaskedHeadBrick, PairHeadBrick, SentenceOrderHeadBrick)
+    head.name: head
+    for head in (
+        *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, PairHeadBrick, SentenceOrderHeadBrick),
+        *(ReplacedHeadBrick,),
+    )
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,7 +31,7 @@ class SubLayer:
     @property
     def divided(self) -> int:
         """Parameters that tensor ranks divide."""
-        return sum(one.divided for one in self.brick.maps.values())
+        return self.brick.biases + sum(one.divided for one in self.brick.maps.values())
 
     @property
     def whole(self) -> int:
@@ -57,6 +58,14 @@ def kinds(block: Block, layers: range) -> dict[Block, int]:
     return dict(Counter(block.at(layer) for layer in layers))
 
 
+def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
+    """The blocks that some layers of a stack have, and how often a pass goes through each: a mask decoder's twice."""
+    found = dict(kinds(block, layers))
+    if block.last_layer == "mask-decoder" and size.layers - 1 in layers:
+        found[block.at(size.layers - 1)] += 1
+    return found
+
+
 @dataclass(frozen=True)
 class Held:
     """Parameters of some layers of a stack."""
@@ -69,7 +78,7 @@ class Held:
 
 @lru_cache(maxsize=4096)
 def held(block: Block, size: Size, layers: range, memory: int | None = None) -> Held:
-    """What some layers of a stack hold: what they share once, and the stack's table of biases; no last norm."""
+    """What some layers of a stack hold: what they share once, and what the stack has besides; no last norm."""
     divided, whole, seen = 0, 0, set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
@@ -77,7 +86,32 @@ def held(block: Block, size: Size, layers: range, memory: int | None = None) -> 
             if place not in seen:
                 seen.add(place)
                 divided, whole = divided + sub.divided, whole + sub.whole
-    return Held(divided + (BIAS_BUCKETS * size.heads if block.score_bias and layers else 0), whole)
+    return Held(
+        divided + (BIAS_BUCKETS * size.heads if block.score_bias and layers else 0),
+        whole + beside_layers(block, size, layers),
+    )
+
+
+def beside_layers(block: Block, size: Size, layers: range) -> int:
+    """What a stack has for some layers besides them, whole on each tensor rank: its table of distances, and a
+    convolution."""
+    if not layers:
+        return 0
+    norm = norm_parameters(block, size.width)
+    distances = block.distance_rows * size.width + (norm if block.distance_rows and block.distance_norm else 0)
+    return distances + (convolution_map(size.width).whole + norm if block.convolution and 0 in layers else 0)
+
+
+def convolution_map(width: int) -> Map:
+    """From a place and its two neighbors."""
+    return Map(3 * width, width, bias=True)
+
+
+def decoding_places(spec: ModelSpec, stack: str, layers: range) -> int:
+    """Parameters of the table of places that a mask decoder begins with; it serves pre-training alone."""
+    size = spec.size_of(stack)
+    decodes = spec.family.stacks[stack].last_layer == "mask-decoder" and size.layers - 1 in layers
+    return spec.context * size.width if decodes else 0
 
 
 def norm_parameters(block: Block, width: int) -> int:
@@ -90,13 +124,15 @@ def final_norm(block: Block, size: Size) -> int:
     return norm_parameters(block, size.width) if block.norm_place != "post" else 0
 
 
-def embedding_tables(spec: ModelSpec) -> int:
-    """Parameters at the input besides the token table."""
+def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
+    """Parameters at the input of some stacks besides the token table."""
     family, width = spec.family, spec.size.table_width
-    positions = sum(spec.positions for block in family.stacks.values() if block.position == "learned")
+    # Stacks that read the same fields have their tables in common.
+    blocks = {family.prefixes[name]: family.stacks[name] for name in stacks}.values()
+    positions = sum(spec.positions for block in blocks if block.position == "learned")
     rows = positions + (family.segments if "segment" in family.inputs else 0)
-    norms = [norm_parameters(block, width) for block in family.stacks.values()] if family.embedding_norm else []
-    return rows * width + sum(norms) + sum(one.whole for one in widening(spec).values())
+    norms = [norm_parameters(block, width) for block in blocks] if family.embedding_norm else []
+    return rows * width + sum(norms) + sum(one.whole for name, one in widening(spec).items() if name in stacks)
 
 
 def widening(spec: ModelSpec) -> dict[str, Map]:

@@ -50,14 +50,14 @@ class CommandLine:
     """Topics; none: all."""
 
 
-def look_at(stated: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
+def look_at(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
     """All findings, as they come."""
     faults: list[Finding] = []
-    seconds = _read(seconds_of, stated.time, "time", faults)
-    options = _read(read_options, stated.slurm_options, "slurm", faults) or ()
-    machine = _read(load_machine, stated.machine, "machine", faults)
-    checks = _read(_chosen, stated.only, "topic", faults)
-    draft = _read(lambda path: read_draft(path, stated.overrides), stated.config, "config", faults)
+    seconds = _read(seconds_of, command_line.time, "time", faults)
+    options = _read(read_options, command_line.slurm_options, "slurm", faults) or ()
+    machine = _read(load_machine, command_line.machine, "machine", faults)
+    checks = _read(_chosen, command_line.only, "topic", faults)
+    draft = _read(lambda path: read_draft(path, command_line.overrides), command_line.config, "config", faults)
     yield from faults
     if draft is None or checks is None:
         return
@@ -69,9 +69,9 @@ def look_at(stated: CommandLine, tell: Callable[[str], object]) -> Iterator[Find
         config=draft.config,
         mistakes=draft.mistakes,
         machine=machine,
-        request=_request(stated, seconds, options),
-        hashing="all" if stated.full else "some",
-        speed=stated.speed,
+        request=_request(command_line, seconds, options),
+        hashing="all" if command_line.full else "some",
+        speed=command_line.speed,
         tell=tell,
     )
     yield from look(checks, case)
@@ -96,12 +96,14 @@ def _read(how: Callable[[Word], Value], word: Word | None, topic: str, faults: l
         return None
 
 
-def _request(stated: CommandLine, seconds: float | None, options: tuple[str, ...]) -> Request:
-    asked = stated.slurm_options or any(word is not None for word in (stated.nodes, stated.time, stated.gpus_per_node))
+def _request(command_line: CommandLine, seconds: float | None, options: tuple[str, ...]) -> Request:
+    asked = command_line.slurm_options or any(
+        word is not None for word in (command_line.nodes, command_line.time, command_line.gpus_per_node)
+    )
     return Request(
-        nodes=stated.nodes,
-        processes_per_node=stated.processes_per_node,
-        gpus_per_node=stated.gpus_per_node,
+        nodes=command_line.nodes,
+        processes_per_node=command_line.processes_per_node,
+        gpus_per_node=command_line.gpus_per_node,
         seconds=seconds,
         slurm_options=options if asked else None,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config, resolve_model
-from megaptm.config.learning_rate import rate_of
+from megaptm.config.learning_rate import peak_of, rate_of
 from megaptm.plan.count import count
 
 HIGH = 0.5
@@ -34,18 +34,24 @@ def rules(case: Case) -> Iterator[Finding]:
 def schedule(config: Config) -> Iterator[str]:
     """What the learning rate does that a run of this length can hardly want."""
     optimizer, last = config.optimizer, config.train.steps - 1
-    # In whole batches, as the schedule is.
-    steps = config.batches.first(config.train.steps) // config.train.batch
+    steps = config.train.steps
+    if optimizer.counts == "batches":
+        steps = config.batches.first(steps) // config.train.batch
     if optimizer.warmup_steps >= steps:
         yield (
             f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "
-            f"{steps:,}): its rate never reaches optimizer.lr."
+            f"{steps:,}): its rate never reaches its peak."
+        )
+    elif optimizer.stable_steps >= steps:
+        yield (
+            f"optimizer.stable_steps ({optimizer.stable_steps:,}) are not over when the run ends (train.steps "
+            f"{steps:,}): its rate never falls."
         )
     end = optimizer.decay_steps
     if end is None:
         return
     # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
-    if end > steps and (left := rate_of(config, last) / optimizer.lr) > HIGH:
+    if end > steps and (left := rate_of(config, last) / peak_of(config)) > HIGH:
         yield (
             f"optimizer.decay_steps ({end:,}) lie far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
             "optimizer.lr when the run ends; leave decay_steps out to decay to the last step."

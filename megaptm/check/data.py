@@ -19,7 +19,7 @@ from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, tokenizer_of
 from megaptm.storage import RetryPolicy, hash_of, join, listed
 
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 """For a server of corpora: a run waits longer (data.patience), who sits before a screen does not."""
 MANY_EPOCHS = 40
 """BERT read its text about so often (arXiv:1810.04805, section A.2); more is unusual, and worth a word."""
@@ -52,7 +52,7 @@ def away_from_the_cache(config: Config) -> Iterator[Config]:
     Shards are checked here, and not once more when they are opened.
     """
     with tempfile.TemporaryDirectory(prefix="megaptm-check-") as cache:
-        seconds = min(PATIENCE_SECONDS, config.data.patience)
+        seconds = min(TIMEOUT_SECONDS, config.data.patience)
         data = config.data.model_copy(update={"cache": cache, "patience": seconds, "verify": "none"})
         yield config.model_copy(update={"data": data})
 
@@ -114,7 +114,7 @@ def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
 def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
     """A fault for each shard that is not the manifest's, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
-    sizes = listed(corpus.name, _patience(corpus))
+    sizes = listed(corpus.name, _retry(corpus))
     problems = [problem for info in shards if (problem := misfit(corpus.name, info, sizes))]
     chosen = _chosen(case, [] if problems else shards)
     problems += _damaged(case, corpus, chosen)
@@ -172,7 +172,7 @@ def _damaged(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[st
 def _wrong_hash(corpus: Corpus, info: ShardInfo) -> str | None:
     for name, expected in info.hashes.items():
         file = join(corpus.name, name)
-        if hash_of(file, _patience(corpus)) != expected:
+        if hash_of(file, _retry(corpus)) != expected:
             return damaged(file)
     return None
 
@@ -213,5 +213,5 @@ def _lies_there(shard: Shard, document: int, at: int, count: int) -> bool:
     return shard.content[max(0, at - len(header)) : at] == header
 
 
-def _patience(corpus: Corpus) -> RetryPolicy:
-    return corpus.mirror.cache.patience if corpus.mirror else RetryPolicy()
+def _retry(corpus: Corpus) -> RetryPolicy:
+    return corpus.mirror.cache.retry if corpus.mirror else RetryPolicy()

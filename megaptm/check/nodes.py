@@ -17,7 +17,7 @@ from megaptm.check.software import wrong
 from megaptm.config import Config
 from megaptm.errors import UserError
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 TOPIC = "nodes"
 CLOCK_SECONDS = 1.0
 """Further off than this, the events of a run that moves between nodes are out of order."""
@@ -36,7 +36,7 @@ def check_nodes(case: Case) -> Iterator[Finding]:
     with token(run) as written:
         asked = questions(case.config, written.parent)
         words = [*(f"--folder={one}" for one in asked.folders), *(f"--place={one}" for one in asked.places)]
-        answers = probe_nodes("megaptm.check.node", [f"--token={written}", *words], seconds=PATIENCE_SECONDS)
+        answers = probe_nodes("megaptm.check.node", [f"--token={written}", *words], seconds=TIMEOUT_SECONDS)
     yield from compare(answers, asked)
     yield from not_asked(case, answers)
 

@@ -18,7 +18,7 @@ from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
 from megaptm.config import Config, resolve_model
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.plan.count import count
-from megaptm.plan.saving import CHECKPOINT_BYTES
+from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, in_use
 from megaptm.run.folder import no_folder
 from megaptm.storage import sync, write_whole
@@ -97,7 +97,7 @@ def _write_as_a_run_does(run: Path) -> None:
 def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
     """Room for the checkpoints that are kept, the one being written, and one export."""
     parameters = count(resolve_model(config))
-    size, ranks = CHECKPOINT_BYTES * parameters, config.layout.processes
+    size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     # Where there is no more room than this, the oldest leaves before the next is written; the last one never does.
     number = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))

@@ -13,7 +13,7 @@ from megaptm.plan.machine import Machine
 TOPIC = "speed"
 SHARE = 0.8
 """Of what the others reach, or of the plan's number: what lies below is told."""
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def check_speed(case: Case) -> Iterator[Finding]:
     if not case.speed:
         return
     words = [f"--place={case.config.run}", f"--precision={case.config.train.precision}"]
-    answers = probe_nodes("megaptm.check.speed_probe", words, seconds=PATIENCE_SECONDS)
+    answers = probe_nodes("megaptm.check.speed_probe", words, seconds=TIMEOUT_SECONDS)
     yield from failed(answers)
     for measured in (*own_rates(answers, case), *link_rates(answers, case.machine)):
         yield from tell(measured)

@@ -21,7 +21,7 @@ from megaptm.storage.retry import RetryPolicy, keep_trying
 T = TypeVar("T")
 
 # How long a file system that fails is asked again: a server of files that restarts is back within minutes.
-PATIENCE = RetryPolicy()
+RETRY = RetryPolicy()
 
 # Handing a chunk of this size to another thread costs nothing beside hashing it, and it stays in the processor's cache.
 CHUNK_BYTES = 1 << 20
@@ -96,7 +96,7 @@ class HashedWriter:
             self._file.close()
 
 
-class PatientFile:
+class RetriedFile:
     """A file to read, asked again and opened again while its file system fails.
 
     Raises `FileNotFoundError`, and `UnreadableError` for every other error that does not pass.
@@ -133,7 +133,7 @@ class PatientFile:
                 self._file.close()
             self._file = None
 
-    def __enter__(self) -> PatientFile:
+    def __enter__(self) -> RetriedFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -149,15 +149,15 @@ class PatientFile:
                 self.close()  # a handle that is stale stays so: the next attempt opens the file anew
                 raise
 
-        return read_patiently(self.path, attempt)
+        return read_with_retries(self.path, attempt)
 
 
 def _read_at(descriptor: int, *, target: memoryview, position: int) -> int:
     return os.preadv(descriptor, [target], position)
 
 
-def read_patiently(path: Path, call: Callable[[], T]) -> T:
-    """What `call` reads of `path`, once it succeeds; raises what `PatientFile` does."""
+def read_with_retries(path: Path, call: Callable[[], T]) -> T:
+    """What `call` reads of `path`, once it succeeds; raises what `RetriedFile` does."""
 
     def refuse(error: Exception) -> None:
         if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -166,7 +166,7 @@ def read_patiently(path: Path, call: Callable[[], T]) -> T:
             raise UnreadableError(f"{path} cannot be read ({error.strerror}): {NOTHING_LOST}") from error
 
     try:
-        return keep_trying(call, what=str(path), patience=PATIENCE, refuse=refuse, remedy=NOTHING_LOST)
+        return keep_trying(call, what=str(path), retry=RETRY, refuse=refuse, remedy=NOTHING_LOST)
     except StorageError:
         raise
     except UserError as error:
@@ -182,7 +182,7 @@ NOTHING_LOST = (
 def names_in(folder: Path) -> list[str]:
     """What a folder holds; nothing where there is none."""
     try:
-        return read_patiently(folder, lambda: os.listdir(folder))
+        return read_with_retries(folder, lambda: os.listdir(folder))
     except FileNotFoundError:
         if folder.is_symlink():
             where = os.readlink(folder)
@@ -195,7 +195,7 @@ def names_in(folder: Path) -> list[str]:
 def is_there(path: Path) -> bool:
     """As `Path.exists`, which takes some errors for an answer."""
     try:
-        read_patiently(path, lambda: os.stat(path))
+        read_with_retries(path, lambda: os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -203,11 +203,11 @@ def is_there(path: Path) -> bool:
 
 def read_whole(path: Path) -> bytes:
     """The content of a small file."""
-    return read_patiently(path, path.read_bytes)
+    return read_with_retries(path, path.read_bytes)
 
 
 def sha256_of(path: Path) -> str:
-    with PatientFile(path) as file:
+    with RetriedFile(path) as file:
         return file.sha256()
 
 

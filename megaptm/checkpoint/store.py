@@ -30,7 +30,7 @@ from typing import Any
 from megaptm.checkpoint.committed import FOLDER, MANIFEST, committed
 from megaptm.checkpoint.files import (
     DamagedError,
-    PatientFile,
+    RetriedFile,
     StorageError,
     explained,
     free_bytes,
@@ -84,7 +84,7 @@ class Checkpoint:
         """
         path = self.folder / file.name
         try:
-            with PatientFile(path) as found:
+            with RetriedFile(path) as found:
                 if (size := found.size()) != file.size:
                     raise DamagedError(f"{path} has {size} bytes where {file.size} were written")
                 if hashed and found.sha256() != file.sha256:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megaptm.checkpoint.boxes import Box, span_boxes
-from megaptm.checkpoint.files import DamagedError, HashedWriter, PatientFile
+from megaptm.checkpoint.files import DamagedError, HashedWriter, RetriedFile
 from megaptm.errors import UserError
 
 DTYPES = {
@@ -174,7 +174,7 @@ class Reader:
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
         self.folder = folder
         self._pieces: dict[str, list[tuple[str, Stored]]] = {}
-        self._open: dict[str, PatientFile] = {}
+        self._open: dict[str, RetriedFile] = {}
         for file in files:
             for stored in file.tensors:
                 same = self._pieces.setdefault(stored.name, [])
@@ -264,11 +264,11 @@ class Reader:
             raise DamagedError(f"{self.folder / file} is cut short: nothing after byte {position + count}")
         return out
 
-    def _file(self, name: str) -> PatientFile:
+    def _file(self, name: str) -> RetriedFile:
         if name not in self._open:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._open.pop(next(iter(self._open))).close()
-            self._open[name] = PatientFile(self.folder / name)
+            self._open[name] = RetriedFile(self.folder / name)
         return self._open[name]
 
     def _stored(self, name: str) -> list[tuple[str, Stored]]:

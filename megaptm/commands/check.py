@@ -41,8 +41,8 @@ def check(
 
     \b
     Here and now; and every byte of the corpora:
-      megaptm check configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}'
-      megaptm check configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}' --full
+      megaptm check configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}'
+      megaptm check configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}' --full
 
     \b
     A job of Slurm, where jobs are submitted:
@@ -63,7 +63,7 @@ def check(
 
     from megaptm.check.cli import CommandLine, look_at, show
 
-    stated = CommandLine(
+    command_line = CommandLine(
         config=config,
         overrides=overrides,
         machine=machine,
@@ -77,13 +77,13 @@ def check(
         only=only,
     )
     if as_json:
-        findings = list(look_at(stated, tell=lambda words: None))
+        findings = list(look_at(command_line, tell=lambda words: None))
         faults = any(finding.state == "fault" for finding in findings)
         found = [finding.to_json() for finding in findings]
         print_json({"config": str(config), "good": not faults, "findings": found})
     else:
         console = Console()
         with console.status("") as status:
-            faults = show(look_at(stated, tell=status.update), console)
+            faults = show(look_at(command_line, tell=status.update), console)
     if faults:
         sys.exit(EXIT_USER_ERROR)

@@ -13,7 +13,7 @@ def config() -> None:
 
     \b
       megaptm config keys train
-      megaptm config show configs/tiny/gpt2.yaml
+      megaptm config show configs/gpt2/tiny.yaml
     """
 
 
@@ -63,7 +63,7 @@ def show(config: Path, overrides: tuple[str, ...]) -> None:
 
     \b
       megaptm config show configs/gpt3/175b.yaml devices=1024
-      megaptm config show runs/tiny-gpt2
+      megaptm config show runs/gpt2-tiny
     """
     from megaptm.config import dump
     from megaptm.run.folder import read_config

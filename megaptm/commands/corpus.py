@@ -77,3 +77,24 @@ def verify(folder: str) -> None:
     from data_pipeline import commands
 
     sys.exit(0 if commands.verify(folder) else 1)
+
+
+@corpus.command("similar-words")
+@click.argument("source")
+@click.option("--tokenizer", required=True, help="Folder of the tokenizer that the corpus is made with.")
+@click.option("--out", required=True, help="File for `similar` of an objective.")
+@click.option("--vectors", is_flag=True, help="SOURCE has word vectors, a word and its numbers a line.")
+@click.option("--most", type=click.IntRange(1), default=10, show_default=True, help="Similar words of one, by vectors.")
+def similar_words(source: str, tokenizer: str, out: str, vectors: bool, most: int) -> None:
+    """Say which words are like another, for masks that show such a word (MacBERT).
+
+    SOURCE has lines of word<TAB>similar similar ..., or with --vectors the vectors of words, as word2vec and GloVe
+    write them. A word is replaced by one of as many tokens: others are left out.
+
+    \b
+      megaptm corpus similar-words similar.tsv --tokenizer corpora/chinese/tokenizer --out corpora/similar.npz
+      megaptm corpus similar-words vectors.txt --vectors --tokenizer corpora/chinese/tokenizer --out corpora/similar.npz
+    """
+    from data_pipeline import commands
+
+    commands.similar_words(source, tokenizer, out, vectors=vectors, most=most)

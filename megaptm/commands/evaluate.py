@@ -28,9 +28,9 @@ def evaluate(
     is kept in its folder. An exported model needs a --corpus, built with its tokenizer (tokenizer=FOLDER).
 
     \b
-      megaptm evaluate runs/tiny-gpt2
-      megaptm evaluate runs/tiny-gpt2 --step 200 --rows 500 --json
-      megaptm evaluate exported/tiny-gpt2 --corpus corpora/poems
+      megaptm evaluate runs/gpt2-tiny
+      megaptm evaluate runs/gpt2-tiny --step 200 --rows 500 --json
+      megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
     """
     from megaptm.report.terminal import TimedLog
 

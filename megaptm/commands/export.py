@@ -13,7 +13,7 @@ def export() -> None:
     """Write a trained model in another format.
 
     \b
-      megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+      megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
     """
 
 
@@ -26,13 +26,13 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
     """Write RUN's model to FOLDER, as `transformers` loads it.
 
     \b
-      megaptm export hf runs/tiny-gpt2 exported/tiny-gpt2
+      megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
       megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
 
     \b
     And in Python, for a GPT (BERT: AutoModelForPreTraining, T5: AutoModelForSeq2SeqLM):
-      model = transformers.AutoModelForCausalLM.from_pretrained("exported/tiny-gpt2")
-      tokenizer = transformers.AutoTokenizer.from_pretrained("exported/tiny-gpt2")
+      model = transformers.AutoModelForCausalLM.from_pretrained("exported/gpt2-tiny")
+      tokenizer = transformers.AutoTokenizer.from_pretrained("exported/gpt2-tiny")
     """
     from megaptm.report.terminal import TimedLog
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from megaptm.commands.output import print_json
 from megaptm.errors import UserError
 
+if TYPE_CHECKING:
+    from megaptm.config import Layout
+
 
 @click.command()
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print numbers for a script.")
 def families(name: str | None, as_json: bool) -> None:
-    """List the families of models: sizes, parameters, objectives.
+    """List the families of models: sizes, parameters, objectives, and the layouts that come with megaptm.
 
     NAME is one of them, or one of your own: package.module:NAME.
 
@@ -34,7 +37,7 @@ def families(name: str | None, as_json: bool) -> None:
         print_json({family.name: _numbers(family) for family in chosen})
     else:
         for family in chosen:
-            _show(family)
+            _show(family, with_layouts=name is not None)
 
 
 def _numbers(family: Any) -> dict[str, Any]:
@@ -51,15 +54,37 @@ def _numbers(family: Any) -> dict[str, Any]:
         "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
         "objectives": family.objectives,
         "tokenizer": family.tokenizer,
+        "specials": family.specials,
         "vocabulary": family.vocabulary,
         "context": family.context,
         "sizes": sizes,
+        "layouts": {
+            config: {devices: layout.model_dump() for devices, layout in layouts.items()}
+            for config, layouts in _layouts(family).items()
+        },
     }
 
 
-def _show(family: Any) -> None:
+def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
+    """Config of the family that comes with megaptm -> devices -> the layout that it has for so many."""
+    from megaptm.config import load, offered_devices
+    from megaptm.config.shipped import CONFIGS
+    from megaptm.families import CATALOGUE
+
+    name = family.name
+    if CATALOGUE.get(name) is not family:
+        return {}
+    return {
+        f"{name}/{path.stem}": {devices: load(path, [f"devices={devices}"]).layout for devices in offered_devices(path)}
+        for path in sorted((CONFIGS / name).glob("*.yaml"))
+    }
+
+
+def _show(family: Any, *, with_layouts: bool) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from megaptm.report.terminal import layout_title
 
     numbers = _numbers(family)
     title = f"{family.name}: {' and '.join(family.stacks)}, {family.paper}; {', '.join(family.objectives)}"
@@ -69,4 +94,15 @@ def _show(family: Any) -> None:
     for size, row in numbers["sizes"].items():
         cells = (row[key] for key in ("parameters", "layers", "width", "heads", "ffn"))
         table.add_row(size, *(f"{cell:,}" for cell in cells))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if not with_layouts:
+        return
+    table = Table("config", title="layouts", title_justify="left")
+    table.add_column("devices", justify="right")
+    table.add_column("layout")
+    for config, layouts in _layouts(family).items():
+        for devices, layout in layouts.items():
+            table.add_row(config, f"{devices:,}", layout_title(layout.model_dump()))
+    if table.row_count:
+        console.print(table)

@@ -36,9 +36,9 @@ def generate(
     A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) guesses its masks.
 
     \b
-      megaptm generate runs/tiny-gpt2 --prompt 'def read(path' --tokens 200
-      megaptm generate runs/tiny-t5 --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
-      megaptm generate exported/tiny-bert --prompt 'The [MASK] sat on the mat.' --guesses 3
+      megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200
+      megaptm generate runs/t5-tiny --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
+      megaptm generate exported/bert-tiny --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
     from megaptm.report.terminal import TimedLog
 

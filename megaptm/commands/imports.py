@@ -13,7 +13,7 @@ def imports() -> None:
     """Begin a run from a model of another library.
 
     \b
-      megaptm import hf exported/tiny-gpt2 runs/again
+      megaptm import hf exported/gpt2-tiny runs/again
     """
 
 
@@ -24,12 +24,13 @@ def imports() -> None:
 def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     """Make the run folder RUN, whose step 0 is the model in SOURCE: a folder, or a name on the hub.
 
-    GPT-2, BERT and T5 models, saved as safetensors. A head that a model came without, as BertForMaskedLM does without
-    the sentence head, begins afresh. Any key of the config can be set, until the first checkpoint also by
-    `megaptm train`. No code of the model's own is run.
+    Models of the families here that transformers has, saved as safetensors. A head that a model came without, as
+    BertForMaskedLM does without the sentence head, begins afresh. Any key of the config can be set, until the first
+    checkpoint also by `megaptm train`; model.family=spanbert says which it is where several are of one type there. No
+    code of the model's own is run.
 
     \b
-      megaptm import hf exported/tiny-gpt2 runs/again data.mix='{corpora/books: 1}'
+      megaptm import hf exported/gpt2-tiny runs/again data.mix='{corpora/books: 1}'
       megaptm train runs/again train.steps=500
 
     \b

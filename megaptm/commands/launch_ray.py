@@ -61,7 +61,7 @@ def ray(
     newest checkpoint: with the layout that was asked for, or with the largest that still fits.
 
     \b
-      megaptm launch ray configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}' layout.data=2
+      megaptm launch ray configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}' layout.data=2
       megaptm launch ray configs/gpt3/xl.yaml run=/shared/xl --address 10.0.0.1:6379 --dry-run
       ray job submit --working-dir . -- python -m megaptm launch ray configs/gpt3/xl.yaml run=/shared/xl
 

@@ -16,7 +16,7 @@ def report(run: Path, upload: bool) -> None:
     Its loss as a curve here and as a picture in the run folder, and where each second went.
 
     \b
-      megaptm report runs/tiny-gpt2
+      megaptm report runs/gpt2-tiny
     """
     from megaptm.report.summary import report as show
     from megaptm.report.summary import upload as send

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import click
 
+# As in `megaptm.tokenizers`, which would load numpy.
+KINDS = ("bpe", "byte-bpe", "char-bpe", "wordpiece", "unigram", "words")
+SPECIALS = ("gpt", "gpt2", "bert", "roberta", "albert", "deberta", "t5", "llama")
+
 
 @click.group()
 def tokenizer() -> None:
@@ -17,20 +21,30 @@ def tokenizer() -> None:
 @tokenizer.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, help="Folder; `transformers.AutoTokenizer` loads it too.")
+@click.option("--kind", type=click.Choice(KINDS), default="byte-bpe", show_default=True)
 @click.option(
-    "--kind", type=click.Choice(["bpe", "byte-bpe", "wordpiece", "unigram"]), default="byte-bpe", show_default=True
+    "--specials",
+    type=click.Choice(SPECIALS),
+    help="Special tokens, those of this family.  [default: of the family that the kind is known from]",
 )
 @click.option("--vocabulary", type=int, default=8192, show_default=True, help="Number of ids, special ones included.")
-@click.option("--lowercase/--cased", default=True, show_default=True, help="WordPiece: fold case and accents, or not.")
-@click.option("--sentinels", type=int, default=100, show_default=True, help="Unigram: T5's stand-ins for hidden spans.")
+@click.option(
+    "--lowercase/--cased",
+    default=None,
+    help="Fold case and accents, or not.  [default: wordpiece and char-bpe do, as BERT and GPT]",
+)
+@click.option(
+    "--sentinels", type=int, help="Stand-ins for hidden spans.  [default: 100 with the special tokens of T5, else none]"
+)
 @click.option("--overwrite", is_flag=True, help="Replace what is in the folder.")
 def train(
     sources: tuple[str, ...],
     out: str,
     kind: str,
     vocabulary: int,
-    lowercase: bool,
-    sentinels: int,
+    specials: str | None,
+    lowercase: bool | None,
+    sentinels: int | None,
     overwrite: bool,
 ) -> None:
     """Train a tokenizer on the text that a corpus of these sources would have.
@@ -38,9 +52,17 @@ def train(
     \b
       megaptm tokenizer train 'books/**/*.txt' --out tokenizers/books --vocabulary 16384
       megaptm tokenizer train python-library --out tokenizers/t5 --kind unigram --vocabulary 8000
+      megaptm tokenizer train 'books/**/*.txt' --out tokenizers/roberta --specials roberta
     """
     from data_pipeline import commands
 
     commands.tokenizer_train(
-        sources, out, kind, vocabulary, lowercase=lowercase, sentinels=sentinels, overwrite=overwrite
+        sources,
+        out,
+        kind,
+        vocabulary,
+        specials=specials,
+        lowercase=lowercase,
+        sentinels=sentinels,
+        overwrite=overwrite,
     )

@@ -19,8 +19,8 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
 
     \b
     A small model on this machine, then the same run further, on two processes:
-      megaptm train configs/tiny/gpt2.yaml data.mix='{corpora/books: 1}' train.steps=200
-      megaptm train runs/tiny-gpt2 train.steps=400 devices=2
+      megaptm train configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}' train.steps=200
+      megaptm train runs/gpt2-tiny train.steps=400 devices=2
 
     \b
     Where torchrun or srun starts the processes, each of them becomes one of the run's:

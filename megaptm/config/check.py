@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from megaptm.config.schema import Config, ModelConfig, model_spec, resolve_model
+from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig, model_spec, resolve_model
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import objective_of, weights_at
@@ -86,12 +86,21 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     spec = model_spec(model)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
+    for stack, block in spec.family.stacks.items():
+        layers = spec.size_of(stack).layers
+        if block.share and block.groups * block.cycle > layers:
+            yield (
+                f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "
+                f"the {stack} of {_title(model)}: each would be the only one of its kind."
+            )
     for size, key in _sizes(spec):
         if size.head_width is None and size.width % size.heads:
             yield (
                 f"{key}.heads ({size.heads}) must divide the width {size.width} of {_title(model)}; "
                 f"change it or give {key}.head_width."
             )
+        if size.heads % size.key_heads:
+            yield f"{key}.kv_heads ({size.key_heads}) must divide the {size.heads} attention heads of {_title(model)}."
 
 
 def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
@@ -105,6 +114,7 @@ def _layout(config: Config) -> Iterator[str]:
     tensor, sizes = config.layout.tensor, [size for size, _ in _sizes(spec)]
     for number, what in (
         *((size.heads, "attention heads") for size in sizes),
+        *((size.key_heads, "heads of keys and values") for size in sizes if size.key_heads > 1),
         *((size.ffn, "feed-forward units") for size in sizes),
         (spec.padded_vocabulary, "rows of the padded vocabulary"),
     ):
@@ -168,6 +178,15 @@ def _ramp(config: Config) -> Iterator[str]:
     """Every batch of the ramp must be one that the layout can take."""
     if (ramp := config.train.ramp) is None:
         return
+    linear = {"start": ramp.start, "increment": ramp.increment, "samples": ramp.samples}
+    given = [name for name, number in linear.items() if number is not None]
+    if ramp.steps and given:
+        yield f"train.ramp.{given[0]} and train.ramp.steps exclude each other; leave one off."
+        return
+    if not ramp.steps and len(given) < len(linear):
+        missing = next(name for name in linear if name not in given)
+        yield f"train.ramp.{missing} is missing; a ramp is start, increment and samples, or steps."
+        return
     try:
         _ = config.batches
     except UserError as error:
@@ -179,8 +198,9 @@ def _ramp(config: Config) -> Iterator[str]:
     if layout.virtual > 1:
         unit *= layout.pipeline
         made_of += f", x layout.pipeline {layout.pipeline} for layout.virtual"
-    for name, rows in (("start", ramp.start), ("increment", ramp.increment)):
-        if rows % unit:
+    by_steps: dict[str, int | None] = {f"steps.{step}": rows for step, rows in ramp.steps.items()}
+    for name, rows in (by_steps or {"start": ramp.start, "increment": ramp.increment}).items():
+        if rows and rows % unit:
             yield f"train.ramp.{name} ({rows}) must be a multiple of {made_of})."
 
 
@@ -188,17 +208,51 @@ def _schedule(config: Config) -> Iterator[str]:
     optimizer, train = config.optimizer, config.train
     if train.after >= train.steps:
         yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
-    if optimizer.decay == "rsqrt" and optimizer.warmup_steps == 0:
-        yield "optimizer.decay rsqrt needs optimizer.warmup_steps of at least 1."
-    if optimizer.decay_steps is None:
-        return
-    if optimizer.decay in ("rsqrt", "constant"):
-        yield f"optimizer.decay_steps means nothing to optimizer.decay {optimizer.decay}; remove it."
-    elif optimizer.decay_steps <= optimizer.warmup_steps:
+    yield from _decay(optimizer)
+    yield from _rule(optimizer)
+
+
+ENDLESS = ("rsqrt", "noam", "constant")
+"""Ways to fall that reach no end."""
+
+
+def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
+    """Keys that a way to fall needs, and those that mean nothing to it."""
+    decay, warmup, stable = optimizer.decay, optimizer.warmup_steps, optimizer.stable_steps
+    if decay == "rsqrt" and not warmup and not stable:
+        yield "optimizer.decay rsqrt needs optimizer.warmup_steps or optimizer.stable_steps of at least 1."
+    if decay in ("noam", "triangular") and not warmup:
+        yield f"optimizer.decay {decay} needs optimizer.warmup_steps of at least 1."
+    if decay == "polynomial" and optimizer.power is None:
+        yield "optimizer.decay polynomial needs optimizer.power: 1 is linear, more falls faster at first."
+    if decay != "polynomial" and optimizer.power is not None:
+        yield f"optimizer.power means nothing to optimizer.decay {decay}; remove it, or choose polynomial."
+    if stable and decay in ("noam", "triangular", "constant"):
+        yield f"optimizer.stable_steps means nothing to optimizer.decay {decay}; remove it."
+    elif stable and stable <= warmup:
         yield (
-            f"optimizer.decay_steps ({optimizer.decay_steps}) must exceed optimizer.warmup_steps "
-            f"({optimizer.warmup_steps}): both count from the start."
+            f"optimizer.stable_steps ({stable}) must exceed optimizer.warmup_steps ({warmup}): both count from the "
+            "start."
         )
+    if (end := optimizer.decay_steps) is None:
+        return
+    if decay in ENDLESS:
+        yield f"optimizer.decay_steps means nothing to optimizer.decay {decay}; remove it."
+    elif end <= max(warmup, stable):
+        name, begin = ("stable_steps", stable) if stable > warmup else ("warmup_steps", warmup)
+        yield f"optimizer.decay_steps ({end}) must exceed optimizer.{name} ({begin}): both count from the start."
+
+
+def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
+    """Keys that an update rule has no use for."""
+    for key, names in {"momentum": ("sgd", "adafactor"), "initial_accumulator": ("adagrad",)}.items():
+        if getattr(optimizer, key) and optimizer.name not in names:
+            yield (
+                f"optimizer.{key} means nothing to optimizer.name {optimizer.name}; remove it, or choose "
+                f"{' or '.join(names)}."
+            )
+    if optimizer.adafactor != AdafactorConfig() and optimizer.name != "adafactor":
+        yield f"optimizer.adafactor means nothing to optimizer.name {optimizer.name}; remove it, or choose adafactor."
 
 
 def _title(model: ModelConfig) -> str:

@@ -4,37 +4,62 @@ from __future__ import annotations
 
 import math
 
-from megaptm.config import Config, OptimizerConfig
+from megaptm.config.schema import Config, OptimizerConfig, resolve_model
 
 
 def rate_of(config: Config, step: int) -> float:
     """The rate of step `step` (0, 1, ...) of a run.
 
     Time is what was read, in whole batches: where the batch ramps, a step of a tenth of its rows is a tenth of a step.
+    With `optimizer.counts` steps, a step is a step.
     """
+    if config.optimizer.counts == "steps":
+        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config))
     batches, whole = config.batches, config.train.batch
     return learning_rate(
         batches.first(step) / whole,
         config.optimizer,
         steps=batches.first(config.train.steps) / whole,
         size=batches.size(step) / whole,
+        width=_width(config),
     )
 
 
-def learning_rate(step: float, optimizer: OptimizerConfig, *, steps: float, size: float = 1.0) -> float:
-    """The rate of the step after `step` others: a linear warm-up to the peak, then the decay, never below `final`.
+def peak_of(config: Config) -> float:
+    """The highest rate of a run that gets there."""
+    return _peak(config.optimizer, _width(config))
 
-    `size`: this step's share of a whole one. `cosine` and `linear` reach the end at `decay_steps` (all of `steps` when
-    absent) and stay there; `rsqrt` is peak x sqrt(warmup / step), T5's and the Transformer's; `constant` stays.
+
+def learning_rate(
+    step: float, optimizer: OptimizerConfig, *, steps: float, size: float = 1.0, width: int | None = None
+) -> float:
+    """The rate of the step after `step` others: a linear rise to the peak, perhaps a while there, then the decay.
+
+    `size`: this step's share of a whole one; `width`: of the model, which `noam` asks for. What falls to an end reaches
+    it at `decay_steps` (all of `steps` when absent) and stays there.
     """
-    peak, warmup = optimizer.lr, optimizer.warmup_steps
+    peak, final, warmup = _peak(optimizer, width), optimizer.final, optimizer.warmup_steps
     if step < warmup:
-        return peak * min(1.0, (step + size) / warmup)
-    if optimizer.decay == "constant":
+        foot = final if optimizer.decay == "triangular" else 0.0
+        return peak * (foot + (1.0 - foot) * min(1.0, (step + size) / warmup))
+    begin = max(warmup, optimizer.stable_steps)
+    if optimizer.decay == "constant" or step + size <= begin:
         return peak
-    if optimizer.decay == "rsqrt":
-        return peak * max(optimizer.final, math.sqrt(max(warmup, 1) / (step + size)))
+    if optimizer.decay in ("rsqrt", "noam"):
+        return peak * max(final, math.sqrt(max(begin, 1) / (step + size)))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
-    done = min(1.0, (step - warmup) / max(1, end - warmup))
-    shape = 0.5 * (1.0 + math.cos(math.pi * done)) if optimizer.decay == "cosine" else 1.0 - done
-    return peak * (optimizer.final + (1.0 - optimizer.final) * shape)
+    power = optimizer.power if optimizer.power is not None else 1.0
+    done = min(1.0, max(0.0, step - begin) / max(1, end - begin))
+    shape = 0.5 * (1.0 + math.cos(math.pi * done)) if optimizer.decay == "cosine" else (1.0 - done) ** power
+    return peak * (final + (1.0 - final) * shape)
+
+
+def _peak(optimizer: OptimizerConfig, width: int | None) -> float:
+    if optimizer.decay != "noam":
+        return optimizer.lr
+    assert width is not None
+    return optimizer.lr / math.sqrt(width * max(optimizer.warmup_steps, 1))
+
+
+def _width(config: Config) -> int | None:
+    return resolve_model(config).width if config.optimizer.decay == "noam" else None

@@ -74,7 +74,7 @@ HEAD = """# Every key of a config
 What `megaptm config keys --markdown` prints, from the schema (`megaptm/config/schema.py`); `megaptm config keys train`
 says the same of one section in a terminal, and `megaptm config show CONFIG` what a config comes to.
 
-A file may extend another, `extends: ../defaults.yaml`, or a config that comes with megaptm, `extends: tiny/gpt2`, and
+A file may extend another, `extends: ../defaults.yaml`, or a config that comes with megaptm, `extends: gpt2/tiny`, and
 says only what differs; any key can be set on the command line, `train.steps=100`. A default of *absent* is no value:
 the meaning says what happens then. `null` removes a value that an extended file gives.
 """

@@ -44,6 +44,10 @@ class Shape(Section):
     """Inner width of the feed-forward; absent: the size's."""
     head_width: Count | None = None
     """Width of one head; absent: the size's, or width / heads."""
+    kv_heads: Count | None = None
+    """Heads of keys and values, each for as many of heads; absent: the size's, or heads."""
+    band: Count | None = None
+    """Places that one sees to a side where the family's attention is banded; absent: the size's, or 256."""
 
 
 class ModelConfig(Shape):
@@ -60,10 +64,19 @@ class ModelConfig(Shape):
     """Longest sequence with a learned position; absent: the published one."""
     dropout: Fraction | None = None
     """Dropout rate everywhere in the model; absent: the published one."""
+    z_loss: Annotated[float, Field(ge=0.0)] | None = None
+    """How much of the squared logarithm of the softmax's normalizer the loss of a token has besides; absent: the
+    published one."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> what of its numbers is not as above."""
+    share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None
+    """Sub-layers whose weights layers have in common: attention, ffn, both, or []; absent: the family's."""
+    groups: Count | None = None
+    """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
+    cycle: Count | None = None
+    """Layers of a group that differ, in turn; absent: the family's."""
 
 
 class DataConfig(Section):
@@ -137,40 +150,70 @@ class DeviceLayout(Section):
     """Number of devices -> layout for so many and more, without `data`, which follows; keys of `layout` win."""
 
 
+class AdafactorConfig(Section):
+    """What Adafactor has of its own; the defaults are T5's."""
+
+    factor_from: Count | None = 128
+    """Of a matrix whose sides are both so long or longer, means of rows and of columns are kept in the place of each
+    element's; null: of none (PaLM)."""
+    update_clip: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """Largest root mean square of a tensor's update; null: any."""
+    scale_parameter: bool = True
+    """Whether lr is relative to the root mean square of the tensor that is moved, at least 0.001."""
+
+
 class OptimizerConfig(Section):
     """How weights move."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "lamb", "adafactor", "sgd", "adagrad"] = "adamw"
     """The update rule."""
     lr: Annotated[float, Field(gt=0.0)]
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
-    """Decay of the running means of the gradient and of its square."""
+    """Decay of the running means of the gradient and of its square (adamw, lamb)."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    """Added to the root of the second mean."""
+    """Added to the root of the mean, or the sum, of squares (adamw, lamb, adagrad)."""
+    momentum: Fraction = 0.0
+    """Decay of the running mean of gradients (sgd) or of updates (adafactor); 0: none is kept."""
+    initial_accumulator: Annotated[float, Field(ge=0.0)] = 0.0
+    """What the sum of squares begins with (adagrad)."""
+    adafactor: AdafactorConfig = AdafactorConfig()
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    """Decoupled decay of matrices; norms and biases have none."""
+    """Decay of weights beside the rule's update; of sgd and adagrad a part of the gradient, as torch has it."""
+    weight_decay_times: Literal["lr", "lr-squared"] = "lr"
+    """What weight_decay is multiplied by for the share of a weight that a step takes off; lr-squared: PaLM's."""
+    weight_decay_on: Literal["matrices", "all"] = "matrices"
+    """What decays: all but norms and biases, or all. What does not, lamb moves as adamw would."""
     clip: Annotated[float, Field(gt=0.0)] | None = None
     """Largest norm of the whole gradient; absent: no clipping."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the rate rises linearly from zero to lr."""
-    decay: Literal["cosine", "linear", "rsqrt", "constant"] = "constant"
-    """How the rate falls after the warm-up; rsqrt: lr * sqrt(warmup_steps / step)."""
+    """Steps over which the rate rises linearly from zero to its peak; triangular: from final."""
+    stable_steps: Annotated[int, Field(ge=0)] = 0
+    """Step, counted from the start of the run, until which the rate stays at its peak; 0: it falls at once."""
+    decay: Literal["cosine", "linear", "polynomial", "triangular", "rsqrt", "noam", "constant"] = "constant"
+    """How the rate falls; rsqrt: lr * sqrt(N / step), N where the fall begins; noam, the Transformer's: so, with a peak
+    of lr / sqrt(width * warmup_steps); triangular: linear, both ways; polynomial: (share of steps left) ^ power."""
+    power: Annotated[float, Field(gt=0.0)] | None = None
+    """Exponent of polynomial; 1 is linear."""
     final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """The rate never falls below this fraction of lr; cosine and linear end on it."""
+    """The rate never falls below this fraction of its peak; what falls to an end, ends on it."""
     decay_steps: Count | None = None
-    """Step, counted from the start of the run, at which cosine and linear reach the end; absent: train.steps."""
+    """Step, counted from the start of the run, at which the fall ends; absent: train.steps."""
+    counts: Literal["batches", "steps"] = "batches"
+    """What all these steps are where the batch ramps: as many rows as whole batches have, or steps of any size."""
 
 
 class RampConfig(Section):
-    """A batch that grows linearly in the samples seen."""
+    """A batch that grows: linearly in the samples seen, by the first three keys, or at given steps."""
 
-    start: Count
+    start: Count | None = None
     """Rows of the first step."""
-    increment: Count
+    increment: Count | None = None
     """By so many rows it grows at a time."""
-    samples: Count
+    samples: Count | None = None
     """Rows read when it has grown to train.batch."""
+    steps: dict[Annotated[int, Field(ge=0), Strict(False)], Count] = {}
+    """Step -> rows from it on; the first is 0, and the last rows are those of train.batch."""
 
 
 class TrainConfig(Section):
@@ -183,7 +226,7 @@ class TrainConfig(Section):
     batch: Count
     """Rows in one step, over all processes."""
     ramp: RampConfig | None = None
-    """Fewer rows at the beginning; the learning rate counts as steps what is a whole batch."""
+    """Fewer rows at the beginning; `optimizer.counts` says what the learning rate makes of it."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Everything random follows from it."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -295,7 +338,11 @@ class Config(Section):
     def batches(self) -> BatchSchedule:
         """Which rows each step takes."""
         ramp = self.train.ramp
-        return BatchSchedule(self.train.batch, **(ramp.model_dump() if ramp else {}))
+        if ramp is None:
+            return BatchSchedule(self.train.batch)
+        if ramp.steps:
+            return BatchSchedule(self.train.batch, at=tuple(ramp.steps.items()))
+        return BatchSchedule(self.train.batch, ramp.start or 0, ramp.increment or 0, ramp.samples or 0)
 
 
 def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
@@ -308,7 +355,8 @@ def _step(key: Any) -> Any:
     return int(key) if isinstance(key, str) and re.fullmatch(r"[0-9]{1,4300}", key) else key
 
 
-SHAPE = ("layers", "width", "heads", "ffn", "head_width")
+SHAPE = ("layers", "width", "heads", "ffn", "head_width", "kv_heads", "band")
+SHARING = ("share", "groups", "cycle")
 
 
 def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
@@ -329,6 +377,11 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     # What the objective asks is answered by a head, whether or not the paper has it.
     if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
+    sharing = {name: value for name in SHARING if (value := getattr(model, name)) is not None}
+    if sharing:
+        family = change(family, stacks={name: change(block, **sharing) for name, block in family.stacks.items()})
+    if model.z_loss is not None:
+        family = change(family, z_loss=model.z_loss)
     table = family.sizes.get(model.size)
     shape = _numbers(model, table)
     stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}
@@ -350,5 +403,6 @@ def resolved(config: Config) -> Config:
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding")}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    rest["z_loss"] = spec.family.z_loss
     model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
     return config.model_copy(update={"model": model})

@@ -87,7 +87,7 @@ def read_file(path: Path) -> ConfigLayer:
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
     if not path.is_file():  # a pipe or a device would be waited for, or read without end
-        raise UserError(f"{path}: no such config file; give the path of a YAML file, or a name such as tiny/gpt2.")
+        raise UserError(f"{path}: no such config file; give the path of a YAML file, or a name such as gpt2/tiny.")
     if path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path} has more than {MOST_BYTES:,} bytes; give the path of a YAML file.")
     try:

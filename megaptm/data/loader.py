@@ -76,19 +76,19 @@ class Loader:
         batches = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.share = Share(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
         self._pin = pin
-        self._feed: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
+        self._reader: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
 
     def __iter__(self) -> Iterator[tuple[int, list[MicroBatch]]]:
         return self
 
     def __next__(self) -> tuple[int, list[MicroBatch]]:
-        batches = [as_tensors(self._feed.next(), self._pin) for _ in self.share.of(self.step)]
+        batches = [as_tensors(self._reader.next(), self._pin) for _ in self.share.of(self.step)]
         self.step += 1
         return self.step - 1, batches
 
     def close(self) -> None:
         """Stop reading ahead."""
-        self._feed.close()
+        self._reader.close()
 
     def __enter__(self) -> Loader:
         return self

@@ -254,7 +254,7 @@ def _order(
     task: Objective, corpus: Corpus, split: str, sequence: int, document_mask: bool, options: Mapping[str, Any]
 ) -> Order:
     if task.unit == "pair":
-        return PairOrder(corpus, split, length=task.raw_length(sequence), **options)
+        return PairOrder(corpus, split, length=task.raw_length(sequence), annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
     return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
 

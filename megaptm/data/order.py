@@ -125,11 +125,19 @@ class Order(ABC):
         split: str,
         *,
         seed: int,
+        annotations: tuple[str, ...] = (),
         verify: Verify = "hash",
         window: int = WINDOW,
         label: str = "",
     ):
-        """Orders of one corpus with different labels are different."""
+        """Orders of one corpus with different labels are different. Pieces come with what is known of places in them,
+        of the kinds in `annotations`."""
+        self.annotations = annotations
+        if missing := [name for name in annotations if name not in corpus.manifest.fields]:
+            raise UserError(
+                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: build it with "
+                f"annotate.{missing[0]}=true, or use another objective."
+            )
         self.corpus = corpus
         self.split = split
         self.seed = seed
@@ -196,17 +204,8 @@ class StreamOrder(Order):
     """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
     dropped."""
 
-    def __init__(
-        self, corpus: Corpus, split: str, *, cut: RowWindow, annotations: tuple[str, ...] = (), **options: Any
-    ):
-        """Each slice comes with what is known of places in it, of these kinds."""
+    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, **options: Any):
         self.cut = cut
-        self.annotations = annotations
-        if missing := [name for name in annotations if name not in corpus.manifest.fields]:
-            raise UserError(
-                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: build it with "
-                f"annotate.{missing[0]}=true, or use another objective."
-            )
         super().__init__(corpus, split, **options)
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
         if not self.per_epoch:
@@ -286,7 +285,17 @@ class PairOrder(Order):
         # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
         end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
         borders = [int(start) for start in (starts[first:last] if first < last else (low,))]
-        return [shard.tokens(document, start, stop) for start, stop in pairwise([*borders, int(end)])]
+        return [self._sentence(shard, document, *ends) for ends in pairwise([*borders, int(end)])]
+
+    def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
+        """Its tokens, or where words are asked for [n, 2]: these, and 1 where a word begins."""
+        tokens = shard.tokens(document, start, stop)
+        if "words" not in self.annotations:
+            return tokens
+        marked = np.zeros((len(tokens), 2), dtype=np.int64)
+        marked[:, 0] = tokens
+        marked[shard.places("words", document, start, stop), 1] = 1
+        return marked
 
     def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """Sentences of a random other document of the window, from a random one to its last."""
@@ -301,7 +310,7 @@ class PairOrder(Order):
         starts = shard.sentences(document)
         first = int(rng.integers(len(starts)))
         borders = [*starts[first:].tolist(), int(shard.index[document, TOKENS])]
-        return (shard.tokens(document, start, stop) for start, stop in pairwise(borders))
+        return (self._sentence(shard, document, *ends) for ends in pairwise(borders))
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
         return np.maximum(1, -(-tokens // self.length))

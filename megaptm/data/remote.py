@@ -30,13 +30,13 @@ class Mirror:
     def open(cls, url: str, cache: Cache) -> Mirror:
         """Fetch what describes the corpus: manifest, tables of shards, tokenizer."""
         url, address = url.rstrip("/"), storage.join(url, MANIFEST)
-        if not storage.exists(address, cache.patience):
+        if not storage.exists(address, cache.retry):
             raise UserError(
                 f"{address} does not exist, so {url} is not a finished corpus: check the address, or build it with "
                 "`megaptm corpus build`."
             )
-        storage.refuse_large(address, storage.size_of(address, cache.patience))
-        content = storage.read(address, cache.patience)
+        storage.refuse_large(address, storage.size_of(address, cache.retry))
+        content = storage.read(address, cache.retry)
         manifest = parse_manifest(content, address)
         mirror = cls(url, cache.folder / f"{url.rpartition('/')[2]}-{manifest['id'][:16]}", cache)
         for split, sums in manifest["splits"].items():
@@ -49,7 +49,7 @@ class Mirror:
     def fetch_tokenizer(self, *, again: bool = False) -> None:
         """Fetch the tokenizer's files; `again` also those that are here, where the fingerprint is wrong."""
         source, folder = storage.join(self.url, "tokenizer"), self.folder / "tokenizer"
-        for name, size in storage.listed(source, self.cache.patience).items():
+        for name, size in storage.listed(source, self.cache.retry).items():
             if not name:  # some stores list the folder itself
                 continue
             try:
@@ -58,7 +58,7 @@ class Mirror:
                 raise UserError(f"{source}: {error}: build the corpus again.") from None
             storage.refuse_large(storage.join(source, name), size)
             if again or not (folder / name).exists():
-                storage.download(storage.join(source, name), folder / name, size=size, patience=self.cache.patience)
+                storage.download(storage.join(source, name), folder / name, size=size, retry=self.cache.retry)
 
     def fetch(self, info: ShardInfo) -> bool:
         """See that a shard and its index are here; whether both have just been fetched, and so hashed."""
@@ -75,8 +75,8 @@ class Mirror:
         """Fetch several at once; without `wait` in the background, where what fails is left to who will need it."""
         todo, errors = deque(infos), list[BaseException]()
         # Ahead of time one attempt is enough: a thread that went on trying would keep the file locked, and say nothing.
-        patience = self.cache.patience if wait else replace(self.cache.patience, seconds=0.0)
-        mirror = replace(self, cache=replace(self.cache, patience=patience))
+        retry = self.cache.retry if wait else replace(self.cache.retry, seconds=0.0)
+        mirror = replace(self, cache=replace(self.cache, retry=retry))
 
         def work() -> None:
             while not errors:

@@ -47,7 +47,7 @@ Verify = Literal["none", "size", "hash"]
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
-PATIENCE = RetryPolicy()
+RETRY = RetryPolicy()
 OUTAGES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
 CHECKED_AT_ONCE = 10_000
 """Shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
@@ -88,7 +88,7 @@ class Shard:
         return keep_trying(
             lambda: cls._open(folder, info, dtype, fields, verify),
             what=str(Path(folder) / info.name),
-            patience=PATIENCE,
+            retry=RETRY,
             refuse=refuse,
             remedy="see that its disk or server answers, and start again.",
         )

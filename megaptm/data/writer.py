@@ -44,8 +44,8 @@ class ShardWriter:
         """Tokens added so far, to decide when the next shard begins."""
         self._text_bytes = 0
         self._info: ShardInfo | None = None
-        self._appearing = AtomicFile(self.path)
-        self._file: BinaryIO = self._appearing.part.open("xb")
+        self._shard = AtomicFile(self.path)
+        self._file: BinaryIO = self._shard.part.open("xb")
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -103,7 +103,7 @@ class ShardWriter:
             index = npy_bytes(rows)
             # The index goes first: a tar in place always has one.
             write_whole(self.path.with_name(index_name(self.path.name)), index)
-            self._appearing.keep()
+            self._shard.keep()
             self._info = ShardInfo(
                 name=self.path.name,
                 samples=len(rows),
@@ -118,7 +118,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Leave nothing behind."""
         self._file.close()
-        self._appearing.drop()
+        self._shard.drop()
 
     def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Append an array as a member; returns where its numbers start, and its rows."""

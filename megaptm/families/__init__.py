@@ -1,13 +1,41 @@
 """The catalogue: every family by name."""
 
 from megaptm.errors import UserError
+from megaptm.families.albert import ALBERT
 from megaptm.families.bert import BERT
-from megaptm.families.gpt import GPT2, GPT3
+from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
+from megaptm.families.electra import ELECTRA
+from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
+from megaptm.families.macbert import MACBERT
+from megaptm.families.palm import PALM
+from megaptm.families.roberta import ROBERTA
+from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import T5
+from megaptm.families.unilm import UNILM
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
 
-CATALOGUE: dict[str, Family] = {family.name: family for family in (GPT2, GPT3, BERT, T5)}
+CATALOGUE: dict[str, Family] = {
+    family.name: family
+    for family in (
+        GPT1,
+        GPT2,
+        GPT3,
+        GPT3_BANDED,
+        PALM,
+        BERT,
+        ROBERTA,
+        ALBERT,
+        SPANBERT,
+        MACBERT,
+        DEBERTA,
+        DEBERTA_V2,
+        DEBERTA_V3,
+        ELECTRA,
+        T5,
+        UNILM,
+    )
+}
 
 
 def find_family(name: str) -> Family | None:

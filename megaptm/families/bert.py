@@ -13,7 +13,12 @@ BERT = Family(
     embedding_norm=True,
     stacks={"encoder": Block(position="learned", norm_place="post", norm_eps=1e-12)},
     heads=("mlm", "next-sentence"),
-    objectives=("masked-lm-next-sentence", "masked-lm", "masked-lm-whole-word"),
+    objectives=(
+        "masked-lm-next-sentence",
+        "masked-lm",
+        "masked-lm-whole-word",
+        "masked-lm-whole-word-next-sentence",
+    ),
     sizes={
         "base": Size(layers=12, width=768, heads=12, ffn=3072),
         "large": Size(layers=24, width=1024, heads=16, ffn=4096),

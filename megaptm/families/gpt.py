@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019), and GPT-3 (Brown et al., 2020) as a difference from it."""
+"""GPT-2 (Radford et al., 2019); GPT (Radford et al., 2018) and GPT-3 (Brown et al., 2020) as differences from it."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -20,8 +20,19 @@ GPT2 = Family(
     },
 )
 
-# arXiv:2005.14165, table 2.1. The paper alternates dense and banded layers and does not say how wide the band is;
-# all are dense here.
+GPT1 = change(
+    GPT2,
+    name="gpt1",
+    paper="Improving Language Understanding by Generative Pre-Training (2018)",
+    vocabulary=40478,
+    tokenizer="char-bpe",
+    context=512,
+    stacks={"decoder": change(GPT2.last_block, norm_place="post")},
+    init="normal",
+    sizes={"base": Size(layers=12, width=768, heads=12, ffn=3072)},
+)
+
+# arXiv:2005.14165, table 2.1, with dense layers only, as in all that reproduces it; GPT3_BANDED has the paper's others.
 GPT3 = change(
     GPT2,
     name="gpt3",
@@ -43,3 +54,7 @@ GPT3 = change(
         "13b-literal": Size(layers=40, width=5140, heads=40, ffn=20560, head_width=128),
     },
 )
+
+# Section 2.1: dense and locally banded layers in turn, as in the Sparse Transformer (arXiv:1904.10509). How wide the
+# bands are is not said: `spec.BAND`.
+GPT3_BANDED = change(GPT3, name="gpt3-banded", stacks={"decoder": change(GPT3.last_block, attention=("dot", "banded"))})

@@ -12,17 +12,13 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import (
-    Counterpart,
-    checked_number,
-    config_values,
-    counterpart_named,
-    counterpart_of,
-    spec_of,
-)
+from megaptm.families import CATALOGUE
+from megaptm.hub.config_fields import check_pad, checked_number, config_values, differing, spec_of
+from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.library import transformers
-from megaptm.hub.tables import export_weights, import_weights
+from megaptm.hub.stacks import alone, renamed, together
+from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
 from megaptm.objectives import Objective, objective_of
@@ -34,6 +30,8 @@ from megaptm.tokenizers import load as load_tokenizer
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+FAMILY = "megaptm_family"
+"""Field of a config that says which family a model is of, where their type is that of several."""
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 # `transformers` keeps these with the weights of old checkpoints; they hold no knowledge. The last is a table of T5's
 # that the released code never reads.
@@ -77,14 +75,12 @@ def to_hugging_face(
     `weights` are whole parameters by their global names. `objective` and `sequence` are those of the training; absent,
     the family's first, and the model's context. The folder appears when it is complete, or not at all.
     """
-    library = transformers()
+    transformers()
     from huggingface_hub import save_torch_state_dict
 
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is already there and not empty; export to a new folder.")
-    counterpart = counterpart_of(spec)
-    theirs = export_weights(counterpart.rows, spec, weights)
     tokenizer = None
     if tokenizer_folder is not None:
         tokenizer = load_tokenizer(tokenizer_folder)
@@ -95,40 +91,82 @@ def to_hugging_face(
             )
         trained_on = objective or objective_of(spec.family.objectives[0])
         tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=sequence or spec.context)
-    special = _special_ids(counterpart, spec, tokenizer)
-    config = hugging_face_config(spec, **special)
-    config.dtype = dtype
+    models = {".": (spec, weights)}
+    if spec.family.drawn:
+        # The stack that reads what is drawn is the model; the others lie inside its folder.
+        places = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
+        models = {place: alone(spec, weights, stack) for place, stack in places.items()}
+    converted = {place: _converted(*model, tokenizer, dtype) for place, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
-        unfinished.mkdir()
-        if tokenizer is not None:
-            tokenizer.save(unfinished)
-        config.save_pretrained(unfinished)
-        library.GenerationConfig(**special, **_room(spec)).save_pretrained(unfinished)
-        save_torch_state_dict({name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}, unfinished)
+        for place, (config, generation, theirs) in converted.items():
+            part = unfinished / place
+            part.mkdir(parents=True, exist_ok=True)
+            if tokenizer is not None:
+                tokenizer.save(part)
+            config.save_pretrained(part)
+            generation.save_pretrained(part)
+            save_torch_state_dict(theirs, part)
 
 
-def from_hugging_face(source: Path | PreTrainedModel) -> ImportedModel:
-    """What a model in a folder, or in memory, is here.
+def _converted(
+    spec: ModelSpec, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, dtype: torch.dtype
+) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
+    """Their config, generation config and weights of our model."""
+    counterpart = counterpart_of(spec)
+    theirs = export_weights(counterpart.rows, spec, weights)
+    special = _special_ids(counterpart, spec, tokenizer)
+    check_pad(counterpart, special["pad_token_id"])
+    config = hugging_face_config(spec, **special)
+    config.dtype = dtype
+    generation = transformers().GenerationConfig(**special, **_room(spec))
+    return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}
+
+
+def from_hugging_face(source: Path | PreTrainedModel, *, family: str | None = None) -> ImportedModel:
+    """What a model in a folder, or in memory, is here; of which family where several have its type, if not of the one
+    that its config says (`FAMILY`) or the first.
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is taken too: `absent` says what it lacks.
     """
     if isinstance(source, Path):
         check_folder(source)
-        config, where = read_object(source / CONFIG, remedy=REMEDY), str(source)
-        counterpart = counterpart_named(config.get("model_type"))
-        spec, state = spec_of(counterpart, _with_defaults(counterpart, config)), read_weights(source)
+        counterpart, spec = described(read_object(source / CONFIG, remedy=REMEDY), family=family)
+        state, where = read_weights(source), str(source)
     else:
-        config, where = {**vars(source.config), **source.config.to_dict()}, type(source).__name__
-        counterpart = counterpart_named(config["model_type"])
-        spec, state = spec_of(counterpart, config), source.state_dict()
-    return _imported(counterpart, spec, state, where)
+        counterpart, spec = described({**vars(source.config), **source.config.to_dict()}, family=family)
+        state, where = source.state_dict(), type(source).__name__
+    model = _imported(counterpart, spec, state, where)
+    return _with_others(model, counterpart, source) if counterpart.stack and isinstance(source, Path) else model
+
+
+def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:
+    """The whole of which this is a stack, where the others lie inside its folder; else the stack."""
+    family = CATALOGUE[counterpart.family]
+    others = [stack for stack in family.stacks if stack != counterpart.stack and (folder / stack).is_dir()]
+    if counterpart.stack not in family.drawn or not others:
+        return model
+    parts = {**{stack: from_hugging_face(folder / stack) for stack in others}, counterpart.stack: model}
+    spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
+    weights = renamed(family, {stack: part.weights for stack, part in parts.items()})
+    return ImportedModel(spec, weights, renamed(family, {stack: part.absent for stack, part in parts.items()}))
+
+
+def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
+    """The architecture and the model that their config describes."""
+    known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
+    candidates = [(one, _with_defaults(one, config)) for one in known]
+    named = config.get("architectures") or []
+    counterpart, complete = min(candidates, key=lambda one: (len(differing(*one)), one[0].model not in named))
+    return counterpart, spec_of(counterpart, complete)
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
     """Their config of our model."""
     counterpart = counterpart_of(spec)
-    return _config_class(counterpart)(**config_values(counterpart, spec), architectures=[counterpart.model], **special)
+    said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
+    values = {**config_values(counterpart, spec), **said, **special}
+    return _config_class(counterpart)(**values, architectures=[counterpart.model])
 
 
 def _config_class(counterpart: Counterpart) -> Any:
@@ -143,14 +181,14 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
     # Without the published special ids, which a small vocabulary has not: transformers would warn.
     complete = config_class(**numbers, bos_token_id=None, eos_token_id=None)
-    fixed = {name: config[name] for name in counterpart.fixed if name in config}
+    fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 
 
 def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
     # A config may say any number of layers; as many are only built where each can have a tensor.
-    if spec.size.layers > len(state):
-        raise UserError(f"{where}: its {CONFIG} says {spec.size.layers:,} layers, for {len(state):,} tensors.")
+    if spec.layers > len(state):
+        raise UserError(f"{where}: its {CONFIG} says {spec.layers:,} layers, for {len(state):,} tensors.")
     with torch.device("meta"):
         whole = dict(build_model(spec).named_parameters())
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
@@ -184,7 +222,8 @@ def _canonical(
         names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
         name = next((name for name in names if name in known), None)
         if name is None:
-            unknown.append(written)
+            if not any(name.startswith(counterpart.unused) for name in (today, counterpart.prefix + today)):
+                unknown.append(written)
             continue
         if name in found and not torch.equal(found[name], tensor):
             raise UserError(f"{where}: {written} differs from {name}, with which it is one in a {counterpart.model}.")

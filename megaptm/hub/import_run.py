@@ -52,9 +52,14 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     run = Path(run)
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} is already there and not empty; import to a new folder.")
+    families = [word.removeprefix("model.family=") for word in overrides if word.startswith("model.family=")]
+    overrides = [word for word in overrides if not word.startswith("model.family=")]
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
-        raise UserError(f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set.")
-    model, tokenizer = read_model(source)
+        raise UserError(
+            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set, and "
+            "model.family where several are of its type."
+        )
+    model, tokenizer = read_model(source, family=families[-1] if families else None)
     run.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(run) as unfinished:
         unfinished.mkdir()
@@ -66,11 +71,11 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     return Import(config, model.fresh)
 
 
-def read_model(source: str) -> tuple[ImportedModel, Tokenizer]:
-    """The model in a folder or on the hub, and its tokenizer, which must fit."""
+def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel, Tokenizer]:
+    """The model in a folder or on the hub, and its tokenizer, which must fit; `family` as in `from_hugging_face`."""
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
-    model = from_hugging_face(folder)
+    model = from_hugging_face(folder, family=family)
     tokenizer = read_tokenizer(folder)
     if tokenizer.vocabulary > model.spec.vocabulary:
         raise UserError(
@@ -86,7 +91,13 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 
 def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
-    family = CATALOGUE[spec.name]
+    if (family := CATALOGUE.get(spec.name)) is None:
+        whole = next(name for name in CATALOGUE if spec.name.startswith(f"{name}-"))
+        rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
+        raise UserError(
+            f"{source} is a part of {whole}, which is trained whole: put its {' and '.join(rest)} into a folder of "
+            "that name inside it."
+        )
     for stack, block in family.stacks.items():
         ours, theirs = block.norm_eps, spec.family.stacks[stack].norm_eps
         if ours != theirs:
@@ -106,11 +117,21 @@ def first_config(spec: ModelSpec, run: Path) -> Config:
 
 
 def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
-    shape = {name: getattr(spec.size, name) for name in ("layers", "width", "heads", "ffn")}
-    model = {"family": spec.name, "size": _size_name(spec), **shape, "head_width": spec.size.key_width}
+    shape = _shape(spec.size) | {"stacks": {stack: _shape(size) for stack, size in spec.size.stacks.items()}}
+    model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    ours, theirs = CATALOGUE[spec.name].first_block, spec.family.first_block
+    numbers |= {
+        name: getattr(theirs, name) for name in ("groups", "cycle") if getattr(theirs, name) != getattr(ours, name)
+    }
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
+
+
+def _shape(size: Size) -> dict[str, Any]:
+    shape = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")} | {"head_width": size.key_width}
+    others = {name: getattr(size, name) for name in ("embedding", "kv_heads")}
+    return shape | {name: number for name, number in others.items() if number is not None}
 
 
 def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer) -> None:

@@ -15,9 +15,12 @@ from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.special import CONFIG_KEYS, role_names
+from megaptm.tokenizers.tokenizer import TRAINED_LAYOUT
 
-SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model")
+SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model")
 OWN_LENGTH = "model_max_length"
+FAMILY_OPTIONS = ("do_lower_case", "keep_accents", "extra_ids")
+"""What the class of a family asks of a tokenizer's config, to rebuild what tokenizer.json has."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -48,7 +51,7 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Obje
     if "pad" not in names and "end" in names:
         names["pad"] = names["end"]
     inputs = ["input_ids", "attention_mask"]
-    if "segment" in spec.family.inputs:
+    if spec.family.segments > 1:
         inputs.insert(1, "token_type_ids")
     config = {
         # The general class reads tokenizer.json as it stands; the classes of one family rebuild parts of it.
@@ -59,9 +62,12 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Obje
         # Filled behind, since places count from the first token; `pipeline` turns it round where a model writes on.
         "padding_side": "right",
         "truncation_side": "right",
+        **{key: tokenizer.config[key] for key in FAMILY_OPTIONS if key in tokenizer.config},
         **{CONFIG_KEYS[role]: name for role, name in names.items()},
     }
     content = _laid_out(tokenizer, objective, segments="token_type_ids" in inputs)
+    if content is not tokenizer.content:
+        config[TRAINED_LAYOUT] = tokenizer.config.get(TRAINED_LAYOUT, tokenizer.content.get("post_processor"))
     return Tokenizer(content, config)
 
 
@@ -101,8 +107,13 @@ def _template(objective: Objective, special: SpecialTokens, library: Any) -> dic
             if name in ("A", "B"):
                 laid.append({"Sequence": {"id": name, "type_id": int(segment or 0)}})
                 continue
-            token = library.id_to_token(getattr(special, name))
-            ids[token] = getattr(special, name)
+            if (id_ := getattr(special, name)) is None:
+                raise UserError(
+                    f"the tokenizer has no {name} token, which {objective.name} puts around a text: export with the "
+                    "one that the model was trained with."
+                )
+            token = library.id_to_token(id_)
+            ids[token] = id_
             laid.append({"SpecialToken": {"id": token, "type_id": int(segment or 0)}})
         return laid
 

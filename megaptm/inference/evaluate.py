@@ -113,6 +113,8 @@ def evaluate(
     each = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, each)
+    # Whose answers are not in the batch: nobody knows beforehand how often each is right.
+    uncounted = contrasts | {name for name in names if HEADS[name].judges_draws}
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     tell(f"measuring the loss of {rows:,} held-out rows")
@@ -132,7 +134,9 @@ def evaluate(
         name: Loss(
             asked=int(counts[name].sum()),
             model=sums[name] / int(counts[name].sum()),
-            unigram=math.log(each) if name in contrasts else unigram_loss(counts[name], model=training_counts[name]),
+            unigram=math.log(sizes[name])
+            if name in uncounted
+            else unigram_loss(counts[name], model=training_counts[name]),
             uniform=math.log(sizes[name]),
         )
         for name in names

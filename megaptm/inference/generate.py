@@ -107,20 +107,26 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
 class CachedAttend(nn.Module):
     """Attention that keeps the keys and values it was given, so that each token passes through the model once."""
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: Attend, band: int | None) -> None:
+        """`band`: how many places it looks back, itself included; None: to the beginning."""
         super().__init__()
-        self.attend = attend
+        self.attend, self.band = attend, band
         self.past: tuple[Tensor, Tensor] | None = None
 
     def forward(self, q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Tensor | None) -> Tensor:
-        assert mask is None, "only a causal stack without a bias table can be continued token by token"
+        assert mask is None or (self.band and self.past is None), (
+            "only a causal stack without a bias table can be continued token by token"
+        )
         if self.past is None:
-            self.past = (k_SBHK, v_SBHK)
-            return self.attend(q_SBHK, k_SBHK, v_SBHK, None)
+            self._keep(k_SBHK, v_SBHK)
+            return self.attend(q_SBHK, k_SBHK, v_SBHK, mask)
         assert len(q_SBHK) == 1, "one new token sees all that came before; of several, each would see the later ones"
-        self.past = (torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
+        self._keep(torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
         everything = torch.ones(1, 1, 1, len(self.past[0]), dtype=torch.bool, device=q_SBHK.device)
         return self.attend(q_SBHK, *self.past, everything)
+
+    def _keep(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
+        self.past = (k_SBHK, v_SBHK) if self.band is None else (k_SBHK[-self.band :], v_SBHK[-self.band :])
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,10 @@ class KeyValueCache:
 def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
     """Within the block the stack's self-attention remembers what it has seen."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
-    memory = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
+    bands = [stack.size.band_width if stack.block.at(n).attention == "banded" else None for n in stack.numbers]
+    memory = KeyValueCache(
+        [CachedAttend(layer.attention.attend, band) for layer, band in zip(layers, bands, strict=True)]
+    )
     try:
         for layer, remember in zip(layers, memory.layers, strict=True):
             layer.attention.attend = remember  # type: ignore[assignment]  # takes and gives the same tensors
@@ -185,9 +194,10 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) 
     assert special.end is not None
     assert special.pad is not None
     said = [special.pad]
+    reads, says = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
     tokens_BS = torch.tensor([[*ids, special.end]], device=loaded.device)
     for _ in range(tokens):
-        batch = {"tokens": tokens_BS, "decoder_tokens": torch.tensor([said], device=loaded.device)}
+        batch = {reads: tokens_BS, says: torch.tensor([said], device=loaded.device)}
         with torch.inference_mode():
             id_ = draw(loaded.model.logits(batch)["lm"][0, -1])
         if id_ == special.end:
@@ -244,6 +254,10 @@ def _encode(tokenizer: Tokenizer, text: str, wanted: tuple[int, ...]) -> list[in
     # The longest first: <extra_id_1> must not be found in <extra_id_10>.
     names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
     parts = re.split(f"({names})", text) if names else [text]
+    # A mask of RoBERTa's takes the space before it, as the token did that it hides.
+    takes_space = {token["content"] for token in tokenizer.content.get("added_tokens", ()) if token.get("lstrip")}
+    nexts = [*parts[1:], ""]
+    parts = [part.rstrip() if after in takes_space else part for part, after in zip(parts, nexts, strict=True)]
     return [id_ for part in parts for id_ in ([ids[part]] if part in ids else tokenizer.encode(part).tolist())]
 
 

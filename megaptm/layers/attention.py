@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Brick
 from megaptm.layers.positions import rotate
-from megaptm.layers.split import Dropout, Linear
+from megaptm.layers.split import Dropout, HeadBias, Linear
 
 
 class Attend(nn.Module):
@@ -23,8 +23,12 @@ class Attend(nn.Module):
         self.dropout = Dropout(dropout, region="heads")
 
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
-        """[S, B, H*K]. A mask, boolean or a bias on the scores, says everything; without one, `causal` does."""
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, k_MBHK, v_MBHK))
+        """[S, B, H*K]. A mask, boolean or a bias on the scores, says everything; without one, `causal` does.
+
+        Keys and values may have fewer heads, of which each serves as many heads of queries, one after the other.
+        """
+        heads = q_SBHK.shape[2]
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
         with self.dropout.drawing():
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
@@ -38,32 +42,67 @@ class Attend(nn.Module):
         return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
 
 
+def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
+    """[M, B, H, K]: each of G heads as often as it serves one of H."""
+    groups = x_MBGK.shape[2]
+    if groups == heads:
+        return x_MBGK
+    # A view, where there is one: no kernel that takes a mask takes fewer heads of keys than of queries.
+    return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
+
+
 def score_scale(brick: Brick) -> float:
     """What scores are multiplied by."""
-    return 1 / math.sqrt(brick.size.key_width) if brick.block.scale == "sqrt" else 1.0
+    terms = {"sqrt": 1, "sqrt-3": 3}
+    return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.block.scale) in terms else 1.0
 
 
 class SelfAttention(nn.Module):
     """Queries, keys and values from one stream.
 
-    Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice of them is whole heads.
+    Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice of them is whole heads. Where keys and
+    values have fewer heads it is `query` and `kv`, as in `CrossAttention`.
     """
+
+    qkv: Linear
+    query: Linear
+    kv: Linear
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
         self.key_width = brick.size.key_width
-        self.qkv = Linear.of(brick.maps["qkv"])
+        self.grouped = "kv" in brick.maps
+        for name in ("query", "kv") if self.grouped else ("qkv",):
+            self.add_module(name, Linear.of(brick.maps[name]))
+        # Of queries and values, rows (head, [q, v], K), where keys have none.
+        self.biases = HeadBias(brick.biases) if brick.biases else None
         causal = brick.block.visibility == "causal"
         self.attend = Attend(causal=causal, scale=score_scale(brick), dropout=dropout)
         self.output = Linear.of(brick.maps["output"])
 
-    def forward(self, x_SBD: Tensor, mask: Tensor | None, turned: Tensor | None = None) -> Tensor:
-        """`turned`: the rotation of queries and keys (`positions.rotation`), where the stack has one."""
-        qkv = self.qkv(x_SBD)
-        q, k, v = qkv.view(*qkv.shape[:2], -1, 3, self.key_width).unbind(3)
-        if turned is not None:
-            q, k = rotate(q, turned), rotate(k, turned)
+    def forward(
+        self, x_SBD: Tensor, mask: Tensor | None, places: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
+        """`places`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`: what keys
+        and values are made of, where it is not x."""
+        q, k, v = self._project(x_SBD, keys)
+        if places is not None:
+            q, k = rotate(q, places), rotate(k, places)
         return self.output(self.attend(q, k, v, mask))
+
+    def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, ...]:
+        """Queries [S, B, H, K], keys and values."""
+        if self.grouped:
+            q, kv = self.query(x_SBD), self.kv(x_SBD if keys is None else keys)
+            q, (k, v) = q.unflatten(-1, (-1, self.key_width)), kv.unflatten(-1, (-1, 2, self.key_width)).unbind(3)
+        else:
+            q, k, v = self.qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
+            if keys is not None:
+                _, k, v = self.qkv(keys).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
+        if self.biases is not None:
+            of_queries, of_values = self.biases.bias.view(-1, 2, self.key_width).unbind(1)
+            q, v = q + of_queries, v + of_values
+        return q, k, v
 
 
 class CrossAttention(nn.Module):

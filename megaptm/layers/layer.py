@@ -14,29 +14,34 @@ from megaptm.bricks import BRICKS, sublayers
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, SelfAttention
+from megaptm.layers.convolution import Convolution
+from megaptm.layers.disentangled import DisentangledAttention
 from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
-from megaptm.layers.split import Dropout, HeadTable
+from megaptm.layers.split import Dropout, Embedding, HeadTable
 from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
 
 # The modules of bricks, by slot and word; `bricks.BRICKS` has as many.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "attention": {"dot": SelfAttention},
+    "attention": {"dot": SelfAttention, "banded": SelfAttention, "disentangled": DisentangledAttention},
     "cross": {"dot": CrossAttention},
     "ffn": dict.fromkeys((*PLAIN, *GATES), FeedForward),
 }
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
-WORDS: dict[str, tuple[str, ...]] = {
+WORDS: dict[str, tuple[str | bool, ...]] = {
     "visibility": ("full", "causal", "ordered"),
     "attention": (*BRICKS["attention"],),
     "position": ("none", "learned", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
     "norm_place": ("pre", "post", "parallel"),
     "ffn": (*BRICKS["ffn"],),
-    "scale": ("sqrt", "none"),
+    "attention_bias": (True, False, "no-keys"),
+    "scale": ("sqrt", "sqrt-3", "none"),
+    "distance_maps": ("own", "tokens"),
+    "last_layer": ("once", "mask-decoder"),
 }
 
 
@@ -46,7 +51,9 @@ def check_words(block: Block) -> None:
         words = getattr(block, slot)
         for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
             if word not in known:
-                raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
+                raise UserError(
+                    f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
+                )
     if unknown := set(block.share) - {"attention", "cross", "ffn"}:
         raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
 
@@ -90,19 +97,21 @@ class Layer(nn.Module):
         mask: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        turned: Tensor | None = None,
+        places: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered.
 
-        `turned` is the rotation of queries and keys; what else a stack tells all its layers comes as it does.
+        `places` is what attention knows of them: a rotation of queries and keys, or a table of distances. `keys` are
+        what x attends to, where it is not itself.
         """
         if self.place == "parallel":
             normed = self.attention_norm(x)
-            x = x + self.dropout(self.attention(normed, mask, turned))
+            x = x + self.dropout(self.attention(normed, mask, places))
             if memory is not None:
                 x = x + self.dropout(self.cross(normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
-        x = self._sublayer(self.attention_norm, self.attention, x, mask, turned)
+        x = self._sublayer(self.attention_norm, self.attention, x, mask, places, keys)
         if memory is not None:
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
@@ -113,6 +122,11 @@ class Layer(nn.Module):
         return x + self.dropout(brick(norm(x), *others))
 
 
+def same(x: Tensor) -> Tensor:
+    """x: what hooks for ranks are on one device."""
+    return x
+
+
 def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
     """Runs the layer: what `Stack.run_layer` is until activations are recomputed."""
     return layer(*tensors)
@@ -121,23 +135,53 @@ def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
 class Stack(nn.ModuleDict):
     """Some consecutive layers of an encoder or a decoder, under their global numbers.
 
-    Children: `bias_table` (of a score bias, which the whole stack shares), `shared` (sub-layers that layers share, by
-    the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A chunk of a
-    pipeline holds fewer of them, under the same names.
+    Children: `bias_table` (of a score bias, which the whole stack shares), `distance_table` and `distance_norm` (shared
+    too), `convolution` (beside the first layer), `place_table` (of a mask decoder), `shared` (sub-layers that layers
+    share, by the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A
+    chunk of a pipeline holds fewer of them, under the same names.
     """
 
-    def __init__(self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None) -> None:
-        """`memory` is the width of the stack that this one attends to, where it is not its own."""
+    def __init__(
+        self,
+        block: Block,
+        size: Size,
+        layers: range,
+        *,
+        dropout: float,
+        memory: int | None = None,
+        context: int = 0,
+    ) -> None:
+        """`memory` is the width of the stack that this one attends to, where it is not its own; `context` the rows of a
+        table of places."""
         super().__init__()
         check_words(block)
         if block.position == "rope" and size.key_width % 2:
             raise UserError(f"Block.position is rope, which turns pairs of features; heads have {size.key_width}.")
+        if size.heads % size.key_heads:
+            raise UserError(f"kv_heads is {size.key_heads}, which must divide the {size.heads} heads: change either.")
+        if block.distance_rows and block.score_bias:
+            raise UserError(
+                f"Block.position is {block.position}, but `disentangled` attention knows distances: use none."
+            )
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
         self.run_layer: Callable[..., Tensor] = run
+        self.share: Callable[[Tensor], Tensor] = same
+        """Applied to what every rank has and each uses with heads of its own."""
+        self.own: Callable[[Tensor], Tensor] = same
+        """Of something along the whole sequence the part that is here."""
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
+        if block.distance_rows and layers:
+            self["distance_table"] = Embedding(block.distance_rows, size.width)
+            if block.distance_norm:
+                self["distance_norm"] = Norm(size.width, kind=block.norm, eps=block.norm_eps)
+        if block.convolution and 0 in layers:
+            self["convolution"] = Convolution(block, size.width, dropout=dropout)
+        self.decodes = block.last_layer == "mask-decoder" and size.layers - 1 in layers
+        if self.decodes:
+            self["place_table"] = Embedding(context, size.width)
         # Before the layers, so that a parameter is called by the place where it is shared, whatever a chunk holds.
         shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
@@ -176,17 +220,39 @@ class Stack(nn.ModuleDict):
         memory_mask: Mask | None = None,
         positions: Tensor | None = None,
         outputs: dict[int, Tensor] | None = None,
+        decode: bool = True,
     ) -> Tensor:
         """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it; `positions`
-        [B, S] are places, absent: 0, 1, 2 ... Into `outputs` go those of the layers in `read`."""
-        scores = mask.scores(self._score_bias(mask))
+        [B, S] are places, absent: 0, 1, 2 ... Into `outputs` go those of the layers in `read`. Without `decode` a mask
+        decoder is a layer as the others."""
+        scores = self._scores(mask)
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
-        turned = self._rotation(mask, positions)
+        turned, table = self._rotation(mask, positions), self._distances()
         for number in self.numbers:
-            x = self.run_layer(self[str(number)], x, scores, memory, memory_scores, turned)
+            layer, word, before = self[str(number)], self.block.at(number).attention, x
+            places = table if word == "disentangled" else turned
+            if self.decodes and decode and number == self.size.layers - 1:
+                x = x + self._places(mask, positions)
+                for _ in range(2):
+                    x = self.run_layer(layer, x, scores[word], memory, memory_scores, places, before)
+            else:
+                x = self.run_layer(layer, x, scores[word], memory, memory_scores, places)
+            if number == 0 and "convolution" in self:
+                documents = None if mask.documents is None else mask.documents[0]
+                x = cast(Convolution, self["convolution"])(before, x, documents)
             if outputs is not None and number in self.read:
                 outputs[number] = x
         return self["final"](x) if "final" in self else x
+
+    def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
+        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them."""
+        bias = self._score_bias(mask)
+        found: dict[Any, Tensor | None] = {}
+        for word in self.block.words:
+            one = mask.within(self.size.band_width) if word == "banded" else mask
+            # It has something to add to the scores, so the mask must say the direction as well.
+            found[word] = one.dense if word == "disentangled" and one.causal else one.scores(bias)
+        return found
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
         """Of queries and keys, where the stack knows places by it."""
@@ -195,6 +261,20 @@ class Stack(nn.ModuleDict):
         if positions is None:
             positions = torch.arange(mask.length[0], device=mask.device)[None]
         return rotation(positions, features=self.size.key_width, base=self.block.rope_base)
+
+    def _distances(self) -> Tensor | None:
+        """The stack's table of distances, if it has one."""
+        if "distance_table" not in self:
+            return None
+        table = cast(Embedding, self["distance_table"]).weight
+        return self.share(self["distance_norm"](table) if "distance_norm" in self else table)
+
+    def _places(self, mask: Mask, positions: Tensor | None) -> Tensor:
+        """What a mask decoder is told of places, [S, B or 1, D]."""
+        if positions is None:
+            positions = torch.arange(mask.length[0], device=mask.device)[None]
+        told: Tensor = self["place_table"](self.own(positions.t()))
+        return told
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
         """The stack's learned bias on the scores, [1, H, Q, K], if it has one."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,12 @@ class Mask:
     order: Tensor | None = None
     """[B, Q]: a position sees those whose number is not above its own. A prefix is zeros before 1, 2 ...; a permutation
     is the permutation."""
+    band: int | None = None
+    """A position sees those less than so many places away."""
+
+    def within(self, band: int) -> Mask:
+        """The same, with a band; itself, where every place is within."""
+        return self if band >= max(self.length) else replace(self, band=band)
 
     @functools.cached_property
     def dense(self) -> Tensor:
@@ -41,6 +47,8 @@ class Mask:
             seen = (query == key) | (query == 0)
         if self.order is not None:
             seen = seen & (self.order[:, None, None, :] <= self.order[:, None, :, None])
+        if self.band is not None:
+            seen = seen.tril(self.band - 1).triu(1 - self.band)
         return seen.tril() if self.causal else seen
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
@@ -49,10 +57,10 @@ class Mask:
         `bias` is [1, H, Q, K]. None means that the layer's own direction, causal or not, says it all, which lets
         attention take its fast path.
         """
-        by_row = self.documents is not None or self.order is not None
+        special = self.documents is not None or self.order is not None or self.band is not None
         if bias is None:
-            return self.dense if by_row else None
-        if not by_row and not self.causal:
+            return self.dense if special else None
+        if not special and not self.causal:
             return bias
         return bias.masked_fill(~self.dense, float("-inf"))
 

@@ -5,8 +5,10 @@ like.
 
     columns      output features are divided (a head, or a slice of the feed-forward, is whole on one rank)
     rows         input features are divided; the outputs are summed over ranks
+    shared       all is the same on every rank, and each uses what it gives in a way of its own
     vocabulary   rows of the token table are divided
     heads        the last axis counts heads
+    none         all is the same on every rank, and so is what is made of it
 """
 
 # S sequence, B batch, D width
@@ -25,7 +27,9 @@ from megaptm.layers.accumulate import Lookup
 
 
 class Linear(nn.Linear):
-    """A linear map [..., in] -> [..., out]; `split` is `columns`, `rows` or `none` (the same on every rank)."""
+    """A linear map [..., in] -> [..., out]; `split` is `columns`, `rows`, `shared` or `none`."""
+
+    matrices, turn = 1, 1
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -34,7 +38,9 @@ class Linear(nn.Linear):
     @classmethod
     def of(cls, map_: Map) -> Linear:
         """The map of a brick."""
-        return cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
+        linear = cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
+        linear.matrices, linear.turn = map_.matrices, map_.turn
+        return linear
 
     def reset_parameters(self) -> None:
         """Nothing: values come from `models.initial`, a function of the seed and the parameter's name."""
@@ -74,6 +80,16 @@ class VocabularyBias(nn.Module):
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.empty(rows))
+
+
+class HeadBias(nn.Module):
+    """A learned number per feature of each head, apart from the map that it is added to; always split over heads."""
+
+    split = "columns"
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(features))
 
 
 class Dropout(nn.Module):

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.batch import IGNORED
 from megaptm.bricks.heads import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
 
-IGNORED = -100
-"""The label that asks nothing."""
+ROWS_DRAWN = 256
+"""Rows whose tokens are drawn at once: at vocabulary 30,522 they hold 100 MB."""
 
 
 class TokenLoss(nn.Module):
@@ -23,9 +24,10 @@ class TokenLoss(nn.Module):
     One module holds projection and loss, because they are split over ranks together.
     """
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, *, z_loss: float = 0.0) -> None:
+        """`z_loss`: in training, so much of the squared logarithm of the normalizer is added for each row."""
         super().__init__()
-        self.vocabulary = vocabulary
+        self.vocabulary, self.z_loss = vocabulary, z_loss
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         """The float32 sum over the rows whose label is not `IGNORED`."""
@@ -33,10 +35,20 @@ class TokenLoss(nn.Module):
             counted = (labels_N != IGNORED).nonzero().squeeze(1)
             if len(counted) < len(labels_N):
                 hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
+        z_loss = self.z_loss if self.training else 0.0
         loss: Tensor = _ProjectedCrossEntropy.apply(
-            hidden_ND, weight_VD, bias_V, labels_N, self.vocabulary, torch.is_grad_enabled()
+            hidden_ND, weight_VD, bias_V, labels_N, self.vocabulary, z_loss, torch.is_grad_enabled()
         )
         return loss
+
+    @torch.no_grad()
+    def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
+        """A token of each row, [N], drawn from its softmax by a number from 0 to below 1 (inverse transform)."""
+        drawn = []
+        for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
+            shares_CV = torch.softmax(self.logits(hidden_CD, weight_VD, bias_V), -1, dtype=torch.float32)
+            drawn.append(pick(shares_CV.cumsum(-1, dtype=torch.float64), draws_C))
+        return torch.cat(drawn)
 
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """[..., D] -> [..., vocabulary]"""
@@ -53,6 +65,15 @@ def drops_unasked(hidden_ND: Tensor) -> bool:
     return hidden_ND.device.type == "cpu"
 
 
+def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
+    """The token of each row [C] whose share of the whole a number from 0 to below 1 falls into; shares are summed up.
+
+    The last sum counts as the whole: rounded, it is not 1.
+    """
+    places_C1 = draws_C[:, None].double() * shares_CV[:, -1:]
+    return torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=shares_CV.shape[1] - 1)
+
+
 class _ProjectedCrossEntropy(torch.autograd.Function):
     """Takes the gradient while a chunk's probabilities are at hand; `backward` only scales it.
 
@@ -67,6 +88,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         bias_V: Tensor | None,
         labels_N: Tensor,
         vocabulary: int,
+        z_loss: float,
         wants_gradient: bool,
     ) -> Tensor:
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
@@ -84,10 +106,15 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             # no logarithm of a probability that has become zero.
             largest_C1, at_C1 = logits_CV.max(-1, keepdim=True)
             normalizer_C1 = largest_C1.float() - d_CV.gather(1, at_C1).log()
-            loss += ((normalizer_C1 - logits_CV.gather(1, labels_C1).float()) * counted_C1).sum()
+            terms_C1 = normalizer_C1 - logits_CV.gather(1, labels_C1).float()
+            if z_loss:
+                terms_C1 += z_loss * normalizer_C1.square()
+            loss += (terms_C1 * counted_C1).sum()
             if not wants_gradient:
                 continue
             # Of the logits: probabilities, less one at the label. In place, each pass over C x V numbers counts.
+            if z_loss:
+                d_CV.mul_(1 + 2 * z_loss * normalizer_C1)
             d_CV.scatter_add_(1, labels_C1, d_CV.new_full((), -1.0).expand(len(labels_C1), 1))
             if logits_CV.dtype != d_CV.dtype:
                 d_CV = logits_CV.copy_(d_CV)
@@ -110,9 +137,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             d_bias = d_bias.mul_(d_loss).to(ctx.bias_dtype)
         kept = gradient_sum_of(ctx.weight)
         if kept is None:
-            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, None, None, None
+            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, None, None, None, None
         kept.total.addcmul_(d_weight.to(kept.total.dtype), d_loss.to(kept.total.dtype))
-        return d_hidden.mul_(d_loss), kept.added(), d_bias, None, None, None
+        return d_hidden.mul_(d_loss), kept.added(), d_bias, None, None, None, None
 
 
 def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:

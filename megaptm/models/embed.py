@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
@@ -23,22 +23,24 @@ class Embed(nn.Module):
     """Tokens and segments, as the family's `inputs` say, and learned positions; then norm (BERT) and dropout; and a map
     to the width of the stream, where tables are not as wide (ALBERT).
 
-    With `token_only` it is just the table that a tied output projection reads, under the same name.
+    Without stacks it is just the token table that a tied output projection reads, under the same name.
     """
 
     segment: Embedding | None
 
-    def __init__(self, spec: ModelSpec, *, token_only: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, stacks: Collection[str]) -> None:
+        """`stacks`: those whose text is embedded here."""
         super().__init__()
         family, width = spec.family, spec.size.table_width
         if unknown := set(family.inputs) - set(INPUTS):
             raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
         self.segment = None
-        if token_only:
+        if not stacks:
             return
         self.first_position = family.first_position
-        for name, prefix in family.prefixes.items():
+        # Stacks that read the same fields have their tables in common.
+        for prefix, name in {family.prefixes[name]: name for name in stacks}.items():
             if family.stacks[name].position == "learned":
                 self.add_module(f"{prefix}position", Embedding(spec.positions, width))
             if family.embedding_norm:
@@ -47,11 +49,17 @@ class Embed(nn.Module):
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
         self.dropout = Dropout(spec.dropout, region="residual")
+        self.prefixes = family.prefixes
+        self.widenings = {
+            name: f"{name}_widen" if name in family.drawn else f"{family.prefixes[name]}widen" for name in stacks
+        }
         for name, map_ in widening(spec).items():
-            self.add_module(f"{family.prefixes[name]}widen", Linear.of(map_))
+            if name in stacks:
+                self.add_module(self.widenings[name], Linear.of(map_))
 
-    def forward(self, batch: dict[str, Tensor], prefix: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S, B, D] from `<prefix>tokens`, `<prefix>positions` (absent: 0, 1, 2 ...) and `<prefix>segments` [B, S]."""
+    def forward(self, batch: dict[str, Tensor], stack: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
+        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S]."""
+        prefix = self.prefixes[stack]
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
         if (table := self._modules.get(f"{prefix}position")) is not None:
@@ -61,7 +69,7 @@ class Embed(nn.Module):
         if (norm := self._modules.get(f"{prefix}norm")) is not None:
             x = norm(x)
         x = self.dropout(enter(x))
-        widen = self._modules.get(f"{prefix}widen")
+        widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
 
     def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:

@@ -12,12 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
+from megaptm.bricks.heads import SpanBoundaryHeadBrick
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import PLAIN
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
-from megaptm.losses.token import IGNORED, TokenLoss
+from megaptm.losses.token import TokenLoss
+from megaptm.models.draw import DRAWS
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
 
@@ -43,7 +46,7 @@ class LanguageHead(nn.Module):
             self.narrow = Linear.of(brick.maps["narrow"])
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
-        self.project = TokenLoss(spec.vocabulary)
+        self.project = TokenLoss(spec.vocabulary, z_loss=spec.family.z_loss)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
@@ -69,24 +72,26 @@ class MaskedHead(nn.Module):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
         block = brick.block
-        act = block.at(brick.size.layers - 1).ffn
         if not spec.family.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
-        if act not in PLAIN:
-            raise UserError(f"{spec.name}: the `mlm` head has no gated form; use a plain ffn, not {act!r}.")
-        self.activation = PLAIN[act]
+        self.activation = _plain(spec, brick)
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(spec.size.table_width, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = TokenLoss(spec.vocabulary)
+        self.project = TokenLoss(spec.vocabulary, z_loss=spec.family.z_loss)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        x_BSD, labels = x_SBD.transpose(0, 1), batch["labels"]
-        if "masked_positions" in batch:
-            x_BSD = x_BSD.gather(1, batch["masked_positions"][:, :, None].expand(-1, -1, x_BSD.shape[-1]))
+        labels = batch["labels"]
         assert tied is not None
-        loss = self.project(self._read(x_BSD).flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1))
-        return loss, _count(labels)
+        x = self._read(_asked(x_SBD, batch)).flatten(0, 1)
+        return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), _count(labels)
+
+    def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
+        """[B, A]: a token for each place that is asked about, by the batch's numbers."""
+        assert tied is not None
+        draws_BA = batch[DRAWS]
+        x = self._read(_asked(x_SBD, batch)).flatten(0, 1)
+        return self.project.draw(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V], for every position."""
@@ -95,6 +100,65 @@ class MaskedHead(nn.Module):
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(x)))
+
+
+class SpanBoundaryHead(nn.Module):
+    """Tokens of a masked span, as in SpanBERT: by what is said of the two places around it, and their place in it."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        assert isinstance(brick, SpanBoundaryHeadBrick)
+        block = brick.block
+        if not spec.family.tied:
+            raise UserError(f"{spec.name}: the `span-boundary` head projects on the token table; set tied=True.")
+        self.activation = _plain(spec, brick)
+        self.offset = Embedding(brick.offsets, brick.offset_width)
+        self.first, self.second = (Linear.of(brick.maps[name]) for name in ("first", "second"))
+        self.first_norm = Norm(self.first.out_features, kind=block.norm, eps=block.norm_eps)
+        self.second_norm = Norm(self.second.out_features, kind=block.norm, eps=block.norm_eps)
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
+        self.project = TokenLoss(spec.vocabulary)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
+        left, right = (_at(x_BSD, batch[name]) for name in ("span_left", "span_right"))
+        assert tied is not None
+        read = self._read(left, right, batch["span_offset"])
+        return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), _count(labels)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, V]: of each place as a span by itself, between its neighbors."""
+        x_BSD = x_SBD.transpose(0, 1)
+        left, right = torch.cat([x_BSD[:, :1], x_BSD[:, :-1]], 1), torch.cat([x_BSD[:, 1:], x_BSD[:, -1:]], 1)
+        assert tied is not None
+        offsets = torch.zeros(left.shape[:2], dtype=torch.int64, device=left.device)
+        return self.project.logits(self._read(left, right, offsets), tied, self.vocabulary.bias)
+
+    def _read(self, left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
+        x = torch.cat([left, right, self.offset(offsets)], -1)
+        x = self.first_norm(self.activation(self.first(x)))
+        return self.second_norm(self.activation(self.second(x)))
+
+
+class ReplacedHead(nn.Module):
+    """Whether each token was replaced (ELECTRA, arXiv:2003.10555, section 2)."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.activation = _plain(spec, brick)
+        self.transform, self.classify = Linear.of(brick.maps["transform"]), Linear.of(brick.maps["classify"])
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        answers_BS = batch[self.answers]
+        losses_BS = F.binary_cross_entropy_with_logits(
+            self.logits(x_SBD, tied).float(), answers_BS.clamp(min=0).float(), reduction="none"
+        )
+        return (losses_BS * (answers_BS != IGNORED)).sum(), _count(answers_BS)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S]"""
+        return self.classify(self.activation(self.transform(x_SBD)))[:, :, 0].t()
 
 
 class PairHead(nn.Module):
@@ -167,11 +231,13 @@ class Head(Protocol):
         ...
 
 
-MODULES: dict[str, type[LanguageHead] | type[MaskedHead] | type[PairHead]] = {
+MODULES: dict[str, Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     "lm": LanguageHead,
     "mlm": MaskedHead,
+    "span-boundary": SpanBoundaryHead,
     "next-sentence": PairHead,
     "sentence-order": PairHead,
+    "replaced-token": ReplacedHead,
 }
 
 
@@ -183,6 +249,27 @@ def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
 
 def _module(name: str, brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
     return MODULES[name] if name in MODULES else load_plugin(brick.module, f"{type(brick).__name__}.module", "module")
+
+
+def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
+    """The nonlinearity of the last layer that a head reads, for its own."""
+    act = brick.block.at(brick.size.layers - 1).ffn
+    if act not in PLAIN:
+        raise UserError(f"{spec.name}: the `{brick.name}` head has no gated form; use a plain ffn, not {act!r}.")
+    return PLAIN[act]
+
+
+def _asked(x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """[B, A, D], or all places where the batch does not say which are asked."""
+    x_BSD = x_SBD.transpose(0, 1)
+    if "masked_positions" not in batch:
+        return x_BSD
+    return _at(x_BSD, batch["masked_positions"])
+
+
+def _at(x_BSD: Tensor, places_BK: Tensor) -> Tensor:
+    """[B, K, D]"""
+    return x_BSD.gather(1, places_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
 
 
 def _count(labels: Tensor) -> Tensor:

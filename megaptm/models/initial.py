@@ -67,14 +67,21 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"embed\.token\.weight", _constant(1.0)),
         (r"head\.lm\.table\.weight", _constant(1.0)),
         (r"attention\.qkv\.weight", _qkv),
-        (r"cross\.query\.weight", _query),
-        (r"cross\.kv\.weight", _width),
+        (r"(attention|cross)\.query\.weight", _query),
+        (r"(attention|cross)\.kv\.weight", _width),
         (r"(attention|cross)\.output\.weight", _inner),
         (r"ffn\.up\.weight", _width),
         (r"ffn\.down\.weight", _features),
         (r"bias_table\.weight", _width),
         (r"(\w+_)?(widen|narrow)\.weight", _width),
         (r"(pooler|classify|transform)\.weight", _width),
+    ),
+    # arXiv:2204.02311, section 5.
+    "fan-in": (
+        (r"(embed\.\w+|head\.lm\.table)\.weight", _constant(1.0)),
+        (r"(attention|cross)\.output\.weight", _inner),
+        (r"ffn\.down\.weight", _features),
+        (r".*", _width),
     ),
 }
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
 from megaptm.errors import UserError
-from megaptm.layers.layer import Stack
+from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import cross_mask, self_mask
+from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import ContrastHead, Head, Loss, build_heads
 from megaptm.spec import ModelSpec, Reading
@@ -35,11 +37,6 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 def stream_lengths(batch: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, int]:
     """Stack -> places of a row of it."""
     return {name: batch[f"{prefix}tokens"].shape[1] for name, prefix in prefixes.items()}
-
-
-def same(x: Tensor) -> Tensor:
-    """x: what `Model.scatter_sequence` and `Model.gather_sequence` are on one device."""
-    return x
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
@@ -70,17 +67,18 @@ class Model(nn.Module):
         """Gives the stream on, with losses of heads that are not on the last chunk in its backward pass."""
 
         self.embed = self.head = None
-        if self.chunk.first:
-            self.embed = Embed(spec)
-        elif family.tied and (self.chunk.last or any(HEADS[name].projects for name in self.chunk.heads)):
-            self.embed = Embed(spec, token_only=True)
+        if self.chunk.begins or (family.tied and any(HEADS[name].projects for name in self.chunk.heads)):
+            self.embed = Embed(spec, self.chunk.begins)
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 memory = memory_width(spec, name)
-                self.add_module(name, Stack(block, spec.size_of(name), layers, dropout=spec.dropout, memory=memory))
+                stack = Stack(
+                    block, spec.size_of(name), layers, dropout=spec.dropout, memory=memory, context=spec.context
+                )
+                self.add_module(name, stack)
         for reading in chain(*map(spec.readings, self.chunk.heads)):
-            if (stack := self.stack(reading.stack)) is not None and reading.layer is not None:
-                stack.read |= {reading.layer}
+            if (read := self.stack(reading.stack)) is not None and reading.layer is not None:
+                read.read |= {reading.layer}
         if self.chunk.last or self.chunk.heads:
             self.head = build_heads(spec, self.chunk.heads)
 
@@ -95,6 +93,7 @@ class Model(nn.Module):
         {loss name: features [B, F]} of the losses that compare rows.
         """
         streams, inner = self._run(batch, x)
+        batch = self._answered(batch, streams)
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         if not self.chunk.last:
             filled = [self._filled(stream) for stream in streams.values()]
@@ -115,13 +114,15 @@ class Model(nn.Module):
         return {name: head.loss(*read[name], batch, self._table) for name, head in asked.items()}
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
-        """[B, S, D]: what the last layer of the first stack says of its text; the model is whole."""
+        """[B, S, D]: what the last layer of the first stack says of its text, or of the one that reads what is drawn;
+        the model is whole."""
         assert self.embed is not None
-        name = next(iter(self.spec.family.stacks))
+        name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
         assert stack is not None
         mask = self_mask(batch, "", stack.block.visibility)
-        x = stack(self.embed(batch, "", self.scatter_sequence), mask, positions=batch.get("positions"))
+        x = self.embed(batch, name, self.scatter_sequence)
+        x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
 
     def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
@@ -138,7 +139,7 @@ class Model(nn.Module):
         """Head -> the streams that it reads, each gathered once."""
         readings = {name: self.spec.readings(name) for name in heads}
         gathered = {
-            one: self.gather_sequence(streams[one.stack] if one.layer is None else inner[one])
+            one: self.gather_sequence(inner[one] if one in inner else streams[one.stack])
             for one in dict.fromkeys(chain(*readings.values()))
         }
         return {name: tuple(gathered[one] for one in theirs) for name, theirs in readings.items()}
@@ -155,8 +156,10 @@ class Model(nn.Module):
         of single layers on the way."""
         prefixes = self.spec.family.prefixes
         inner: dict[Reading, Tensor] = {}
-        streams = self._embed(batch, prefixes) if x is None else self._divide(batch, prefixes, x)
+        streams = self._embed(batch) if x is None else self._divide(batch, prefixes, x)
         for name, prefix in prefixes.items():
+            if name in self.spec.family.drawn and name in self.chunk.begins:
+                inner |= self._draw(name, batch, streams)
             if (stack := self.stack(name)) is None:
                 continue
             mask = self_mask(batch, prefix, stack.block.visibility)
@@ -173,10 +176,41 @@ class Model(nn.Module):
         """The layers of a stack that this chunk holds, if any."""
         return cast(Stack | None, self._modules.get(name))
 
-    def _embed(self, batch: dict[str, Tensor], prefixes: dict[str, str]) -> dict[str, Tensor]:
+    def _embed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         assert self.embed is not None
         assert self.chunk.first, "only the first chunk embeds; the others are handed a stream"
-        return {name: self.embed(batch, prefix, self.scatter_sequence) for name, prefix in prefixes.items()}
+        streams: dict[str, Tensor] = {}
+        for name in self.spec.family.stacks:
+            if name in self.spec.family.drawn:  # what it reads is not known yet
+                like = streams[self.spec.family.source(name)]
+                streams[name] = like.new_zeros(*like.shape[:2], self.spec.size_of(name).width)
+            else:
+                streams[name] = self.embed(batch, name, self.scatter_sequence)
+        return streams
+
+    def _draw(self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[Reading, Tensor]:
+        """Begin a stack that reads what a head draws. The stream of the stack that this head reads ends here, and is
+        given back; in its place travel marks of the places that changed."""
+        assert self.embed is not None
+        family, head = self.spec.family, cast(DrawingHead, self._heads()[self.spec.family.drawn[name]])
+        source, field = family.source(name), f"{family.prefixes[name]}tokens"
+        ended = streams[source]
+        with torch.no_grad():
+            tokens, changed_BS = draw_tokens(head, self.gather_sequence(ended), batch, batch[field], self._table)
+            marks_SB1 = self.scatter_sequence(changed_BS.t()[:, :, None].to(ended.dtype))
+        streams[name] = self.embed({**batch, field: tokens}, name, self.scatter_sequence)
+        streams[source] = marks_SB1.expand_as(ended)
+        return {Reading(source, None): ended}
+
+    def _answered(self, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch with what drawing decided: at which places tokens changed."""
+        if not self.chunk.last or REPLACED not in batch:
+            return batch
+        for name in self.spec.family.drawn:
+            with torch.no_grad():
+                changed_BS = self.gather_sequence(streams[self.spec.family.source(name)])[:, :, 0].t() > 0.5
+            batch = {**batch, REPLACED: torch.where(batch[REPLACED] == IGNORED, IGNORED, changed_BS.long())}
+        return batch
 
     def _divide(self, batch: dict[str, Tensor], prefixes: dict[str, str], x: Tensor) -> dict[str, Tensor]:
         """The concatenated stream, cut where one ends and the next begins; ranks may hold a slice of each."""

@@ -7,7 +7,10 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.mixtures import UNILM
 from megaptm.objectives.objective import Objective, weights_at
+from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
@@ -20,7 +23,13 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedLM(hide="whole-words"),
         MaskedLMOnPairs("next-sentence"),
         MaskedLMOnPairs("sentence-order"),
+        MaskedLMOnPairs("next-sentence", MaskedLM(hide="whole-words")),
+        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams")),
+        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
+        SpanBoundary(),
         SpanCorruption(),
+        ReplacedTokens(),
+        UNILM,
     )
 }
 """Those with a name of their own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,10 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, Piece, Sample
+from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
+from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
@@ -25,6 +28,9 @@ from megaptm.plugins import in_words, is_plugin, load_plugin
 TASKS: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
     "masked-lm": MaskedLM,
+    "masked-lm-span-boundary": SpanBoundary,
+    "ordered-masked-lm": OrderedMaskedLM,
+    "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
 }
 BY_STEP = ("share", "weight")
@@ -138,6 +144,24 @@ def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], st
     return all(one.get(key, ONE).until(step) == other.get(key, ONE).until(step) for key in one.keys() | other.keys())
 
 
+FILES = ("similar",)
+"""Options of tasks that name a file, or a function of the user's."""
+
+
+def with_files(said: str | dict[str, Any], place: Callable[[str], str]) -> str | dict[str, Any]:
+    """The same objective, with the files that its options name where `place` puts them."""
+    if isinstance(said, str):
+        return said
+
+    def placed(key: str, value: Any) -> Any:
+        return place(value) if key in FILES and isinstance(value, str) and not is_plugin(value) else value
+
+    return {
+        label: {key: placed(key, value) for key, value in options.items()} if isinstance(options, dict) else options
+        for label, options in said.items()
+    }
+
+
 def _as_tasks(said: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return {said: {}} if isinstance(said, str) else said
 
@@ -158,7 +182,8 @@ def kinds(objective: Objective) -> set[type[Objective]]:
     """The classes of its tasks, whatever is asked beside."""
     if isinstance(objective, Composed):
         return {kind for task in objective.tasks for kind in kinds(task.objective)}
-    return {type(objective.masked if isinstance(objective, MaskedLMOnPairs) else objective)}
+    asked = objective.masked if isinstance(objective, MaskedLMOnPairs) else objective
+    return {MaskedLM if isinstance(asked, SpanBoundary) else type(asked)}  # whoever masks can be asked about borders
 
 
 def compose(said: Mapping[str, Any]) -> Objective:

@@ -1,16 +1,18 @@
 """Hide, show, ask: the three functions a denoising task is made of, and the bricks for them.
 
 The tasks to come are lines of the same kind: BART's infilling is `poisson_spans`, one mask a span and `ask` everything;
-n-gram masking differs from BERT in `hide` alone, as `whole_words` does; ELECTRA's generator in `show` alone.
+ELECTRA's generator differs from BERT in `show` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from megaptm.objectives.similar import Similar
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Hide = Callable[[np.ndarray, SpecialTokens, np.random.Generator], np.ndarray]
@@ -53,6 +55,22 @@ def iid(*, rate: float, most: int) -> Hide:
     return hide
 
 
+def iid_with_repeats(*, rate: float, most: int) -> Hide:
+    """Single tokens, as many draws as `iid` hides, where one may be drawn again: at a rate of 0.15, 7 in 100 are.
+
+    The rule of ELECTRA's released code.
+    """
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        candidates = np.flatnonzero(~special.is_special[tokens])
+        hidden = np.zeros(len(tokens), dtype=bool)
+        if len(candidates):
+            hidden[rng.choice(candidates, min(most, max(1, round(rate * len(tokens)))))] = True
+        return hidden
+
+    return hide
+
+
 def whole_words(*, rate: float, most: int, begins: np.ndarray) -> Hide:
     """As many tokens as `iid` hides, or a few less: whole words in random order, those too long for what is left passed
     over; a word that holds a special token is never hidden.
@@ -62,25 +80,101 @@ def whole_words(*, rate: float, most: int, begins: np.ndarray) -> Hide:
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        word = np.cumsum(begins) - 1
-        lengths = np.bincount(word)
-        lengths[word[special.is_special[tokens]]] = len(tokens) + 1
-        left = min(most, max(1, round(rate * len(tokens))))
-        chosen = np.zeros(len(lengths), dtype=bool)
-        order = rng.permutation(len(lengths))
-        for number, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-            if length <= left:
-                chosen[number] = True
-                left -= length
-                if not left:
-                    break
-        return chosen[word]
+        return some_units(np.cumsum(begins) - 1, tokens, special, rng, most=min(most, round(rate * len(tokens))))
 
     return hide
 
 
-HIDES: dict[str, Callable[..., Hide]] = {"tokens": iid, "whole-words": whole_words}
-"""What masked-lm may hide together: each token by itself, a word with all of its tokens. Called with rate and most."""
+def some_units(
+    unit: np.ndarray, tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator, *, most: int
+) -> np.ndarray:
+    """bool [tokens]: whole units in random order until `most` tokens, but at least one, are hidden; those too long for
+    what is left are passed over, and so are those with a special token. `unit` is the number of each token's."""
+    lengths = np.bincount(unit)
+    lengths[unit[special.is_special[tokens]]] = len(tokens) + 1
+    left = max(1, most)
+    chosen = np.zeros(len(lengths), dtype=bool)
+    order = rng.permutation(len(lengths))
+    for number, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        if length <= left:
+            chosen[number] = True
+            left -= length
+            if not left:
+                break
+    return chosen[unit]
+
+
+def ngrams(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float] = ()) -> Hide:
+    """As `whole_words`, but n words at a time; how often each n comes is `lengths`, of 1, 2 ... words. Absent: as 1/n
+    for up to three (ALBERT, arXiv:1909.11942, 3.1).
+
+    The text is cut into n-grams whose lengths are drawn, and some of these are hidden: so the share of each n is what
+    was asked for, which drawing places first and lengths then cannot give where n-grams meet.
+    """
+    share = _shares(lengths or INVERSE)
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        word = np.cumsum(begins) - 1
+        words = int(word[-1]) + 1
+        ends = np.cumsum(rng.choice(len(share), words, p=share) + 1)
+        first = np.zeros(words + 1, dtype=bool)
+        first[ends[ends < words]] = True
+        # No n-gram holds a special token, which stands between texts.
+        apart = word[special.is_special[tokens]]
+        first[apart] = first[apart + 1] = True
+        unit = np.cumsum(first)
+        return some_units(unit[word], tokens, special, rng, most=min(most, round(rate * len(tokens))))
+
+    return hide
+
+
+def spans(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float] = ()) -> Hide:
+    """Spans of whole words that begin anywhere, until ceil(rate x ordinary tokens) are hidden; the last is cut there.
+    How often each length comes is `lengths`, of 1, 2 ... words; absent: geometric, p = 0.2, up to ten (SpanBERT,
+    arXiv:1907.10529, 3.1). Spans may meet and lie in each other, and are one then.
+    """
+    share = _shares(lengths or GEOMETRIC)
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        ordinary = ~special.is_special[tokens]
+        left = min(most, math.ceil(rate * np.count_nonzero(ordinary)))
+        # A word ends where the next begins, a special token is no part of any.
+        starts = np.flatnonzero((np.asarray(begins) > 0) | ~ordinary)
+        stops = np.append(starts[1:], len(tokens))
+        hidden = np.zeros(len(tokens), dtype=bool)
+        words = np.flatnonzero(ordinary[starts])
+        while left > 0:
+            number = int(words[rng.integers(len(words))])
+            if hidden[starts[number]]:
+                continue
+            for word in range(number, min(number + 1 + int(rng.choice(len(share), p=share)), len(starts))):
+                if not ordinary[starts[word]]:
+                    break
+                here = np.arange(starts[word], stops[word])
+                new = here[~hidden[here]][:left]
+                hidden[new] = True
+                left -= len(new)
+        return hidden
+
+    return hide
+
+
+def _shares(weights: Sequence[float]) -> np.ndarray:
+    return np.asarray(weights, dtype=float) / np.sum(weights)
+
+
+INVERSE = (1.0, 1 / 2, 1 / 3)
+GEOMETRIC = tuple(0.2 * 0.8**n for n in range(10))
+
+HIDES: dict[str, Callable[..., Hide]] = {
+    "tokens": iid,
+    "tokens-with-repeats": iid_with_repeats,
+    "whole-words": whole_words,
+    "ngrams": ngrams,
+    "spans": spans,
+}
+"""What masked-lm may hide together: each token by itself, a word with all of its tokens, several words. Called with
+rate and most; one that takes `begins` is told where words begin, one that takes `lengths` how many to hide together."""
 
 
 def random_spans(*, rate: float, mean: float) -> Hide:
@@ -120,22 +214,87 @@ def masked(*, mask: float, random: float) -> Show:
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         fate = rng.random(np.count_nonzero(hidden))
-        replaced = tokens[hidden]
-        replaced[fate < mask] = special.mask
-        drawn = (fate >= mask) & (fate < mask + random)
-        replaced[drawn] = rng.choice(special.ordinary, np.count_nonzero(drawn))
+        return _replaced(tokens, hidden, fate, special, rng, mask=mask, random=random)
+
+    return show
+
+
+def masked_spans(*, mask: float, random: float) -> Show:
+    """As `masked`, but all hidden tokens that stand together have one fate (SpanBERT)."""
+
+    def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        first = first_of_spans(hidden)
+        fate = rng.random(np.count_nonzero(first))[np.cumsum(first)[hidden] - 1]
+        return _replaced(tokens, hidden, fate, special, rng, mask=mask, random=random)
+
+    return show
+
+
+def _replaced(
+    tokens: np.ndarray,
+    hidden: np.ndarray,
+    fate: np.ndarray,
+    special: SpecialTokens,
+    rng: np.random.Generator,
+    *,
+    mask: float,
+    random: float,
+) -> np.ndarray:
+    """`fate` is a number from 0 to 1 for each hidden token."""
+    replaced = tokens[hidden]
+    replaced[fate < mask] = special.mask
+    drawn = (fate >= mask) & (fate < mask + random)
+    replaced[drawn] = rng.choice(special.ordinary, np.count_nonzero(drawn))
+    shown = tokens.copy()
+    shown[hidden] = replaced
+    return shown
+
+
+def first_of_spans(hidden: np.ndarray) -> np.ndarray:
+    """bool [tokens]: the first of each run of hidden tokens."""
+    return hidden & ~np.concatenate(([False], hidden[:-1]))
+
+
+def similar_words(*, mask: float, random: float, begins: np.ndarray, similar: Similar) -> Show:
+    """Hidden words, each by itself: one that is like it, a random one, or left as it is; never a mask (MacBERT,
+    arXiv:2004.13922, 3.1). `mask` is the share of the first. A word that none is like becomes a random one.
+
+    A word is replaced by as many tokens, so that each is asked for where it stood.
+    """
+
+    def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         shown = tokens.copy()
-        shown[hidden] = replaced
+        starts = np.flatnonzero(begins)
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True):
+            if not hidden[start]:
+                continue
+            fate = rng.random()
+            if fate >= mask + random:
+                continue
+            like = similar(tuple(tokens[start:stop].tolist())) if fate < mask else None
+            if like is None:
+                shown[start:stop] = rng.choice(special.ordinary, stop - start)
+            else:
+                shown[start:stop] = like[int(rng.integers(len(like)))]
         return shown
 
     return show
+
+
+SHOWS: dict[str, Callable[..., Show]] = {
+    "tokens": masked,
+    "spans": masked_spans,
+    "similar-words": similar_words,
+}
+"""What masked-lm may show for what is hidden. Called with the shares `mask` and `random`; one that takes `begins` is
+told where words begin, one that takes `similar` which words are like another."""
 
 
 def sentinel_per_span(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator | None = None
 ) -> np.ndarray:
     """Each hidden span becomes one sentinel, in the order the vocabulary lists them."""
-    first = hidden & ~np.concatenate(([False], hidden[:-1]))
+    first = first_of_spans(hidden)
     shown = tokens.copy()
     shown[first] = special.sentinels[: np.count_nonzero(first)]
     return shown[first | ~hidden]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Literal
+from functools import cached_property, lru_cache
+from inspect import signature
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
-from megaptm.objectives.denoise import HIDES, Denoise, Hide, hidden_in_place, masked
+from megaptm.objectives.denoise import HIDES, SHOWS, Denoise, Hide, Show, hidden_in_place
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -25,6 +27,7 @@ from megaptm.objectives.objective import (
     padded,
 )
 from megaptm.objectives.pairs import PAIRS, Pair
+from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
 
@@ -61,17 +64,28 @@ class MaskedLM(Objective):
     """What is hidden together: one of `denoise.HIDES`, or a function of your own, package.module:NAME."""
     rate: Rate = RATE
     """Share of the tokens that are hidden and asked about."""
+    lengths: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """How often 1, 2 ... words are hidden together, where `hide` hides several; absent: as its paper has it."""
+    show: str = "tokens"
+    """What stands in its place: one of `denoise.SHOWS`, or a function of your own, package.module:NAME."""
     mask: Share = 0.8
-    """Share of the hidden tokens that are shown as the mask."""
+    """Share of the hidden tokens that are shown as the mask; with similar words, as one of these."""
     random: Share = 0.1
     """Share that is shown as a random token; what remains is shown as it is."""
+    similar: str | None = None
+    """Where similar words come from: a file that `megaptm corpus similar-words` made, or a function of your own."""
 
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
-        _ = self._hiding
+        for option, ways in (("lengths", self._hiding), ("similar", self._showing)):
+            if getattr(self, option) and option not in _parameters(ways):
+                said = "hide" if option == "lengths" else "show"
+                raise UserError(f"{option} means nothing to {said} {getattr(self, said)}: remove it.")
+        if self.lengths and not sum(self.lengths) > 0:
+            raise UserError(f"lengths ({[*self.lengths]}) are all 0: say how often 1, 2 ... words are hidden together.")
         if self.mask + self.random > 1:
             raise UserError(
                 f"mask ({self.mask}) and random ({self.random}) are more than all hidden tokens: lower one."
@@ -79,25 +93,41 @@ class MaskedLM(Objective):
 
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
-        return {"tokens": "masked-lm", "whole-words": "masked-lm-whole-word"}.get(self.hide, f"masked-lm-{self.hide}")
+        hide = {"tokens": "", "whole-words": "-whole-word"}.get(self.hide, f"-{self.hide}")
+        # What spans are is one thing with what is shown for them.
+        return "masked-lm" + hide + ("" if self.show in ("tokens", self.hide) else f"-{self.show}")
 
-    @property
+    @cached_property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("words",) if self.hide == "whole-words" else ()
+        return ("words",) if "begins" in _parameters(self._hiding) | _parameters(self._showing) else ()
 
-    @property
+    @cached_property
     def _hiding(self) -> Callable[..., Hide]:
-        if is_plugin(self.hide):
-            found: Callable[..., Hide] = load_plugin(self.hide, "hide", "function")
-            if not callable(found):
-                raise UserError(f"hide: `{self.hide}` is not a function: correct the name.")
-            return found
-        if self.hide not in HIDES:
-            raise UserError(f"hide ({self.hide}) is not known; {nearest(self.hide, HIDES)}")
-        return HIDES[self.hide]
+        return _named("hide", self.hide, HIDES)
+
+    @cached_property
+    def _showing(self) -> Callable[..., Show]:
+        return _named("show", self.show, SHOWS)
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        if "similar" not in _parameters(self._showing):
+            return
+        if self.similar is None:
+            raise UserError(f"objective {self.name} shows similar words and has none: set similar; {REMEDY}.")
+        similar = similar_named(self.similar)
+        if isinstance(similar, SimilarWords) and similar.largest >= special.size:
+            raise UserError(
+                f"similar: {self.similar} has ids up to {similar.largest}, the tokenizer {special.size}: it is of "
+                f"another; {REMEDY}."
+            )
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
+
+    def most_asked(self, sequence: int) -> int:
+        """K: how many positions a row can ask about."""
+        return most_asked(sequence, self.rate)
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         # Whatever borders a row holds, only its ends may need a cls or sep that no slot was counted for: hence - 2.
@@ -106,7 +136,7 @@ class MaskedLM(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         row = fields((sequence,), "tokens", "segments", "positions", "document_ids")
-        return BatchSpec({"": sequence}, row | fields((most_asked(sequence, self.rate),), "masked_positions", "labels"))
+        return BatchSpec({"": sequence}, row | fields((self.most_asked(sequence),), "masked_positions", "labels"))
 
     def make(
         self,
@@ -139,9 +169,8 @@ class MaskedLM(Objective):
         """
         assert special.pad is not None
         text = padded(row.text, sum(row.documents), 0)
-        most = most_asked(sequence, self.rate)
-        hide = self._hiding(rate=self.rate, most=most, **({} if begins is None else {"begins": begins}))
-        masking = Denoise(hide=hide, show=masked(mask=self.mask, random=self.random), ask=hidden_in_place)
+        most = self.most_asked(sequence)
+        masking = Denoise(hide=self._hide(most, begins), show=self._show(begins), ask=hidden_in_place)
         hidden, shown, answers = masking(text, special, rng)
         documents, positions = documents_of(row.documents, sequence)
         segments = [np.full(len(piece), segment) for piece, segment in zip(row.text, row.segments, strict=True)]
@@ -153,6 +182,35 @@ class MaskedLM(Objective):
             "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
             "labels": padded([answers], most, IGNORED),
         }
+
+    def _hide(self, most: int, begins: np.ndarray | None) -> Hide:
+        told = {"begins": begins, **({"lengths": self.lengths} if self.lengths else {})}
+        return self._hiding(rate=self.rate, most=most, **_those_of(self._hiding, told))
+
+    def _show(self, begins: np.ndarray | None) -> Show:
+        told = {"begins": begins, **({"similar": similar_named(self.similar)} if self.similar else {})}
+        return self._showing(mask=self.mask, random=self.random, **_those_of(self._showing, told))
+
+
+def _named(option: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """A way to hide or to show, or the user's own."""
+    if is_plugin(name):
+        found: Callable[..., Any] = load_plugin(name, option, "function")
+        if not callable(found):
+            raise UserError(f"{option}: `{name}` is not a function: correct the name.")
+        return found
+    if name not in known:
+        raise UserError(f"{option} ({name}) is not known; {nearest(name, known)}")
+    return known[name]
+
+
+@lru_cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
+
+
+def _those_of(function: Callable[..., Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if name in _parameters(function)}
 
 
 def laid_out(
@@ -175,6 +233,18 @@ def _begins(part: DocumentSlice) -> np.ndarray:
     return begins
 
 
+def _tokens(text: np.ndarray) -> np.ndarray:
+    """Of sentences of a pair, which may come with where words begin."""
+    return text if text.ndim == 1 else text[:, 0]
+
+
+def _marks(text: np.ndarray) -> np.ndarray:
+    """1 where a word begins; one that was cut in two is a word by itself."""
+    begins = text[:, 1].copy()
+    begins[:1] = 1
+    return begins
+
+
 @dataclass(frozen=True)
 class MaskedLMOnPairs(Objective):
     """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts; see `pairs` for those there are."""
@@ -186,17 +256,17 @@ class MaskedLMOnPairs(Objective):
     needs = MaskedLM.needs
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 
-    def __post_init__(self) -> None:
-        if self.masked.annotations:
-            raise UserError(f"hide {self.masked.hide} cannot be with {self.question}: a pair is not cut at words.")
-
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"masked-lm-{self.question}"
+        return f"{self.masked.name}-{self.question}"
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.masked.annotations
 
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
-        return {"mlm": 1.0, self.question: 1.0}
+        return {**self.masked.losses, self.question: 1.0}
 
     @property
     def answers(self) -> str:
@@ -205,6 +275,10 @@ class MaskedLMOnPairs(Objective):
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 3
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        self.masked.check(special, sequence)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = self.masked.batch(sequence, document_mask)
@@ -221,7 +295,11 @@ class MaskedLMOnPairs(Objective):
         assert isinstance(piece, SentenceGroup)
         pair: Pair = PAIRS[self.question](piece, rng, self.raw_length(sequence))
         cls, sep = np.array([special.cls]), np.array([special.sep])
-        text = [np.concatenate((cls, pair.first, sep)), np.concatenate((pair.second, sep))]
+        first, second = _tokens(pair.first), _tokens(pair.second)
+        text = [np.concatenate((cls, first, sep)), np.concatenate((second, sep))]
         row = MaskedRow(text, [0, 1], [sum(map(len, text))])
-        sample = self.masked.mask_row(row, special, rng, sequence)
+        begins = None
+        if self.annotations:
+            begins = np.concatenate((ONE, _marks(pair.first), ONE, _marks(pair.second), ONE))
+        sample = self.masked.mask_row(row, special, rng, sequence, begins)
         return sample | {self.answers: np.array(pair.label, dtype=np.int64)}

@@ -60,6 +60,7 @@ class SentenceGroup:
     """Consecutive sentences of one document, and a way to draw another document's for comparison."""
 
     sentences: list[np.ndarray]
+    """Tokens [n], or where the objective asks for words [n, 2]: tokens, and 1 where a word begins."""
     other: Callable[[np.random.Generator], Iterable[np.ndarray]]
     """The sentences of a random other document, from a random one to its last."""
 
@@ -89,7 +90,8 @@ class Objective(ABC):
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     annotations: tuple[str, ...] = ()
-    """What slices come with: `words`, `sentences`, `tags`, `turns`. The corpus must have it."""
+    """What slices come with: `words`, `sentences`, `tags`, `turns`; sentences of pairs with `words` alone. The corpus
+    must have it."""
 
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""
@@ -121,11 +123,14 @@ class Objective(ABC):
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
+        remedy = f"tokenizer.kind={kind}"
+        if "mask" in self.needs:
+            remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
         for role in self.needs:
             if getattr(special, role) is None:
                 raise UserError(
                     f"objective {self.name} needs a tokenizer with a `{role}` token: build the corpus with "
-                    f"tokenizer.kind={kind}, or take another objective."
+                    f"{remedy}, or take another objective."
                 )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")

@@ -1,4 +1,4 @@
-"""Two texts from a chunk of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT)."""
+"""Two texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT)."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ class Pair:
     label: int
 
 
-def next_sentence_pair(chunk: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
-    """A random prefix of the chunk, then its rest or another document's sentences; `length` tokens at most together.
+def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+    """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together.
 
-    A chunk of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
-    puts the unused rest back and goes on from there; here chunks are fixed by the index, so that sample i is known
+    A group of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
+    puts the unused rest back and goes on from there; here groups are fixed by the index, so that sample i is known
     without making the ones before it, and the rest waits for another epoch.
     """
     if rng.random() < SHORTER:
         length = int(rng.integers(2, length, endpoint=True))
-    sentences = up_to(chunk.sentences, length)
+    sentences = up_to(group.sentences, length)
     split = int(rng.integers(1, len(sentences))) if len(sentences) > 1 else 1
     random = len(sentences) == 1 or rng.random() < RANDOM
     first = np.concatenate(sentences[:split])
-    rest = up_to(chunk.other(rng), length - len(first)) if random else sentences[split:]
+    rest = up_to(group.other(rng), length - len(first)) if random else sentences[split:]
     return truncated(first, np.concatenate(rest), int(random), rng, length)
 
 
-def sentence_order_pair(chunk: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
     """Two consecutive stretches of sentences in their order (label 0) or swapped (1), each as often (arXiv:1909.11942,
     3.1).
 
-    A chunk of one sentence is cut in its middle, and nothing is asked about it.
+    A group of one sentence is cut in its middle, and nothing is asked about it.
     """
     if rng.random() < SHORTER:
         length = int(rng.integers(2, length, endpoint=True))
-    sentences = up_to(chunk.sentences, length)
+    sentences = up_to(group.sentences, length)
     if len(sentences) == 1:
         middle = max(1, len(sentences[0]) // 2)
         return truncated(sentences[0][:middle], sentences[0][middle:], IGNORED, rng, length)
@@ -93,3 +93,8 @@ PAIRS: dict[str, Callable[[SentenceGroup, np.random.Generator, int], Pair]] = {
     "sentence-order": sentence_order_pair,
 }
 """Question -> (sentences, generator, most tokens) -> the pair. The answer's field is its name, with underscores."""
+ANSWERS = {
+    "next_sentence": ("the next one", "a random one"),
+    "sentence_order": ("the next one", "the one before the first"),
+}
+"""Field -> its answers 0 and 1: what the second text is."""

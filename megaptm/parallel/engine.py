@@ -16,10 +16,10 @@ from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
-from megaptm.losses.token import IGNORED
 from megaptm.models.heads import ContrastHead
 from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
@@ -28,7 +28,7 @@ from megaptm.parallel.contrast import compare_rows, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
 from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import attach_main_grads
-from megaptm.parallel.optimizer import build_optimizer, set_rates, update
+from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec
@@ -105,9 +105,8 @@ class Engine:
         no_sync = [chunk.no_sync for chunk in self.chunks]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         attach_main_grads((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
-        self.settings = optimizer
         self._weights = _filled(self.losses.values())
-        self.optimizer = build_optimizer(self.chunks, layout, optimizer, precision)
+        self.optimizer = build_optimizer(self.chunks, self.stages, layout, optimizer, precision)
         if filled:
             self.fill()
 
@@ -120,7 +119,7 @@ class Engine:
         """Begin with the initial weights, a function of the seed."""
         for stage in self.stages:
             fill(stage, seed=self.seed)
-        self.optimizer.reload_model_params()
+        self.optimizer.megatron.reload_model_params()
 
     def step(self, batches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
@@ -131,7 +130,7 @@ class Engine:
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        self.optimizer.megatron.zero_grad()
         losses, counts = self._run(self._share(batches), step=step)
         if not any(counts.values()):
             raise NothingAskedError(
@@ -140,10 +139,10 @@ class Engine:
                 "corpus inspect`."
             )
         loss = self._weighted(losses)
-        set_rates(self.optimizer, lr=lr, weight_decay=self.settings.weight_decay)
+        set_rates(self.optimizer, lr=lr)
         # With the distributed optimizer each element of the gradient is on one data rank only.
         replicas = 1 if self.layout.distributed_optimizer else self.ranks.data_size
-        norm = update(self.optimizer, clip=self.settings.clip, loss=loss, replicas=replicas)
+        norm = update(self.optimizer, loss=loss, replicas=replicas)
         if not math.isfinite(norm):
             raise DivergedError(
                 f"step {step + 1} was refused before it changed a weight: its loss is {loss:.6g} and the norm of its "

@@ -7,13 +7,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
     get_cuda_rng_tracker,
+    reduce_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
     vocab_parallel_cross_entropy,
@@ -21,14 +26,16 @@ from megatron.core.tensor_parallel import (
 from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from torch import Tensor, nn
 
+from megaptm.batch import IGNORED
+from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
-from megaptm.layers.split import Dropout, Embedding, HeadTable, Linear, VocabularyBias
-from megaptm.losses.token import IGNORED, TokenLoss
+from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
+from megaptm.losses.token import ROWS_DRAWN, TokenLoss, pick
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
 # Which axis of a weight is divided over tensor ranks, by the word on its module.
-AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "none": None}
+AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "shared": None, "none": None}
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,9 @@ class Placement:
     offset: tuple[int, ...]
     axis: int | None
     """The divided axis; None when every tensor rank holds the whole."""
+    matrices: int = 1
+    """That are one here, each `turn` rows of one before as many of the next: of a linear map, as its brick says."""
+    turn: int = 1
 
 
 class ColumnSplit(ColumnParallelLinear):
@@ -76,12 +86,27 @@ class RowSplit(RowParallelLinear):
         return super().forward(x)[0]
 
 
+class SharedLinear(nn.Linear):
+    """Linear that each rank has whole, and whose outputs each uses in a way of its own: their gradient is summed.
+
+    On a split sequence each rank maps its slice, and the narrow outputs are gathered, not the wide inputs.
+    """
+
+    def __init__(self, whole: Linear, *, sequence_parallel: bool) -> None:
+        super().__init__(whole.in_features, whole.out_features, bias=whole.bias is not None)
+        self.share = gather_from_sequence_parallel_region if sequence_parallel else copy_to_tensor_model_parallel_region
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared: Tensor = self.share(super().forward(x))
+        return shared
+
+
 class VocabularySplitTokenLoss(nn.Module):
     """`TokenLoss` where each rank holds a slice of the vocabulary."""
 
     def __init__(self, whole: TokenLoss, rank: int) -> None:
         super().__init__()
-        self.vocabulary, self.rank = whole.vocabulary, rank
+        self.vocabulary, self.z_loss, self.rank = whole.vocabulary, whole.z_loss, rank
 
     def local_logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         logits_NV = linear_with_grad_accumulation_and_async_allreduce(
@@ -101,8 +126,44 @@ class VocabularySplitTokenLoss(nn.Module):
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         counted = labels_N != IGNORED
         logits_NV = self.local_logits(hidden_ND, weight_VD, bias_V)
+        # Before the cross-entropy, which writes into the logits.
+        normalizer_N = _normalizer(logits_NV) if self.z_loss and self.training else None
         losses_N = vocab_parallel_cross_entropy(logits_NV.unsqueeze(1), labels_N.clamp(min=0).unsqueeze(1)).squeeze(1)
+        if normalizer_N is not None:
+            losses_N = losses_N + self.z_loss * normalizer_N.square()
         return (losses_N * counted).sum()
+
+    @torch.no_grad()
+    def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
+        """As `TokenLoss.draw`: the rank in whose slice the number falls says the token."""
+        group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
+        drawn = []
+        for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
+            logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
+            logits_CV[:, max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
+            largest_C1 = logits_CV.max(-1, keepdim=True).values
+            dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)
+            shares_CV = (logits_CV - largest_C1).exp().cumsum(-1, dtype=torch.float64)
+            ends = shares_CV.new_empty(group.size() * len(shares_CV))
+            dist.all_gather_into_tensor(ends, shares_CV[:, -1].contiguous(), group=group)
+            ends_CR = ends.view(group.size(), -1).t().cumsum(-1).contiguous()
+            owner_C = pick(ends_CR, draws_C)
+            before_C = ends_CR[:, self.rank] - shares_CV[:, -1]
+            places_C1 = (draws_C.double() * ends_CR[:, -1] - before_C)[:, None]
+            token_C = torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=columns - 1)
+            token_C = torch.where(owner_C == self.rank, token_C + self.rank * columns, 0)
+            dist.all_reduce(token_C, group=group)
+            drawn.append(token_C.clamp(max=self.vocabulary - 1))
+        return torch.cat(drawn)
+
+
+def _normalizer(logits_NV: Tensor) -> Tensor:
+    """The logarithm [N] of the sum of all exponentials, of which each rank has some."""
+    largest_N = logits_NV.detach().amax(-1).float()
+    dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=get_tensor_model_parallel_group())
+    sums_N = (logits_NV.float() - largest_N[:, None]).exp().sum(-1)
+    total_N: Tensor = reduce_from_tensor_model_parallel_region(sums_N)
+    return largest_N + total_N.log()
 
 
 def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: int) -> dict[str, Placement]:
@@ -114,7 +175,20 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
         if config.sequence_parallel:
             model.scatter_sequence = scatter_to_sequence_parallel_region
             model.gather_sequence = _gather_for_replicated_heads
+        _set_stacks(model, sequence_parallel=config.sequence_parallel, ranks=ranks, rank=rank)
     return placements
+
+
+def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int) -> None:
+    """What stacks do with what is no layer's."""
+    for module in model.modules():
+        if isinstance(module, Stack) and not sequence_parallel:
+            # On a split sequence gradients of what is whole are summed anyway (`_mark_sequence_parallel`).
+            module.share = copy_to_tensor_model_parallel_region
+        if isinstance(module, (Stack, Convolution)) and sequence_parallel:
+            module.own = lambda x: x.chunk(ranks)[rank]
+        if isinstance(module, Convolution) and sequence_parallel:
+            module.gather = gather_from_sequence_parallel_region
 
 
 def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:
@@ -142,10 +216,11 @@ def _place(module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, ra
     axis = AXIS[getattr(module, "split", "none")]
     if isinstance(module, Linear) and name.endswith("bias"):
         axis = 0 if module.split == "columns" else None
+    together = (module.matrices, module.turn) if isinstance(module, Linear) else (1, 1)
     if axis is None or ranks == 1:
-        return Placement(name, shape, (0,) * len(shape), None)
+        return Placement(name, shape, (0,) * len(shape), None, *together)
     offset = tuple(rank * (length // ranks) if i == axis else 0 for i, length in enumerate(shape))
-    return Placement(name, shape, offset, axis)
+    return Placement(name, shape, offset, axis, *together)
 
 
 def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> None:
@@ -156,6 +231,8 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                     parent._modules[name] = ColumnSplit(child, config)
                 case Linear(split="rows"):
                     parent._modules[name] = RowSplit(child, config)
+                case Linear(split="shared"):
+                    parent._modules[name] = SharedLinear(child, sequence_parallel=config.sequence_parallel)
                 case Embedding(split="vocabulary"):
                     parent._modules[name] = VocabParallelEmbedding(
                         child.rows, child.width, init_method=nn.init.zeros_, config=config
@@ -163,6 +240,8 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                 case HeadTable():
                     buckets, heads = child.weight.shape
                     child.weight = nn.Parameter(child.weight.new_empty(buckets, heads // ranks))
+                case HeadBias():
+                    child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
                 case VocabularyBias():
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
                 case TokenLoss():

@@ -1,124 +1,111 @@
-"""What an engine has to remember - weights, moments - as named pieces of whole tensors, and back from them.
+"""What an engine has to remember - weights, and what the optimizer knows of them - as named pieces of whole tensors.
 
-Names: `weight/<parameter>` (fp32: the master copy where the model runs in bf16), `exp_avg/<parameter>`,
-`exp_avg_sq/<parameter>`. The same names and shapes for every layout, so that any layout reads what any other wrote.
+Names: `weight/<parameter>` (fp32: the master copy where the model runs in bf16), and what the update rule knows of the
+weight: `exp_avg/<parameter>`, `exp_avg_sq/<parameter>` of AdamW. The same names and shapes for every layout, so that
+any layout reads what any other wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import ChainedOptimizer
-from torch import Tensor, nn
+from torch import Tensor
 
-from megaptm.checkpoint.boxes import span_boxes
+from megaptm.checkpoint.boxes import Box, span_boxes
 from megaptm.checkpoint.tensors import Piece, Reader
 from megaptm.parallel.engine import Engine
-from megaptm.parallel.split import Placement
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from megaptm.parallel.optimizers import RULES, StateTensor, TensorPart, set_steps
 
 
 def pieces(engine: Engine) -> Iterator[Piece]:
     """The pieces this process has to write: each element of each tensor comes from exactly one process."""
-    for place, parameter in _parameters(engine):
-        if getattr(parameter, "shared", False) or (place.axis is None and engine.ranks.tensor > 0):
+    for part in engine.optimizer.parts:
+        if getattr(part.parameter, "shared", False):
             continue
-        memory = _Memory(engine.optimizer, parameter)
-        if memory.span is None and engine.ranks.data > 0:
-            continue
-        for kind, data in memory.tensors().items():
-            yield Piece(
-                name=f"{kind}/{place.name}",
-                shape=place.shape,
-                offset=place.offset,
-                block=tuple(parameter.shape),
-                data=data.detach().float().reshape(-1) if memory.span else data.detach().float(),
-                span=memory.span,
-            )
+        yield from _slices(engine, part)
+        for kind, tensor in _state_tensors(engine, part).items():
+            if tensor.like != "weight" and _writes_factor(engine, part, tensor):
+                shape, box = _factor(part, tensor)
+                data = _remembered(engine, part, kind, tensor, box.shape)
+                yield Piece(f"{kind}/{part.place.name}", shape, box.offset, box.shape, data)
 
 
 def restore(engine: Engine, reader: Reader, *, step: int) -> None:
-    """Set weights and moments from a checkpoint of any layout; `step` updates have been made to them."""
+    """Set weights and what is known of them from a checkpoint of any layout; `step` updates have been made to them."""
     with torch.no_grad():
-        for place, parameter in _parameters(engine):
-            shape = tuple(parameter.shape)
-            weight = reader.read(f"weight/{place.name}", place.offset, shape)
-            memory = _Memory(engine.optimizer, parameter)
-            moments = {}
-            if memory.master is not None and step > 0:  # an imported model, at step 0, has no moments
-                moments = {kind: memory.read(reader, f"{kind}/{place.name}", place.offset) for kind in MOMENTS}
-            parameter.copy_(weight)
-            memory.set(weight, moments, step)
+        for part in engine.optimizer.parts:
+            place = part.place
+            weight = reader.read(f"weight/{place.name}", place.offset, tuple(part.parameter.shape))
+            part.parameter.copy_(weight)
+            if part.master is not None:
+                part.master.copy_(weight if part.span is None else weight.reshape(-1)[slice(*part.span)])
+            if step > 0:  # an imported model, at step 0, has nothing but weights
+                for kind, tensor in _state_tensors(engine, part).items():
+                    if tensor.like != "weight" or part.master is not None:
+                        known = _read(reader, part, kind, tensor).to(part.key.device, copy=True)
+                        engine.optimizer.rule.state[part.key][kind] = known
+    if step > 0:
+        set_steps(engine.optimizer.rule, engine.optimizer.parts, step)
 
 
-def _parameters(engine: Engine) -> Iterator[tuple[Placement, nn.Parameter]]:
-    for stage in engine.stages:
-        yield from stage.placed_parameters()
+def _state_tensors(engine: Engine, part: TensorPart) -> Mapping[str, StateTensor]:
+    """Nothing of what is not trained."""
+    settings = engine.optimizer.settings
+    return RULES[settings.name].remembers(settings, part) if part.parameter.requires_grad else {}
 
 
-class _Memory:
-    """What the optimizer holds for one model parameter on this process, whichever optimizer it is."""
+def _slices(engine: Engine, part: TensorPart) -> Iterator[Piece]:
+    """The weight, and what has a number for each of its elements."""
+    place, ranks = part.place, engine.ranks
+    if (place.axis is None and ranks.tensor > 0) or (part.span is None and ranks.data > 0):
+        return
+    if part.master is None and part.span is not None:
+        return  # another data rank holds it
+    held = {"weight": part.parameter if part.master is None else part.master}
+    for kind, tensor in _state_tensors(engine, part).items():
+        if tensor.like == "weight":
+            held[kind] = _remembered(engine, part, kind, tensor, tuple(held["weight"].shape))
+    for kind, values in held.items():
+        data = values.detach().float()
+        yield Piece(
+            name=f"{kind}/{place.name}",
+            shape=place.shape,
+            offset=place.offset,
+            block=tuple(part.parameter.shape),
+            data=data.reshape(-1) if part.span else data,
+            span=part.span,
+        )
 
-    def __init__(self, optimizer: Any, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
-        self.span: tuple[int, int] | None = None
-        self.master: Tensor | None = None
-        if not parameter.requires_grad:
-            return
-        inner = optimizer.chained_optimizers[0] if isinstance(optimizer, ChainedOptimizer) else optimizer
-        self.torch_optimizer = inner.optimizer
-        if isinstance(inner, DistributedOptimizer):
-            self._find_span(inner)
-        else:
-            self.master = getattr(parameter, "main_param", parameter)
 
-    def _find_span(self, optimizer: DistributedOptimizer) -> None:
-        place = optimizer.model_param_group_index_map.get(self.parameter)
-        self.span = (0, 0)
-        if place is not None:
-            group, order = place
-            self.master = optimizer.optimizer.param_groups[group]["params"][order]
-            owned = optimizer._get_model_param_range_map(self.parameter)["param"]
-            self.span = (owned.start, owned.end)
+def _remembered(engine: Engine, part: TensorPart, kind: str, tensor: StateTensor, shape: tuple[int, ...]) -> Tensor:
+    """What the rule knows; before the first step it may know nothing."""
+    found: Tensor | None = engine.optimizer.rule.state.get(part.key, {}).get(kind)
+    return torch.full(shape, tensor.start, device=part.key.device) if found is None else found
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Name -> values held here; nothing when another data rank holds them."""
-        if self.master is None:
-            return {} if self.span else {"weight": self.parameter}
-        moments = self.torch_optimizer.state.get(self.master, {})  # nothing before the first step: zeros
-        return {
-            "weight": self.master,
-            **{kind: moments.get(kind, torch.zeros_like(self.master)) for kind in MOMENTS},
-        }
 
-    def set(self, weight: Tensor, moments: dict[str, Tensor], step: int) -> None:
-        if self.master is None:
-            return
-        self.master.copy_(self._held(weight))
-        if not moments:
-            return
-        state: dict[str, Any] = {kind: value.to(self.master, copy=True) for kind, value in moments.items()}
-        groups = self.torch_optimizer.param_groups
-        if "fused" in groups[0]:
-            # A count of its own for each parameter: torch advances it once per parameter it finds it on.
-            state["step"] = torch.tensor(float(step), device=self.master.device)
-        else:
-            for group in groups:  # apex counts once per group
-                group["step"] = step
-        self.torch_optimizer.state[self.master] = state
+def _writes_factor(engine: Engine, part: TensorPart, tensor: StateTensor) -> bool:
+    """Data ranks have the same, and tensor ranks, too, unless they divide just these rows or columns."""
+    divided = part.place.axis == (0 if tensor.like == "rows" else 1)
+    return engine.ranks.data == 0 and (divided or engine.ranks.tensor == 0)
 
-    def read(self, reader: Reader, name: str, offset: tuple[int, ...]) -> Tensor:
-        """As much of a tensor as is held here: with many data ranks a small part of the block at `offset`."""
-        shape = tuple(self.parameter.shape)
-        if self.span is None:
-            return reader.read(name, offset, shape)
-        boxes = [box.moved(offset) for box in span_boxes(shape, *self.span)]
-        parts = [reader.read(name, box.offset, box.shape).reshape(-1) for box in boxes]
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
 
-    def _held(self, whole: Tensor) -> Tensor:
-        return whole if self.span is None else whole.reshape(-1)[self.span[0] : self.span[1]]
+def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box]:
+    """The shape of what is known by rows or by columns of a whole tensor, and which of it is known here."""
+    if tensor.like == "rows":
+        return (part.place.shape[0],), Box((part.place.offset[0],), (part.length,))
+    offset = part.place.offset[1] if part.place.axis == 1 else 0
+    return (part.matrices, part.whole_width), Box((0, offset), (part.matrices, part.width))
+
+
+def _read(reader: Reader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
+    """As much of a tensor as is held here: with many data ranks a small part of the slice."""
+    name, shape = f"{kind}/{part.place.name}", tuple(part.parameter.shape)
+    if tensor.like != "weight":
+        _, box = _factor(part, tensor)
+        return reader.read(name, box.offset, box.shape)
+    if part.span is None:
+        return reader.read(name, part.place.offset, shape)
+    boxes = [box.moved(part.place.offset) for box in span_boxes(shape, *part.span)]
+    parts = [reader.read(name, box.offset, box.shape).reshape(-1) for box in boxes]
+    return torch.cat(parts) if len(parts) != 1 else parts[0]

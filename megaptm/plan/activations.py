@@ -11,7 +11,7 @@ attention does not keep.
 
 from __future__ import annotations
 
-from megaptm.bricks import Brick, ModelChunk, heads, kinds, memory_width, sublayers
+from megaptm.bricks import Brick, ModelChunk, heads, kinds, memory_width, runs, sublayers
 from megaptm.bricks.heads import ROWS_PROJECTED
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
@@ -53,7 +53,11 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
         return pairs * size.heads * (2 * element + 1 if work.spec.dropout else element) / layout.tensor
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
-    shared = pairs * element if work.masked and not work.spec.family.stacks[queries].score_bias else 0
+    if brick.scored:
+        # The sum of what is added, which every layer and head has of its own.
+        added = rows * asking * work.lengths[keys] * size.heads * element / layout.tensor
+        return rows * asking * size.heads * 4 / layout.tensor + added
+    shared = pairs * element if (work.masked or brick.masked) and not work.spec.family.stacks[queries].score_bias else 0
     # One float32 a query and head.
     return rows * asking * size.heads * 4 / layout.tensor + shared
 
@@ -64,12 +68,14 @@ def chunk(work: Workload, held: ModelChunk) -> float:
     rows, spec, element = work.layout.microbatch, work.spec, work.element
     for name, layers in held.layers.items():
         block = work.spec.family.stacks[name]
-        total += sum(number * layer(work, name, kind) for kind, number in kinds(block, layers).items())
+        total += sum(
+            number * layer(work, name, kind) for kind, number in runs(block, spec.size_of(name), layers).items()
+        )
         if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
-    stream = rows * sum(length * spec.size_of(name).width for name, length in work.lengths.items())
-    if held.first and work.spec.dropout:
-        total += stream / work.slice
+    if work.spec.dropout:
+        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in held.begins)
+        total += embedded / work.slice
     # The closing norm keeps its input; what it gives is the head's.
     total += sum(rows * work.lengths[name] * spec.size_of(name).width * element / work.slice for name in held.finals)
     return total
@@ -108,7 +114,7 @@ def logits(work: Workload) -> float:
     stack = brick.stack if brick else next(reversed(spec.family.stacks))
     rows, width, element = work.layout.microbatch, spec.size_of(stack).width, work.element
     length = work.lengths[stack]
-    places = rows * (length if work.asked is None else work.asked)
+    places = rows * (brick.places(length, work.asked) if brick else length)
     vocabulary = spec.padded_vocabulary
     hidden = 2 * places * width * element  # the closing norm's output, gathered, and its gradient
     if brick is None or not brick.projects:
@@ -135,7 +141,7 @@ def workspace(work: Workload, largest: int) -> float:
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
     ffn = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name == "ffn"]
-    up = max(brick.maps["up"].outputs for brick in ffn)
+    up = max(one.outputs for brick in ffn for one in brick.maps.values() if one.split == "columns")
     gradients = tokens * element * (2 * up / work.layout.tensor + 2 * size.width)
     again = 0.0
     if work.recompute == "full":

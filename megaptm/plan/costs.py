@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, heads, kinds, memory_width, sublayers
+from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, heads, memory_width, runs, sublayers
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective
 from megaptm.plan.workload import Workload
@@ -80,12 +80,12 @@ def stage(machine: Machine, work: Workload, held: list[ModelChunk]) -> Passes:
     layers: dict[tuple[str, Block], Passes] = {}
     for chunk in held:
         for name, span in chunk.layers.items():
-            for kind, number in kinds(work.spec.family.stacks[name], span).items():
+            for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), span).items():
                 if (name, kind) not in layers:
                     layers[name, kind] = layer(machine, work, name, kind)
                 total += layers[name, kind] * number
-        if chunk.first:
-            total += embedding(machine, work)
+        if chunk.begins:
+            total += embedding(machine, work, chunk.begins)
         for one in heads(work.spec).values():
             if one.name in chunk.heads and one.projects:
                 total += head(machine, work, one)
@@ -118,6 +118,8 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
     tensor, forward = work.layout.tensor, 0.0
     for one in sub.brick.maps.values():
         tokens = work.layout.microbatch * work.lengths[keys if one.of_memory else stack]
+        if one.of_places:
+            tokens = 2 * work.lengths[stack]
         inputs = one.inputs / tensor if one.split == "rows" else one.inputs
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
         forward += product(machine, work, tokens, inputs, outputs)
@@ -131,7 +133,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
         return _materialized(machine, work, pairs, size.key_width)
-    causal = brick.block.visibility == "causal" and queries == keys and not work.masked
+    causal = brick.block.visibility == "causal" and queries == keys and not (work.masked or brick.masked)
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
@@ -209,9 +211,10 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
     return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
 
 
-def embedding(machine: Machine, work: Workload) -> Passes:
-    """Lookups, their sum and dropout, and gradients added to the tables."""
-    size = work.layout.microbatch * work.stream * work.spec.width * work.element
+def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
+    """Lookups for some stacks, their sum and dropout, and gradients added to the tables."""
+    places = sum(work.lengths[name] for name in stacks)
+    size = work.layout.microbatch * places * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)
     return Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
@@ -221,7 +224,7 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     """Projection on the vocabulary and cross-entropy."""
     spec, tensor = work.spec, work.layout.tensor
     length = work.lengths[brick.stack]
-    places = work.layout.microbatch * (length if work.asked is None else work.asked)
+    places = work.layout.microbatch * brick.places(length, work.asked)
     vocabulary = spec.padded_vocabulary / tensor
     forward = product(machine, work, places, spec.size.table_width, vocabulary)
     passes = places * vocabulary / machine.bandwidth

@@ -6,22 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import heads, held, kinds, memory_width, sublayers, widening
-from megaptm.bricks.layer import embedding_tables, final_norm
+from megaptm.bricks import heads, held, memory_width, runs, sublayers, widening
+from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm
 from megaptm.spec import ModelSpec
 
 
 def count(spec: ModelSpec, *, with_heads: bool = False) -> int:
     """Parameters, each counted once, rows that pad the vocabulary left out.
 
-    As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only the
-    pre-training losses use: BERT's masked-token transform, its bias per word, the next-sentence classifier.
+    As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only
+    pre-training uses: BERT's masked-token transform, its bias per word, the next-sentence classifier; ELECTRA's
+    generator.
     """
-    total = spec.vocabulary * spec.size.table_width + embedding_tables(spec)
-    for name, block in spec.family.stacks.items():
+    stacks = {
+        name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
+    }
+    total = spec.vocabulary * spec.size.table_width + embedding_tables(spec, stacks)
+    for name, block in stacks.items():
         size = spec.size_of(name)
         layers = held(block, size, range(size.layers), memory_width(spec, name))
         total += layers.divided + layers.whole + final_norm(block, size)
+        total += decoding_places(spec, name, range(size.layers)) if with_heads else 0
     return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())
 
 
@@ -30,19 +35,20 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
 
     Matrix products only, two operations a multiply-add, backward twice forward, nothing for recomputation: what model
     FLOP utilization is reckoned from (arXiv:2104.04473, appendix). Attention counts its full square, causal or not.
-    `asked` is how many positions a row the masked-token head reads; absent, all.
+    Maps of a table of distances, which are done once a pass, do not count.
+    `asked` is how many positions a row heads read that read only these; absent, all.
     """
     multiply_adds = 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
-        for kind, layers in kinds(block, range(size.layers)).items():
+        for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = sub.brick.maps.values()
+                maps = [one for one in sub.brick.maps.values() if not one.of_places]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
-    for name, head in heads(spec).items():
-        multiply_adds += head.multiply_adds(asked if name == "mlm" and asked is not None else lengths[head.stack])
+    for head in heads(spec).values():
+        multiply_adds += head.multiply_adds(head.places(lengths[head.stack], asked))
     return 3 * 2 * rows * multiply_adds

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.config import load, offered_devices
+from megaptm.families import CATALOGUE
 from megaptm.plan.machine import FOLDER, load_machine
 from megaptm.plan.plan import Plan, plan
 
-FAMILIES = ("gpt2", "gpt3", "bert", "t5")
 MACHINE = "a100-80g"
 HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a step", "MFU", "days")
 
@@ -16,8 +16,8 @@ HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a ste
 def rows() -> Iterator[tuple[str, Plan]]:
     """Name and plan, the smallest model of a family first."""
     machine = load_machine(MACHINE)
-    for family in FAMILIES:
-        paths = (FOLDER.parent / family).glob("*.yaml")
+    for family in CATALOGUE:
+        paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
         for path in sorted(paths, key=lambda path: (plan(load(path), machine).parameters, path.stem)):
             for devices in offered_devices(path):
                 yield f"{family}/{path.stem}", plan(load(path, [f"devices={devices}"]), machine)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from megaptm.bricks import ModelChunk
 from megaptm.plan import activations
+from megaptm.plan.optimizer import Remembered, remembered
 from megaptm.plan.stages import parameters, stages
 from megaptm.plan.workload import Workload
 
@@ -45,8 +46,9 @@ def fullest(stages: list[Memory]) -> int:
 
 def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
     counted = parameters(work, held)
-    weights, gradients, optimizer = states(work, counted.trained, counted.frozen)
-    logits = activations.logits(work) if any(chunk.last for chunk in held) else 0.0
+    known = remembered(work.optimizer, work.spec, held, counted.trained, work.trained_heads, tensor=work.layout.tensor)
+    weights, gradients, optimizer = states(work, counted.trained, counted.frozen, known)
+    logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in held) else 0.0
     buffers, workspace = activations.buffers(work), activations.workspace(work, counted.largest)
     if work.software.sharding is not None:
         whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, held)
@@ -67,16 +69,19 @@ def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
     )
 
 
-def states(work: Workload, trained: int, frozen: int = 0) -> tuple[float, float, float]:
+def states(
+    work: Workload, trained: int, frozen: int = 0, known: Remembered | None = None
+) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer of `trained` parameters of a rank.
 
-    As megatron-core holds them (parallel/engine.py, parallel/optimizer.py): gradients of all micro-batches are summed
-    in float32; the optimizer has two float32 moments, and a float32 copy of weights that are not; the distributed
-    optimizer divides these over data ranks, and nothing else.
+    As megatron-core holds them (parallel/engine.py, parallel/optimizers): gradients of all micro-batches are summed in
+    float32; the optimizer has what its rule remembers (two moments where it is not told), and a float32 copy of weights
+    that are not; the distributed optimizer divides these over data ranks, and nothing else.
     """
-    copies = 8 if work.precision == "fp32" else 12
+    known = Remembered(2 * trained) if known is None else known
+    copies = 0 if work.precision == "fp32" else trained
     weights, gradients = float(work.element * (trained + frozen)), float(work.software.gradient_bytes * trained)
-    optimizer = float(copies * trained)
+    optimizer, factors = 4.0 * (known.elements + copies), 4.0 * known.factors
     if work.software.sharding is not None:
-        return weights / work.layout.data, gradients / work.layout.data, optimizer / work.layout.data
-    return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1)
+        return weights / work.layout.data, gradients / work.layout.data, optimizer / work.layout.data + factors
+    return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1) + factors

@@ -7,9 +7,7 @@ from math import ceil
 
 from megaptm.config import Config
 from megaptm.plan.machine import Machine
-
-CHECKPOINT_BYTES = 12
-"""Of a parameter in a checkpoint: float32 weight and two moments (parallel/state.py)."""
+from megaptm.plan.optimizer import checkpoint_bytes
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Saving:
 
 def saving(config: Config, machine: Machine, parameters: int) -> Saving:
     """A checkpoint of a model of so many parameters, from all nodes at once."""
-    size, processes = float(CHECKPOINT_BYTES * parameters), config.layout.processes
+    size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)
     writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)
     if not config.checkpoint.asynchronous:

@@ -56,5 +56,5 @@ class Software:
     """Whether logits exist for a chunk of rows at a time, on one tensor rank."""
 
 
-# parallel/engine.py, parallel/stage.py, parallel/optimizer.py, losses/token.py
+# parallel/engine.py, parallel/stage.py, parallel/optimizers, losses/token.py
 MEGAPTM = Software()

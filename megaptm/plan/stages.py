@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import ModelChunk, chunks, heads, memory_width
 from megaptm.bricks import held as layers_held
-from megaptm.bricks.layer import embedding_tables, final_norm, kinds, sublayers
+from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm, kinds, sublayers
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
 
@@ -40,17 +40,17 @@ def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
             block = spec.family.stacks[name]
             size, memory = spec.size_of(name), memory_width(spec, name)
             counted = layers_held(block, size, layers, memory)
-            trained += counted.divided // tensor + counted.whole
+            trained += counted.divided // tensor + counted.whole + decoding_places(spec, name, layers)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(one.weights for sub in subs for one in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
-        if chunk.first:
-            trained += table_size(spec) // tensor + embedding_tables(spec)
         here = {name: head for name, head in heads(spec).items() if name in chunk.heads}
         projects = any(head.projects for head in here.values())
-        if spec.family.tied and not chunk.first and (chunk.last or projects):
+        if chunk.begins:
+            trained += table_size(spec) // tensor + embedding_tables(spec, chunk.begins)
+        elif spec.family.tied and projects:
             trained += table_size(spec) // tensor
-        if chunk.first or projects:
+        if chunk.begins or projects:
             tables = table_size(spec) // tensor
         for name, head in here.items():
             if work.trained_heads is None or name in work.trained_heads:

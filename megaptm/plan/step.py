@@ -9,6 +9,7 @@ from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective, message
+from megaptm.plan.optimizer import remembered
 from megaptm.plan.stages import parameters, stages, table_size
 from megaptm.plan.workload import Workload
 from megaptm.spec import change
@@ -139,7 +140,7 @@ def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Pass
     if software.parameter_overlap:
         after = uncovered(after, rounds * passes.forward.total, beside)
     tied = 0.0
-    if layout.pipeline > 1 and work.spec.family.tied and any(chunk.first or chunk.last for chunk in held):
+    if layout.pipeline > 1 and work.spec.family.tied and any(chunk.begins or chunk.last for chunk in held):
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
         tied = 2 * collective(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
     return before + after + tied
@@ -158,10 +159,13 @@ def uncovered(communication: float, products: float, beside: float) -> float:
 
 
 def _optimizer(machine: Machine, work: Workload, held: list[ModelChunk]) -> float:
-    """Norm, clipping and Adam: bytes read and written."""
+    """Norm, clipping and the update rule: bytes read and written."""
     trained = parameters(work, held).trained
+    known = remembered(work.optimizer, work.spec, held, trained, work.trained_heads, tensor=work.layout.tensor)
+    rule = 4 * (3 + 2 * known.total / max(1, trained))
     divided = work.layout.distributed_optimizer or work.software.sharding is not None
     mine = trained / (work.layout.data if divided else 1)
-    # The norm reads a gradient, clipping reads and writes it, Adam reads four numbers and writes three, the copy to the
-    # model's format reads and writes one. All gradients are set to zero.
-    return (mine * (4 + 8 + 28 + 6) + trained * 4) / machine.bandwidth
+    # The norm reads a gradient, clipping reads and writes it, the rule reads it and reads and writes weights and what
+    # it remembers (Adam four numbers and three), the copy to the model's format reads and writes one. All gradients are
+    # set to zero. Rules that look at whole tensors pass over them once or twice more, which is left out.
+    return (mine * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth

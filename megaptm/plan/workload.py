@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megaptm.bricks import HeadBrick, heads
-from megaptm.config import Config, Layout, resolve_model
+from megaptm.config import Config, Layout, OptimizerConfig, resolve_model
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
 from megaptm.spec import ModelSpec
@@ -32,10 +32,12 @@ class Workload:
     masked: bool = False
     """Whether attention takes a mask (documents, padding) rather than none or the direction of time."""
     asked: int | None = None
-    """Positions of a row that a masked-token head reads; absent: all."""
+    """Positions of a row that are asked about; absent: all."""
     trained_heads: tuple[str, ...] | None = None
     """Heads that have a loss, and so gradients; absent: all."""
     software: Software = MEGAPTM
+    optimizer: OptimizerConfig | None = None
+    """Absent: a rule that remembers two numbers of each weight."""
 
     @property
     def element(self) -> int:
@@ -99,6 +101,7 @@ def workload_of(config: Config) -> Workload:
         masked=batch.masked,
         asked=batch.asked,
         trained_heads=tuple(objective.losses),
+        optimizer=config.optimizer,
         software=replace(
             MEGAPTM,
             gradient_overlap=config.communication.overlap_grad_reduce,

@@ -22,7 +22,7 @@ STARTING = "launch.lock"
 """Of the command that starts a run's processes, from before it writes anything there until all have ended."""
 BEAT_SECONDS = 5.0
 # A holder on another host counts as dead after this many beats without one.
-PATIENCE_BEATS = 4
+MISSED_BEATS = 4
 
 _held: set[int] = set()
 
@@ -130,7 +130,7 @@ class RunLock:
         if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
             return
         last = _last_beat(self.path)
-        deadline = time.monotonic() + PATIENCE_BEATS * self._beat_seconds
+        deadline = time.monotonic() + MISSED_BEATS * self._beat_seconds
         while time.monotonic() < deadline:
             time.sleep(self._beat_seconds / 4)
             if _last_beat(self.path) != last:
@@ -188,7 +188,7 @@ def in_use(run: Path, *, now: float) -> str | None:
     """
     path = Path(run) / FILE
     holder = _holder(path)
-    if "token" not in holder or now - path.stat().st_mtime > PATIENCE_BEATS * BEAT_SECONDS:
+    if "token" not in holder or now - path.stat().st_mtime > MISSED_BEATS * BEAT_SECONDS:
         return None
     return _who(holder)
 

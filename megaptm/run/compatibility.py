@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 def compatibility(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
     """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
     return {
-        "model": {"family": spec.name, **asdict(spec.size), "vocabulary": spec.vocabulary, "context": spec.context},
+        "model": {
+            "family": spec.name,
+            **asdict(spec.size),
+            "vocabulary": spec.vocabulary,
+            "context": spec.context,
+            "sharing": {
+                name: [*block.share, block.groups, block.cycle]
+                for name, block in spec.family.stacks.items()
+                if block.share
+            },
+        },
         "tokenizer": tokenizer,
     }
 

@@ -71,7 +71,7 @@ def cache_of(config: Config) -> Cache:
 def corpus_vocabulary(config: Config) -> int | None:
     """Ids of the tokenizer of the mix's first corpus; None where that is not there, yet."""
     place, cache = next(iter(config.data.mix)), cache_of(config)
-    if not exists(join(place, MANIFEST), cache.patience):
+    if not exists(join(place, MANIFEST), cache.retry):
         return None
     return Corpus.open(place, cache).manifest.tokenizer["vocabulary"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from megaptm import __version__
 from megaptm.config import Config, Draft, Written, dump, load
 from megaptm.errors import NO_PLACE, UserError
-from megaptm.objectives.compose import goes_on_as
+from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import (
     CheckpointEvent,
@@ -101,11 +101,12 @@ def _with_vocabulary(written: Written) -> Written:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The config with its folders made absolute: the run is continued from wherever the next command is typed."""
+    """The config with its folders and files absolute: the run is continued from wherever the next command is typed."""
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache and _absolute(config.data.cache)
     data = config.data.model_copy(update={"mix": mix, "cache": cache})
-    return config.model_copy(update={"run": _absolute(config.run), "data": data})
+    objective = with_files(config.objective, _absolute)
+    return config.model_copy(update={"run": _absolute(config.run), "data": data, "objective": objective})
 
 
 @contextlib.contextmanager

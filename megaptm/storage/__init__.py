@@ -1,4 +1,4 @@
-"""Files here and on object stores: one way to read and write them, every call with a deadline, and with patience."""
+"""Files here and on object stores: one way to read and write them, every call with a deadline, and tried again."""
 
 from megaptm.storage.atomic_file import AtomicFile, appeared, sync, write_whole
 from megaptm.storage.cache import Cache, default_folder

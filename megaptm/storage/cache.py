@@ -35,7 +35,7 @@ class Cache:
 
     folder: Path = field(default_factory=default_folder)
     most_bytes: int = 64 << 30
-    patience: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
     def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
         """See that `path`, in the cache's folder, is a copy of the file at `url`; whether it had to be fetched."""
@@ -46,11 +46,11 @@ class Cache:
             if self._touch(path):  # another process was first
                 return False
             # It tried in vain, and our patience was running meanwhile.
-            left = max(0.0, self.patience.seconds - (time.monotonic() - begun))
-            patience = replace(self.patience, seconds=left)
-            size = size_of(url, patience) if size is None else size
+            left = max(0.0, self.retry.seconds - (time.monotonic() - begun))
+            retry = replace(self.retry, seconds=left)
+            size = size_of(url, retry) if size is None else size
             self._make_room(url, size)
-            self._download(url, path, sha256, size, patience)
+            self._download(url, path, sha256, size, retry)
         return True
 
     def discard(self, *paths: Path) -> None:
@@ -58,10 +58,10 @@ class Cache:
         for path in paths:
             path.unlink(missing_ok=True)
 
-    def _download(self, url: str, path: Path, sha256: str, size: int, patience: RetryPolicy) -> None:
+    def _download(self, url: str, path: Path, sha256: str, size: int, retry: RetryPolicy) -> None:
         with AtomicFile(path) as arrived:
             for _ in range(TRIES):
-                if download(url, arrived, size=size, patience=patience) == sha256:
+                if download(url, arrived, size=size, retry=retry) == sha256:
                     return
             bad = self.folder / QUARANTINE / f"{path.parent.name}-{path.name}"
             bad.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from megaptm.storage.atomic_file import AtomicFile
 from megaptm.storage.remote import CHUNK, Remote
 from megaptm.storage.retry import RetryPolicy
 
-PATIENCE = RetryPolicy()
+RETRY = RetryPolicy()
 LARGEST = 256 << 20
 """Bytes of a manifest or a file of a tokenizer. The largest vocabularies take 40 MB."""
 
@@ -32,18 +32,18 @@ def join(place: str | os.PathLike[str], *names: str) -> str:
     return "/".join([str(place).rstrip("/"), *names])
 
 
-def exists(place: str, patience: RetryPolicy = PATIENCE) -> bool:
-    return Remote(place, patience).exists() if is_remote(place) else local_path(place).exists()
+def exists(place: str, retry: RetryPolicy = RETRY) -> bool:
+    return Remote(place, retry).exists() if is_remote(place) else local_path(place).exists()
 
 
-def size_of(place: str, patience: RetryPolicy = PATIENCE) -> int:
+def size_of(place: str, retry: RetryPolicy = RETRY) -> int:
     """Bytes of a file."""
-    return Remote(place, patience).size() if is_remote(place) else _present(place).stat().st_size
+    return Remote(place, retry).size() if is_remote(place) else _present(place).stat().st_size
 
 
-def read(place: str, patience: RetryPolicy = PATIENCE) -> bytes:
+def read(place: str, retry: RetryPolicy = RETRY) -> bytes:
     """The whole of a small file."""
-    return Remote(place, patience).read() if is_remote(place) else _present(place).read_bytes()
+    return Remote(place, retry).read() if is_remote(place) else _present(place).read_bytes()
 
 
 def refuse_large(place: str, size: int) -> None:
@@ -54,26 +54,26 @@ def refuse_large(place: str, size: int) -> None:
         )
 
 
-def listed(place: str, patience: RetryPolicy = PATIENCE) -> dict[str, int]:
+def listed(place: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
     """Name -> bytes of the files in a folder, by name; none where there is no such folder."""
     if is_remote(place):
-        return dict(sorted(Remote(place, patience).listed().items()))
+        return dict(sorted(Remote(place, retry).listed().items()))
     folder = local_path(place)
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     return {path.name: path.stat().st_size for path in files}
 
 
-def remove(place: str, patience: RetryPolicy = PATIENCE) -> None:
+def remove(place: str, retry: RetryPolicy = RETRY) -> None:
     """Remove a file, if it is there."""
-    Remote(place, patience).remove() if is_remote(place) else local_path(place).unlink(missing_ok=True)
+    Remote(place, retry).remove() if is_remote(place) else local_path(place).unlink(missing_ok=True)
 
 
-def download(place: str, path: Path, *, size: int | None = None, patience: RetryPolicy = PATIENCE) -> str:
+def download(place: str, path: Path, *, size: int | None = None, retry: RetryPolicy = RETRY) -> str:
     """Copy a file to `path`, whole or not at all; returns its sha256. `size` is what it must have, if known."""
-    found = size_of(place, patience)
+    found = size_of(place, retry)
     if size is not None and found != size:
         raise UserError(f"{place} has {found:,} bytes where {size:,} are expected: copy it there again.")
-    chunks = Remote(place, patience).chunks(found) if is_remote(place) else _local_chunks(_present(place))
+    chunks = Remote(place, retry).chunks(found) if is_remote(place) else _local_chunks(_present(place))
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as part, part.open("wb") as file:
@@ -83,28 +83,28 @@ def download(place: str, path: Path, *, size: int | None = None, patience: Retry
     return digest.hexdigest()
 
 
-def upload(path: Path, place: str, *, sha256: str | None = None, patience: RetryPolicy = PATIENCE) -> None:
+def upload(path: Path, place: str, *, sha256: str | None = None, retry: RetryPolicy = RETRY) -> None:
     """Copy a local file to `place`, whole or not at all, and compare the sizes; with `sha256` read it back, too.
 
     A copy that differs is sent again twice; then it is a `UserError`.
     """
     for _ in range(3):
         if is_remote(place):
-            Remote(place, patience).write(path)
+            Remote(place, retry).write(path)
         else:
             local_path(place).parent.mkdir(parents=True, exist_ok=True)
             with AtomicFile(local_path(place)) as part:
                 shutil.copyfile(path, part)
-        if size_of(place, patience) == path.stat().st_size and (sha256 is None or hash_of(place, patience) == sha256):
+        if size_of(place, retry) == path.stat().st_size and (sha256 is None or hash_of(place, retry) == sha256):
             return
     raise UserError(
         f"{place} is not what was sent there, three times in a row: its server or network cannot be trusted."
     )
 
 
-def hash_of(place: str, patience: RetryPolicy = PATIENCE) -> str:
+def hash_of(place: str, retry: RetryPolicy = RETRY) -> str:
     """sha256 of a file, read through."""
-    remote = Remote(place, patience)
+    remote = Remote(place, retry)
     chunks = remote.chunks(remote.size()) if is_remote(place) else _local_chunks(_present(place))
     digest = hashlib.sha256()
     for chunk in chunks:

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaptm.credentials import refuse_credentials
 from megaptm.errors import UserError
-from megaptm.storage.retry import RetryPolicy, patiently
+from megaptm.storage.retry import RetryPolicy, with_retries
 
 CHUNK = 16 << 20
 """Bytes asked for at once: what is fetched again when a connection breaks."""
@@ -17,10 +17,10 @@ CHUNK = 16 << 20
 class Remote:
     """The file or folder at a URL."""
 
-    def __init__(self, url: str, patience: RetryPolicy):
+    def __init__(self, url: str, retry: RetryPolicy):
         refuse_credentials(url, where="the address of a file")
         self.url = url.rstrip("/")
-        self.patience = patience
+        self.retry = retry
 
     def exists(self) -> bool:
         return self._call(lambda: self._files().exists(self.url))
@@ -43,7 +43,7 @@ class Remote:
 
     def write(self, path: Path) -> None:
         """Put a local file here; it appears when all of it has arrived."""
-        deadline = self.patience.deadline * (1 + path.stat().st_size / CHUNK)
+        deadline = self.retry.deadline * (1 + path.stat().st_size / CHUNK)
         self._call(lambda: self._files().put_file(str(path), self.url), deadline)
 
     def remove(self) -> None:
@@ -91,7 +91,7 @@ class Remote:
         options: dict[str, Any] = {}
         if self._protocol == "s3":
             # One attempt of botocore's and one of s3fs's: together with ours they would multiply to minutes.
-            seconds = self.patience.deadline
+            seconds = self.retry.deadline
             timeouts = {"connect_timeout": min(10.0, seconds), "read_timeout": seconds}
             # Contents are compared with hashes of ours; some servers answer a range with the checksum of the whole.
             checksums = {"response_checksum_validation": "when_required"}
@@ -108,4 +108,4 @@ class Remote:
         return files
 
     def _call(self, call: Any, deadline: float | None = None) -> Any:
-        return patiently(call, what=self.url, patience=self.patience, deadline=deadline)
+        return with_retries(call, what=self.url, retry=self.retry, deadline=deadline)

@@ -46,31 +46,31 @@ class RetryPolicy:
     tell: Callable[[str], None] = to_stderr
 
 
-def patiently(call: Callable[[], T], *, what: str, patience: RetryPolicy, deadline: float | None = None) -> T:
+def with_retries(call: Callable[[], T], *, what: str, retry: RetryPolicy, deadline: float | None = None) -> T:
     """What `call` returns once it succeeds. `what` is the URL it is about; `call` may be made any number of times.
 
     Raises a `UserError` at once where waiting is of no use (nothing there, access denied), and after
-    `patience.seconds` where the server went on failing.
+    `retry.seconds` where the server went on failing.
     """
-    seconds = patience.deadline if deadline is None else deadline
+    seconds = retry.deadline if deadline is None else deadline
     return keep_trying(
         lambda: within(seconds, call),
         what=what,
-        patience=patience,
+        retry=retry,
         refuse=lambda error: refuse_permanent(error, what),
         remedy="see that its server answers, and start again.",
     )
 
 
 def keep_trying(
-    call: Callable[[], T], *, what: str, patience: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
+    call: Callable[[], T], *, what: str, retry: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
 ) -> T:
     """What `call` returns once it succeeds; `refuse` raises the errors that no waiting mends.
 
-    After `patience.seconds` it is a `UserError` that ends with `remedy`.
+    After `retry.seconds` it is a `UserError` that ends with `remedy`.
     """
-    begun, tell_at, told = time.monotonic(), patience.tell_after, False
-    for pause in _pauses(patience):
+    begun, tell_at, told = time.monotonic(), retry.tell_after, False
+    for pause in _pauses(retry):
         try:
             answer = call()
         except Exception as error:
@@ -78,15 +78,15 @@ def keep_trying(
             problem = in_brief(error)
         else:
             if told:
-                patience.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
+                retry.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
             return answer
         waited = time.monotonic() - begun
-        if waited >= patience.seconds:
+        if waited >= retry.seconds:
             raise UserError(f"{what} could not be reached for {waited:.0f} s ({problem}): {remedy}")
-        left = patience.seconds - waited
+        left = retry.seconds - waited
         if waited + pause >= tell_at:
-            patience.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")
-            tell_at, told = waited + 6 * patience.tell_after, True
+            retry.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")
+            tell_at, told = waited + 6 * retry.tell_after, True
         time.sleep(min(pause, left))
     raise AssertionError("pauses do not end")
 
@@ -105,12 +105,12 @@ def refuse_permanent(error: Exception, what: str) -> None:
         raise error
 
 
-def _pauses(patience: RetryPolicy) -> Iterator[float]:
-    pause = patience.pause
+def _pauses(retry: RetryPolicy) -> Iterator[float]:
+    pause = retry.pause
     while True:
         # By chance, so that a thousand processes whose server comes back do not ask all at once.
         yield pause * random.uniform(0.5, 1.0)
-        pause = min(2 * pause, patience.longest_pause)
+        pause = min(2 * pause, retry.longest_pause)
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

@@ -12,9 +12,9 @@ RANGE = 4 << 20
 """Bytes asked for at once: small enough to wait for, large enough to keep a connection busy."""
 
 
-def open_remote(url: str, patience: RetryPolicy | None = None) -> BinaryIO:
-    """The bytes at a URL; every read is made again with patience."""
-    return io.BufferedReader(_Ranges(Remote(url, patience or RetryPolicy())), buffer_size=RANGE)
+def open_remote(url: str, retry: RetryPolicy | None = None) -> BinaryIO:
+    """The bytes at a URL; a read that fails is made again."""
+    return io.BufferedReader(_Ranges(Remote(url, retry or RetryPolicy())), buffer_size=RANGE)
 
 
 class _Ranges(io.RawIOBase):

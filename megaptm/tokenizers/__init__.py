@@ -1,6 +1,8 @@
 """Text to ids and back: train, load, save. Cheap to import; the libraries that do the work come on first use."""
 
+from megaptm.tokenizers.kinds import KINDS
+from megaptm.tokenizers.special_sets import SPECIALS
 from megaptm.tokenizers.tokenizer import Tokenizer, load, starts_of
-from megaptm.tokenizers.training import KINDS, train
+from megaptm.tokenizers.training import check_options, train
 
-__all__ = ["KINDS", "Tokenizer", "load", "starts_of", "train"]
+__all__ = ["KINDS", "SPECIALS", "Tokenizer", "check_options", "load", "starts_of", "train"]

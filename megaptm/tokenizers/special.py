@@ -19,7 +19,8 @@ CONFIG_KEYS = {
     "unknown": "unk_token",
 }
 
-# A bare tokenizer.json has no roles; these are the names the published tokenizers give them.
+# A bare tokenizer.json has no roles, nor have the configs of the oldest published ones; these are the names that they
+# give them.
 USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "end": ("<|endoftext|>", "</s>", "<|end_of_text|>"),
@@ -59,5 +60,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _usual(ids: Mapping[str, int]) -> dict[str, str]:
-    found = {role: next((name for name in names if name in ids), None) for role, names in USUAL_NAMES.items()}
+    # RoBERTa and BART, which mask, begin and separate with the tokens that begin and end a text.
+    usual = USUAL_NAMES if "<mask>" not in ids else {**USUAL_NAMES, "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>")}
+    found = {role: next((name for name in names if name in ids), None) for role, names in usual.items()}
     return {role: name for role, name in found.items() if name is not None}

@@ -24,6 +24,9 @@ from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library
 if TYPE_CHECKING:
     import tokenizers
 
+TRAINED_LAYOUT = "trained_post_processor"
+"""Key of tokenizer_config.json with how corpora's tokenizer wraps texts, where tokenizer.json has it otherwise."""
+
 
 class Tokenizer:
     """Ids of text and text of ids.
@@ -40,9 +43,13 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """One of `KINDS`; or `wordlevel`, which can be loaded but not trained."""
-        model = self.content["model"]["type"].lower()
-        return "byte-bpe" if model == "bpe" and _mentions(self.content.get("pre_tokenizer"), "ByteLevel") else model
+        """One of `KINDS`."""
+        model = self.content["model"]
+        if model["type"] != "BPE":
+            return {"WordLevel": "words"}.get(model["type"], model["type"].lower())
+        if _mentions(self.content.get("pre_tokenizer"), "ByteLevel"):
+            return "byte-bpe"
+        return "char-bpe" if model.get("end_of_word_suffix") else "bpe"
 
     @cached_property
     def special(self) -> SpecialTokens:
@@ -55,8 +62,14 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of tokenizer.json, however its file is spaced and ordered."""
-        return hashlib.sha256(json.dumps(self.content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        """sha256 of tokenizer.json, however its file is spaced and ordered.
+
+        Where an export put other special tokens around texts, it is still that of the tokenizer that corpora name.
+        """
+        content = self.content
+        if TRAINED_LAYOUT in self.config:
+            content = {**content, "post_processor": self.config[TRAINED_LAYOUT]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
     def library(self) -> tokenizers.Tokenizer:

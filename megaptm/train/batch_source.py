@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from itertools import repeat
 
 import torch
-from torch import Tensor
 
 from megaptm.config import Config
-from megaptm.data.loader import Loader, validation_batches, validation_steps
+from megaptm.data.loader import Loader, MicroBatch, validation_batches, validation_steps
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
-
-Batches = list[dict[str, Tensor]]
 
 
 class BatchSource:
@@ -31,7 +28,7 @@ class BatchSource:
     def reads(self) -> bool:
         return self.ranks.tensor == 0
 
-    def steps(self, start: int) -> Iterator[Batches | None]:
+    def steps(self, start: int) -> Iterator[list[MicroBatch] | None]:
         """Each step's micro-batches, from step `start` on, without end."""
         if not self.reads:
             while True:
@@ -49,7 +46,7 @@ class BatchSource:
         for _, batches in self._loader:
             yield batches
 
-    def held_out(self) -> Iterator[Batches | None]:
+    def held_out(self) -> Iterator[list[MicroBatch] | None]:
         """The validation batches, the same at each call."""
         batch, most = self.config.train.batch, self.config.train.validate_batches
         if not self.reads:

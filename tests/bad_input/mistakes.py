@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.errors import EXIT_USER_ERROR
 
-CONFIGS = Path(__file__).parents[2] / "configs/tiny"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def told(*words: str | Path) -> str:

@@ -23,7 +23,7 @@ from tests.bad_input.mistakes import CONFIGS, told
     ],
 )
 def test_a_config_that_cannot_work(tmp_path, family, override, sentence):
-    assert told("train", CONFIGS / f"{family}.yaml", f"run={tmp_path / 'run'}", override) == sentence
+    assert told("train", CONFIGS / family / "tiny.yaml", f"run={tmp_path / 'run'}", override) == sentence
     assert not (tmp_path / "run").exists()
 
 
@@ -32,7 +32,7 @@ def test_another_number_of_processes_than_the_layout_needs(tmp_path, monkeypatch
     place = {"RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    words = ["train", CONFIGS / "gpt2.yaml", f"run={tmp_path / 'run'}", "layout.data=2"]
+    words = ["train", CONFIGS / "gpt2/tiny.yaml", f"run={tmp_path / 'run'}", "layout.data=2"]
     assert told(*words) == (
         f"{world} processes are {word} than the 2 the layout needs (data 2 x tensor 1 x pipeline 1): start 2, or "
         "change layout.data."

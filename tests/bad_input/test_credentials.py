@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from tests.train.runs import TINY
+from tests.train.runs import CONFIGS
 
 SECRET = "hunter2"
 URL = f"http://user:{SECRET}@127.0.0.1:9/web"
@@ -34,7 +34,7 @@ def refused(tmp_path, monkeypatch):
     return run
 
 
-CONFIG = str(TINY / "gpt2.yaml")
+CONFIG = str(CONFIGS / "gpt2/tiny.yaml")
 
 
 @pytest.mark.parametrize(

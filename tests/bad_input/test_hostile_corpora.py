@@ -60,7 +60,7 @@ def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path):
     store.pipe("/escaped.shards.npy", b"evil")
     inside = tmp_path / "a/b/c/cache"
     with pytest.raises(UserError, match="is no plain file name"):
-        Corpus.open("memory://evil", Cache(inside, patience=RetryPolicy(seconds=0)))
+        Corpus.open("memory://evil", Cache(inside, retry=RetryPolicy(seconds=0)))
     assert not inside.exists()
     assert not list(tmp_path.rglob("*escaped*"))
 

@@ -25,7 +25,7 @@ def commands(place, target):
     mix = f"data.mix={{{place / 'corpus'}: 1}}"
     small = [f"model.vocabulary={KINDS['gpt2'][1]}", "train.batch=2", "layout.microbatch=2", "data.sequence=32"]
     return [
-        ["train", CONFIGS / "gpt2.yaml", f"run={target}", mix, *small],
+        ["train", CONFIGS / "gpt2/tiny.yaml", f"run={target}", mix, *small],
         ["corpus", "build", place / "text", f"out={target}", "workers=0", "tokenizer.vocabulary=300"],
         ["tokenizer", "train", place / "text", "--out", target, "--vocabulary", "300"],
         ["export", "hf", place / "run", target],

@@ -34,6 +34,6 @@ def test_a_config_that_is_no_file_is_one_fault():
     assert code == 2
     assert (
         lines[0]
-        == "✗ config     nowhere.yaml: no such config file; give the path of a YAML file, or a name such as tiny/gpt2."
+        == "✗ config     nowhere.yaml: no such config file; give the path of a YAML file, or a name such as gpt2/tiny."
     )
     assert lines[-1] == "Faults: 1 fault."

@@ -196,6 +196,10 @@ WARNINGS = [
     (memory_disk, r"folder: /dev/shm/.* is in memory \(tmpfs\): what is saved there is gone with the machine"),
     (asking("optimizer.warmup_steps=20"), r"config: optimizer.warmup_steps \(20\) are not over when the run ends"),
     (
+        asking("optimizer.decay=linear", "optimizer.stable_steps=20"),
+        r"config: optimizer.stable_steps \(20\) are not over when the run ends",
+    ),
+    (
         asking("optimizer.decay_steps=90"),
         r"config: optimizer.decay_steps \(90\) lie far beyond train.steps \(20\): the rate",
     ),

@@ -19,7 +19,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy
 
-files.PATIENCE = RetryPolicy(seconds=float(sys.argv[2]), pause=0.01)
+files.RETRY = RetryPolicy(seconds=float(sys.argv[2]), pause=0.01)
 try:
     found = Store(sys.argv[1], fence=lambda: True).newest()
     found.reader.read("weight/w")

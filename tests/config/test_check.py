@@ -7,31 +7,27 @@ import pytest
 from megaptm.config import load, resolve_model
 from megaptm.config.schema import resolved
 from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PUBLISHED = sorted(
-    path for path in CONFIGS.rglob("*.yaml") if path.parent.name in ("gpt2", "gpt3", "bert", "t5", "tiny")
-)
+OF_FAMILIES = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name in CATALOGUE)
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", OF_FAMILIES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_loads_and_names_its_own_model(path):
     config = load(path)
     assert config.run == f"runs/{path.parent.name}-{path.stem.removesuffix('-512')}"
-    if path.parent.name != "tiny":
-        assert config.model.family == path.parent.name
-        assert path.stem.startswith(config.model.size)
+    assert config.model.family == path.parent.name
+    assert path.stem.startswith("tiny" if config.model.size == "custom" else config.model.size)
 
 
 def test_every_published_size_has_a_config():
-    from megaptm.families import CATALOGUE
-
     sizes = {(name, size) for name, family in CATALOGUE.items() for size in family.sizes if "literal" not in size}
-    assert sizes <= {(path.parent.name, path.stem) for path in PUBLISHED}
+    assert sizes <= {(path.parent.name, path.stem) for path in OF_FAMILIES}
 
 
 def test_a_custom_size_is_what_the_config_says():
-    spec = resolve_model(load(CONFIGS / "tiny" / "gpt2.yaml", ["model.layers=3", "model.vocabulary=300"]))
+    spec = resolve_model(load(CONFIGS / "gpt2/tiny.yaml", ["model.layers=3", "model.vocabulary=300"]))
     assert (spec.size.layers, spec.size.width, spec.size.heads, spec.size.ffn) == (3, 128, 4, 512)
     assert (spec.vocabulary, spec.padded_vocabulary, spec.context, spec.dropout) == (300, 384, 128, 0.0)
 
@@ -39,6 +35,15 @@ def test_a_custom_size_is_what_the_config_says():
 def test_a_published_size_may_be_changed_in_one_number():
     spec = resolve_model(load(CONFIGS / "gpt2" / "small.yaml", ["model.layers=6"]))
     assert (spec.size.layers, spec.size.width) == (6, 768)
+
+
+def test_layers_share_what_a_config_says():
+    bert = load(CONFIGS / "bert" / "base.yaml", ["model.share=[attention, ffn]", "model.groups=3", "model.cycle=2"])
+    block = resolve_model(bert).family.last_block
+    assert block.owners(12) == [0, 1, 4, 5, 8, 9]
+    assert (block.share, block.norm_place) == (("attention", "ffn"), "post")
+    apart = resolve_model(load(CONFIGS / "albert" / "base.yaml", ["model.share=[]"])).family.last_block
+    assert (apart.share, apart.ffn) == ((), "gelu-tanh")
 
 
 def test_processes_and_microbatches_follow_from_the_layout():
@@ -51,7 +56,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
     ("base", "overrides", "told"),
     [
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
-        ("tiny/gpt2", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
+        ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
         (
             "gpt2/small",
             ["layout.tensor=7", "model.heads=7", "model.width=7", "model.ffn=7"],
@@ -81,13 +86,13 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "train.ramp.start (512) must be less than train.batch (512).",
         ),
         (
-            "tiny/gpt2",
+            "gpt2/tiny",
             ["layout.pipeline=2", "layout.virtual=2", "train.ramp={start: 8, increment: 8, samples: 99}"],
             "train.ramp.start (8) must be a multiple of layout.data x layout.microbatch (1 x 8, x layout.pipeline 2 "
             "for layout.virtual).",
         ),
         (
-            "tiny/gpt2",
+            "gpt2/tiny",
             ["layout.pipeline=2", "layout.virtual=2", "train.batch=24"],
             "layout.pipeline (2) must divide the 3 micro-batches",
         ),
@@ -130,9 +135,63 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ("gpt2/small", ["model.family=gtp2"], "model.family (gtp2) is not in the catalogue; did you mean gpt2?"),
         ("gpt2/small", ["model.size=smal"], "model.size (smal) is not a size of gpt2; did you mean small?"),
         ("gpt2/small", ["model.size=custom"], "model.size custom needs model.layers."),
+        (
+            "albert/base",
+            ["model.groups=5", "model.cycle=3"],
+            "model.groups (5) x model.cycle (3) must not exceed the 12 layers of the encoder of albert/base",
+        ),
         ("gpt2/small", ["model.heads=5"], "model.heads (5) must divide the width 768 of gpt2/small"),
+        (
+            "gpt2/small",
+            ["train.ramp={steps: {0: 256, 100: 512}, start: 8}"],
+            "train.ramp.start and train.ramp.steps exclude each other; leave one off.",
+        ),
+        ("gpt2/small", ["train.ramp={start: 8, samples: 99}"], "train.ramp.increment is missing; a ramp is start,"),
+        (
+            "gpt2/small",
+            ["train.ramp={steps: {0: 64, 100: 512}}"],
+            "train.ramp.steps.0 (64) must be a multiple of layout.data x layout.microbatch (8 x 16).",
+        ),
+        ("gpt2/small", ["train.ramp={steps: {0: 128, 100: 256}}"], "ends on 256 rows, which must be train.batch (512)"),
         ("t5/base", ["optimizer.decay_steps=9"], "means nothing to optimizer.decay rsqrt"),
-        ("t5/base", ["optimizer.warmup_steps=0"], "rsqrt needs optimizer.warmup_steps"),
+        ("t5/base", ["optimizer.stable_steps=0"], "rsqrt needs optimizer.warmup_steps"),
+        ("gpt2/small", ["optimizer.decay=polynomial"], "optimizer.decay polynomial needs optimizer.power"),
+        (
+            "gpt2/small",
+            ["optimizer.momentum=0.9"],
+            "optimizer.momentum means nothing to optimizer.name adamw; remove it, or choose sgd or adafactor.",
+        ),
+        (
+            "gpt2/small",
+            ["optimizer.name=lamb", "optimizer.initial_accumulator=1.0"],
+            "optimizer.initial_accumulator means nothing to optimizer.name lamb; remove it, or choose adagrad.",
+        ),
+        (
+            "gpt2/small",
+            ["optimizer.adafactor.update_clip=null"],
+            "optimizer.adafactor means nothing to optimizer.name adamw; remove it, or choose adafactor.",
+        ),
+        ("gpt2/small", ["optimizer.power=2"], "optimizer.power means nothing to optimizer.decay cosine"),
+        (
+            "gpt2/small",
+            ["optimizer.decay=noam", "optimizer.warmup_steps=0"],
+            "noam needs optimizer.warmup_steps of at least 1.",
+        ),
+        (
+            "gpt2/small",
+            ["optimizer.decay=triangular", "optimizer.stable_steps=9000"],
+            "optimizer.stable_steps means nothing to optimizer.decay triangular",
+        ),
+        (
+            "gpt3/small",
+            ["optimizer.stable_steps=700"],
+            "optimizer.stable_steps (700) must exceed optimizer.warmup_steps (716)",
+        ),
+        (
+            "gpt3/small",
+            ["optimizer.stable_steps=1000", "optimizer.decay_steps=1000"],
+            "optimizer.decay_steps (1000) must exceed optimizer.stable_steps (1000)",
+        ),
         ("gpt2/small", ["train.after=100000"], "train.after (100000) must be less than train.steps (100000)"),
         ("gpt3/small", ["optimizer.decay_steps=100"], "must exceed optimizer.warmup_steps (716)"),
     ],
@@ -143,12 +202,20 @@ def test_what_does_not_fit_together_is_refused(base, overrides, told):
     assert told in str(caught.value)
 
 
+def test_ranks_share_one_head_of_keys_but_divide_several():
+    assert load(CONFIGS / "palm/tiny.yaml", ["layout.tensor=4"]).layout.tensor == 4
+    with pytest.raises(UserError, match=r"layout.tensor \(4\) must divide the 2 heads of keys and values"):
+        load(CONFIGS / "palm/tiny.yaml", ["layout.tensor=4", "model.kv_heads=2"])
+    with pytest.raises(UserError, match=r"model.kv_heads \(3\) must divide the 4 attention heads"):
+        load(CONFIGS / "palm/tiny.yaml", ["model.kv_heads=3"])
+
+
 def test_relative_positions_set_no_limit_to_the_sequence():
     assert load(CONFIGS / "t5" / "base.yaml", ["data.sequence=1024"]).data.sequence == 1024
 
 
 def test_a_stack_may_have_numbers_of_its_own():
-    config = load(CONFIGS / "tiny" / "t5.yaml", ["model.stacks.decoder={layers: 4, heads: 2}"])
+    config = load(CONFIGS / "t5/tiny.yaml", ["model.stacks.decoder={layers: 4, heads: 2}"])
     spec = resolve_model(resolved(config))
     assert [(spec.size_of(name).layers, spec.size_of(name).heads) for name in spec.family.stacks] == [(2, 4), (4, 2)]
     assert spec.size_of("decoder").width == spec.size.width
@@ -166,4 +233,4 @@ def test_a_stack_may_have_numbers_of_its_own():
 )
 def test_numbers_of_a_stack_are_checked(words, said):
     with pytest.raises(UserError, match=said):
-        load(CONFIGS / "tiny" / "t5.yaml", words)
+        load(CONFIGS / "t5/tiny.yaml", words)

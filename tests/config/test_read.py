@@ -7,7 +7,7 @@ import pytest
 from megaptm.config import Written, dump, load
 from megaptm.errors import UserError
 
-TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 MINIMAL = """\
 run: runs/a
 model: {family: gpt2, size: small}
@@ -67,13 +67,13 @@ def test_the_nearest_file_wins_and_sections_are_merged(minimal, tmp_path):
 
 def test_a_file_may_extend_a_shipped_config_by_its_name(tmp_path):
     child = tmp_path / "child.yaml"
-    child.write_text("extends: tiny/gpt2\ntrain: {steps: 20}\n")
+    child.write_text("extends: gpt2/tiny\ntrain: {steps: 20}\n")
     assert load(child) == load(TINY, ["train.steps=20"])
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny/gpt2").write_text(MINIMAL)  # what lies beside it comes first
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2/tiny").write_text(MINIMAL)  # what lies beside it comes first
     assert load(child).model.size == "small"
-    child.write_text("extends: tiny/gtp2\n")
-    assert "did you mean tiny/gpt2" in complaint(child)
+    child.write_text("extends: gtp2/tiny\n")
+    assert "did you mean gpt2/tiny" in complaint(child)
 
 
 def test_a_mix_replaces_the_one_it_inherits(minimal, tmp_path):
@@ -297,7 +297,7 @@ def test_what_is_given_is_known_wherever_it_was_written(minimal, tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_a_tiny_model_takes_the_vocabulary_of_whatever_corpus_it_is_given(family):
-    assert not Written.read(TINY.with_name(f"{family}.yaml"), []).gives("model.vocabulary")
+    assert not Written.read(f"{family}/tiny", []).gives("model.vocabulary")
 
 
 def test_bytes_that_are_not_utf8_and_folders_are_refused(tmp_path):

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.plan.count import count
-from tests.plan.test_count import EXACT
+from megaptm.config.learning_rate import rate_of
+from megaptm.config.schema import AdafactorConfig
+from megaptm.families import CATALOGUE
+from megaptm.objectives.masked import MaskedLMOnPairs
+from tests.plan.test_count import EXACT, as_published
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-ALL = [path for family in ("gpt2", "gpt3", "bert", "t5") for path in sorted((CONFIGS / family).glob("*.yaml"))]
+ALL = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name in CATALOGUE and path.stem != "tiny")
 # arXiv:2005.14165, table 2.1: peak rate, and tokens of a batch in millions as printed.
 GPT3 = {
     "small": (6.0e-4, 0.5),
@@ -34,7 +37,7 @@ def config(name: str) -> Config:
 def test_a_config_has_as_many_parameters_as_the_published_model(path):
     found = load(path)
     wanted = CHINESE if "chinese" in path.stem else EXACT[found.model.family, found.model.size]
-    assert count(resolve_model(found)) == wanted
+    assert as_published(resolve_model(found)) == wanted
 
 
 @pytest.mark.parametrize("size", GPT3)
@@ -70,6 +73,49 @@ def test_gpt3_ramps_as_docs_say(size, words, billions, steps):
     assert batches.first(steps - 1) * 2048 < 300e9 <= batches.first(steps) * 2048
 
 
+@pytest.mark.parametrize(("size", "batches"), [("8b", (256, 512)), ("62b", (512, 1024)), ("540b", (512, 1024, 2048))])
+def test_palm_doubles_its_batch_over_the_papers_tokens(size, batches):
+    """arXiv:2204.02311, section 5: the steps of 540B; 780 billion tokens."""
+    found = config(f"palm/{size}")
+    steps = (0, 50_000, 115_000)[: len(batches)]
+    assert tuple(map(found.batches.size, steps)) == batches
+    assert found.batches.first(found.train.steps) * 2048 == pytest.approx(780e9, rel=0.01)
+
+
+def test_palm_has_the_papers_optimizer():
+    """The same section: Adafactor without factors, 10^-2 for 10,000 steps and then 1 / sqrt(k), a decay of the rate's
+    square, which count steps of any size."""
+    found = config("palm/540b")
+    optimizer = found.optimizer
+    assert (optimizer.name, optimizer.momentum, optimizer.clip) == ("adafactor", 0.9, 1.0)
+    assert optimizer.adafactor == AdafactorConfig(factor_from=None, update_clip=None)
+    assert (optimizer.weight_decay, optimizer.weight_decay_times) == (1.0, "lr-squared")
+    for step in (1, 10_000, 40_000, 255_000):
+        assert rate_of(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("deberta/base", 2e-4), ("deberta/large", 2e-4), ("deberta-v2/xlarge", 2e-4), ("deberta-v2/xxlarge", 1.5e-4)],
+)
+def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
+    """arXiv:2006.03654, appendix A.2."""
+    found = config(name)
+    optimizer = found.optimizer
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 2048, 1_000_000)
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.999), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+
+
+def test_gpt_has_the_papers_batch_and_rate():
+    """Radford et al., 2018, section 4.1."""
+    found = config("gpt1/base")
+    optimizer = found.optimizer
+    assert (found.data.sequence, found.data.epochs, found.train.batch) == (512, 100, 64)
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (2.5e-4, 2_000, "cosine", 0.0)
+    assert optimizer.weight_decay == 0.01
+
+
 @pytest.mark.parametrize("size", ["base", "large", "base-chinese"])
 def test_bert_has_the_papers_two_phases(size):
     """arXiv:1810.04805, appendix A.2."""
@@ -89,10 +135,69 @@ def test_bert_has_the_papers_two_phases(size):
     [("baseline", 128, 2**19), *((size, 2**11, 10**6) for size in ("small", "base", "large", "3b", "11b"))],
 )
 def test_t5_has_the_papers_batch_and_steps(size, batch, steps):
-    """arXiv:1910.10683, sections 3.1.2 and 3.7."""
+    """arXiv:1910.10683, sections 3.1.2 and 3.7: Adafactor, at 1 / sqrt(max(n, 10^4))."""
     found = config(f"t5/{size}")
     assert (found.data.sequence, found.train.batch, found.train.steps) == (512, batch, steps)
-    assert (found.optimizer.warmup_steps, found.optimizer.decay) == (10_000, "rsqrt")
+    optimizer = found.optimizer
+    assert (optimizer.name, optimizer.momentum, optimizer.adafactor) == ("adafactor", 0.0, AdafactorConfig())
+    assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.update_clip) == (0.0, None, 1.0)
+    for step in (1, 10_000, 40_000, steps):
+        assert rate_of(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
+
+
+@pytest.mark.parametrize(("size", "rate", "warmup"), [("base", 6e-4, 24_000), ("large", 4e-4, 30_000)])
+def test_roberta_has_the_papers_recipe(size, rate, warmup):
+    """arXiv:1907.11692, appendix A."""
+    found = config(f"roberta/{size}")
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 8192, 500_000)
+    assert (found.objective, found.data.document_mask) == ("masked-lm", False)
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (warmup, "linear", 0.0, None)
+
+
+@pytest.mark.parametrize(("size", "dropout"), [("base", 0.1), ("large", 0.1), ("xlarge", 0.1), ("xxlarge", 0.0)])
+def test_albert_has_the_papers_recipe(size, dropout):
+    """arXiv:1909.11942, sections 4.1 and 4.8; the warm-up is the released code's."""
+    found = config(f"albert/{size}")
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 4096, 125_000)
+    assert (found.objective, resolve_model(found).dropout) == ("masked-lm-ngrams-sentence-order", dropout)
+    optimizer = found.optimizer
+    assert (optimizer.name, optimizer.lr, optimizer.weight_decay) == ("lamb", 1.76e-3, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (3_125, "linear", 0.0)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_spanbert_has_the_papers_recipe(size):
+    """arXiv:1907.10529, section 4.2."""
+    found = config(f"spanbert/{size}")
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 256, 2_400_000)
+    assert found.objective == "masked-lm-span-boundary"
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (1e-4, (0.9, 0.999), 1e-8, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("size", "steps"), [("base", 1_000_000), ("large", 2_000_000)])
+def test_macbert_has_the_papers_masks(size, steps):
+    """arXiv:2004.13922, section 3.1: n-grams of four lengths; 80% similar words, 10% random, 10% kept."""
+    found = config(f"macbert/{size}")
+    assert found.train.steps == steps
+    task = found.task
+    assert isinstance(task, MaskedLMOnPairs)
+    assert (task.question, task.masked.hide, task.masked.show) == ("sentence-order", "ngrams", "similar-words")
+    assert (task.masked.lengths, task.masked.rate) == ((0.4, 0.3, 0.2, 0.1), 0.15)
+    assert (task.masked.mask, task.masked.random) == (0.8, 0.1)
+
+
+@pytest.mark.parametrize("name", ["bert/large-whole-word", "bert/base-chinese-whole-word"])
+def test_masks_of_whole_words_are_all_that_differs(name):
+    for phase in ("", "-512"):
+        whole, plain = config(f"{name}{phase}"), config(f"{name.removesuffix('-whole-word')}{phase}")
+        assert whole.objective == "masked-lm-whole-word-next-sentence"
+        assert whole.run == f"runs/{name.replace('/', '-')}"
+        same = {"objective": plain.objective, "run": plain.run}
+        assert whole.model_copy(update=same) == plain
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large", "xl"])

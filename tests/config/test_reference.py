@@ -21,7 +21,7 @@ def test_the_page_is_what_the_command_prints():
 
 def test_every_key_of_a_config_is_told_with_its_meaning():
     keys = {key.path: key for section in config_sections() for key in section.keys}
-    config = load("tiny/gpt2", ["train.ramp={start: 8, increment: 8, samples: 100}"])
+    config = load("gpt2/tiny", ["train.ramp={start: 8, increment: 8, samples: 100}"])
     assert set(flat(config.model_dump())) <= set(keys)
     assert [key.path for key in keys.values() if not key.meaning] == []
     said = {path: (key.type, key.default) for path, key in keys.items()}

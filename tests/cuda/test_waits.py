@@ -20,7 +20,7 @@ STEP = {
     # Losses and counts of the step, all at once, when its backward pass is launched.
     "numbers: megaptm/parallel/engine.py _global_means": 1,
     # Whether the gradient is finite, before anything is moved by it.
-    "numbers: megaptm/parallel/optimizer.py _gradient_norm": 1,
+    "numbers: megaptm/parallel/optimizers/update.py _gradient_norm": 1,
     # Whether somebody wishes to stop.
     "copy: megaptm/parallel/collectives.py any_rank_each": 1,
     "numbers: megaptm/parallel/collectives.py any_rank_each": 1,

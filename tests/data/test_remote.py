@@ -13,7 +13,7 @@ from megaptm.errors import UserError
 from megaptm.storage import Cache, RetryPolicy
 from tests.data.corpora import publish, tiny_corpus, tiny_special
 
-PATIENCE = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+RETRY = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
 URL = "s3://corpora/tiny"
 
 
@@ -21,13 +21,13 @@ URL = "s3://corpora/tiny"
 def folder(tmp_path_factory, s3):
     folder = tmp_path_factory.mktemp("corpus") / "tiny"
     tiny_corpus(folder, documents=60, shards=12)
-    publish(folder, URL, PATIENCE)
+    publish(folder, URL, RETRY)
     return folder
 
 
 @pytest.fixture
 def cache(tmp_path):
-    return Cache(tmp_path / "cache", patience=PATIENCE)
+    return Cache(tmp_path / "cache", retry=RETRY)
 
 
 def opened(place, cache=None, objective="causal-lm", **options):
@@ -74,8 +74,8 @@ def test_a_server_that_was_down_for_a_while_changes_nothing(folder, cache, fault
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_when_patience_ends_the_consumer_is_told(folder, tmp_path, faults, workers):
-    patience = RetryPolicy(seconds=3.0, deadline=3.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
-    mix = opened(URL, Cache(tmp_path, patience=patience))
+    retry = RetryPolicy(seconds=3.0, deadline=3.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+    mix = opened(URL, Cache(tmp_path, retry=retry))
     faults.down()
     with (
         Loader(mix, batch=1, microbatch=1, workers=workers) as loader,
@@ -99,7 +99,7 @@ def test_loader_processes_share_the_cache(folder, cache, faults):
 def test_the_cache_stays_in_its_bounds(folder, tmp_path, faults):
     sizes = {path.name: path.stat().st_size for path in folder.glob("train-*")}
     most = 3 * max(sizes.values())
-    cache = Cache(tmp_path, most_bytes=most, patience=PATIENCE)
+    cache = Cache(tmp_path, most_bytes=most, retry=RETRY)
     mix = opened(URL, cache, window=1)
     for number, expected in enumerate(samples(opened(folder, window=1))):
         assert_same([mix.sample(number)], [expected])
@@ -109,7 +109,7 @@ def test_the_cache_stays_in_its_bounds(folder, tmp_path, faults):
 
 
 def test_a_shard_larger_than_the_cache_is_refused(folder, tmp_path, faults):
-    mix = opened(URL, Cache(tmp_path, most_bytes=3000, patience=PATIENCE))
+    mix = opened(URL, Cache(tmp_path, most_bytes=3000, retry=RETRY))
     with pytest.raises(UserError, match=r"^data\.cache_bytes \(3,000\) is less than the [\d,]+ bytes of s3://"):
         mix.sample(0)
 
@@ -139,9 +139,9 @@ def test_a_copy_that_was_damaged_is_fetched_again(folder, cache, faults):
 def test_a_shard_that_is_damaged_there_is_put_aside_and_named(tmp_path, faults):
     place = "s3://corpora/damaged"
     tiny_corpus(tmp_path / "corpus", shards=1, seed=5)
-    publish(tmp_path / "corpus", place, PATIENCE)
+    publish(tmp_path / "corpus", place, RETRY)
     faults.inject("corrupt", match=r"GET .*train-000000\.tar$", times=100)
-    mix = opened(place, Cache(tmp_path / "cache", patience=PATIENCE))
+    mix = opened(place, Cache(tmp_path / "cache", retry=RETRY))
     with pytest.raises(UserError) as told:
         mix.sample(0)
     [kept] = (tmp_path / "cache" / "quarantine").iterdir()
@@ -155,21 +155,21 @@ def test_a_shard_that_is_damaged_there_is_put_aside_and_named(tmp_path, faults):
 def test_half_a_copy_is_no_corpus(tmp_path, faults):
     place = "s3://corpora/half"
     tiny_corpus(tmp_path / "corpus", seed=6)
-    publish(tmp_path / "corpus", place, PATIENCE)
+    publish(tmp_path / "corpus", place, RETRY)
     faults.inject("error", match=r"PUT .*train-000002\.tar$", times=1000)
     with pytest.raises(UserError, match="could not be reached"):
         publish(tmp_path / "corpus", place, RetryPolicy(seconds=3, deadline=5, pause=0.05, tell=lambda line: None))
     with pytest.raises(
         UserError, match=rf"^{place}/manifest\.json does not exist, so {place} is not a finished corpus"
     ):
-        Corpus.open(place, Cache(tmp_path / "cache", patience=PATIENCE))
+        Corpus.open(place, Cache(tmp_path / "cache", retry=RETRY))
 
 
 def test_a_corpus_built_again_at_its_url_is_not_taken_for_the_old_one(tmp_path, faults):
-    place, cache = "s3://corpora/again", Cache(tmp_path / "cache", patience=PATIENCE)
+    place, cache = "s3://corpora/again", Cache(tmp_path / "cache", retry=RETRY)
     for seed in (7, 8):
         tiny_corpus(tmp_path / str(seed), seed=seed)
-        publish(tmp_path / str(seed), place, PATIENCE)
+        publish(tmp_path / str(seed), place, RETRY)
         assert_same(samples(opened(place, cache)), samples(opened(tmp_path / str(seed))))
 
 
@@ -180,12 +180,12 @@ def test_what_is_too_large_to_describe_a_corpus_is_not_fetched(tmp_path, faults,
     (tmp_path / "corpus/tokenizer").mkdir(exist_ok=True)
     with (tmp_path / "corpus" / name).open("a") as file:
         file.write(" " * 100_001)
-    publish(tmp_path / "corpus", place, PATIENCE)
+    publish(tmp_path / "corpus", place, RETRY)
     monkeypatch.setattr("megaptm.storage.files.LARGEST", 100_000)
     with pytest.raises(
         UserError, match=rf"^{place}/{name} has [\d,]+ bytes, more than the 100,000 .*check the address"
     ):
-        Corpus.open(place, Cache(tmp_path / "cache", patience=PATIENCE))
+        Corpus.open(place, Cache(tmp_path / "cache", retry=RETRY))
     assert not list((tmp_path / "cache").rglob(name))
 
 

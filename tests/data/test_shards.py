@@ -50,7 +50,7 @@ def test_a_disk_that_fails_once_is_asked_again_and_never_takes_a_shard_for_damag
     assert len(Shard.open(folder, info, "uint16", FIELDS)) == 3
     assert fails == 0
     fails = -1
-    monkeypatch.setattr("megaptm.data.shards.PATIENCE", RetryPolicy(seconds=0.0))
+    monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=r"could not be reached for 0 s .* see that its disk or server answers"):
         Shard.open(folder, info, "uint16", FIELDS)
 

@@ -54,6 +54,7 @@ ANNOTATE = "annotate={sentences: true, words: true}"
 OBJECTIVES = [
     ("byte-bpe", "causal-lm", "must say: the next token, at 6"),
     ("wordpiece", "masked-lm-next-sentence", "second text:"),
+    ("wordpiece", "masked-lm-sentence-order", "second text:"),
     ("wordpiece", "masked-lm-whole-word", "[MASK]→"),
     ("unigram", "span-corruption", "must say: <extra_id_0>"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,15 +31,24 @@ def run(tree: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_command_of_the_page_applies_it():
+    [command] = [line.strip() for line in PAGE.read_text(encoding="utf-8").splitlines() if "| git apply" in line]
+    words = ["bash", "-o", "pipefail", "-c", f"{command} --check"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_passes_what_every_family_passes(tree):
     """Counted, built, taught, converted and cut into parts: a dozen tests that are not about it, and its own."""
-    folders = [f"tests/{name}" for name in ("config", "families", "hub", "models", "plan")]
+    folders = [f"tests/{name}" for name in ("config", "families", "hub", "models", "parity", "plan")]
     said = run(tree, "pytest", "-p", "no:cacheprovider", "-vv", "-k", "wren", *folders)
     for test in (
         "test_it_learns_from_context",
         "test_the_formula_gives_the_published_count[wren-small]",
         "test_the_model_built_has_what_the_formula_says[wren-small]",
         "test_an_exported_folder_says_the_same_and_comes_back[wren]",
+        "test_logits_loss_and_every_gradient[wren]",
         "test_packed_loss_equals_unpacked_loss[wren]",
         "test_the_chain_of_parts_equals_the_whole[wren-4]",
         "test_every_config_loads_and_names_its_own_model[wren/small]",

@@ -36,7 +36,7 @@ COMMANDS = (
     *("corpus build", "corpus inspect", "corpus verify", "train", "report", "evaluate", "generate", "export hf"),
     *("plan", "check", "launch ray"),
 )
-SMALL_CONFIGS = ("configs/tiny/", "configs/demo/")
+SMALL_CONFIG = re.compile(r"configs/(\w+/tiny|demo/\w+)\.yaml")
 # Buckets, shared disks, other machines, and words that stand for something.
 ELSEWHERE = re.compile(r"s3://|/shared/|\b\d+\.\d+\.\d+\.\d+:\d+|\b[A-Z]{4,}\b")
 # The family of that page is made up; tests/docs/test_add_a_family.py runs what it shows.
@@ -55,7 +55,7 @@ def is_run(command: Command) -> bool:
         case "launch":  # Ray starts here once; the rest is for tests/real
             return words[1] == "ray" and command.page == "README.md"
         case "train":
-            return config.startswith(SMALL_CONFIGS)
+            return SMALL_CONFIG.match(config) is not None
         case "check":
             return bool(config)
     return True

@@ -15,7 +15,7 @@ from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 240.0
+TIMEOUT_SECONDS = 240.0
 SMALL = (
     *("model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=512", "model.context=32"),
     *("data.sequence=32", "train.batch=12", "layout.microbatch=3", "train.log_every=1", "train.validate_batches=1"),
@@ -25,7 +25,7 @@ SMALL = (
 
 def arguments(family: str, run: Path, corpus: Path, *overrides: str) -> list[str]:
     """Of `megaptm train`."""
-    config = ROOT / f"configs/tiny/{family}.yaml"
+    config = ROOT / f"configs/{family}/tiny.yaml"
     return [str(config), f"run={run}", f"data.mix={{{corpus}: 1}}", *SMALL, *overrides]
 
 
@@ -43,19 +43,19 @@ def finish(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
     )
 
 
 def wait_for(what: Callable[[], Any], program: subprocess.Popen[str], *, every: float = 0.01) -> Any:
     """The first answer of `what` that is not empty, while the program runs."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not (found := what()):
         if program.poll() is not None:
             raise AssertionError(f"ended with {program.returncode} before it was time: {program.communicate()}")
         if time.monotonic() > deadline:
             program.kill()
-            raise AssertionError(f"nothing in {PATIENCE_SECONDS:.0f} s: {program.communicate()}")
+            raise AssertionError(f"nothing in {TIMEOUT_SECONDS:.0f} s: {program.communicate()}")
         time.sleep(every)
     return found
 

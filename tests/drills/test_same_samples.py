@@ -27,9 +27,9 @@ def read(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, start=0)
     config = absolute_paths(load(path, [*overrides, *layout]))
     parts = []
     for ranks in ranks_of(data):
-        feed = BatchSource(config, ranks)
-        parts.append([batches for batches, _ in zip(feed.steps(start), range(STEPS), strict=False)])
-        feed.close()
+        source = BatchSource(config, ranks)
+        parts.append([batches for batches, _ in zip(source.steps(start), range(STEPS), strict=False)])
+        source.close()
     return [together([batch for rank in step for batch in rank]) for step in zip(*parts, strict=True)]
 
 

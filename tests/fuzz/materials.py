@@ -29,7 +29,7 @@ def make(folder: Path) -> None:
     to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder / "hf", dtype=torch.float32)
     (folder / "config").mkdir()
     (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
-    config = yaml.safe_load((ROOT / "configs/tiny/gpt2.yaml").read_text())
+    config = yaml.safe_load((ROOT / "configs/gpt2/tiny.yaml").read_text())
     config |= {"extends": "parent.yaml", "layouts": {1: {"microbatch": 4}, 4: {"tensor": 2}}, "run": "run"}
     config["data"]["mix"] = {"nowhere": 1.0}
     (folder / "config/it.yaml").write_text(yaml.safe_dump(config))

@@ -76,7 +76,7 @@ def corpus_commands(folder: Path) -> list[Command]:
         ["corpus", "inspect", str(folder), "--objective", "masked-lm-next-sentence", "--sequence", "32"],
         [
             "train",
-            "configs/tiny/bert.yaml",
+            "configs/bert/tiny.yaml",
             f"data.mix={{{folder}: 1}}",
             "run=run",
             "model.vocabulary=150",

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.tokenizer import read_tokenizer
@@ -19,15 +20,15 @@ from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SentenceGroup
 from megaptm.tokenizers import load, train
-from tests.models.tiny import tiny_spec
+from tests.models.tiny import has_counterpart, tiny_spec
 
-KINDS = {"gpt2": "byte-bpe", "gpt3": "byte-bpe", "bert": "wordpiece", "t5": "unigram"}
+KINDS = {name: family.tokenizer for name, family in CATALOGUE.items() if has_counterpart(name)}
 CLASSES = {
-    "gpt2": "AutoModelForCausalLM",
-    "gpt3": "AutoModelForCausalLM",
-    "bert": "AutoModelForPreTraining",
-    "t5": "AutoModelForSeq2SeqLM",
+    ("encoder",): "AutoModelForPreTraining",
+    ("decoder",): "AutoModelForCausalLM",
+    ("encoder", "decoder"): "AutoModelForSeq2SeqLM",
 }
+"""By stacks."""
 LONGEST = 20
 """Tokens of a row of the training; the models have room for 24."""
 FIRST, SECOND = "Wrap the Text.", "Return a list of lines"
@@ -40,7 +41,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     for family, kind in KINDS.items():
         place = tmp_path_factory.mktemp(family)
-        tokenizer = train(kind, [text], vocabulary=400)
+        tokenizer = train(kind, [text], vocabulary=400, specials=CATALOGUE[family].specials)
         tokenizer.save(place / "tokenizer")
         spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
         model = build_model(spec)
@@ -55,7 +56,7 @@ def tokenizer_of(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("family", [name for name in CATALOGUE if name in KINDS])
+@pytest.mark.parametrize("family", KINDS)
 def test_a_text_is_cut_where_training_cut_it(family: str, exported: dict[str, Path]) -> None:
     tokenizer = tokenizer_of(exported[family])
     assert tokenizer.model_max_length == LONGEST
@@ -65,8 +66,10 @@ def test_a_text_is_cut_where_training_cut_it(family: str, exported: dict[str, Pa
 @pytest.mark.parametrize("family", KINDS)
 def test_a_batch_that_is_filled_up_says_what_each_text_says_alone(family: str, exported: dict[str, Path]) -> None:
     tokenizer = tokenizer_of(exported[family])
-    model = getattr(transformers, CLASSES[family]).from_pretrained(exported[family]).double().eval()
-    more = {"decoder_input_ids": torch.tensor([[0, 5, 6]])} if family == "t5" else {}
+    model = (
+        getattr(transformers, CLASSES[(*CATALOGUE[family].stacks,)]).from_pretrained(exported[family]).double().eval()
+    )
+    more = {"decoder_input_ids": torch.tensor([[0, 5, 6]])} if len(CATALOGUE[family].stacks) == 2 else {}
 
     def logits(texts: list[str]) -> torch.Tensor:
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
@@ -125,6 +128,13 @@ def test_a_decoder_with_another_familys_tokenizer_is_shown_no_end(tmp_path: Path
     fill(model, seed=0)
     to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
     assert tokenizer_of(tmp_path / "out")(FIRST)["input_ids"] == tokenizer.encode(FIRST).tolist()
+
+
+def test_a_tokenizer_without_what_is_put_around_a_text_is_refused(tmp_path: Path) -> None:
+    train("unigram", [Path(textwrap.__file__).read_text(encoding="utf-8")], vocabulary=400).save(tmp_path / "tokenizer")
+    model = build_model(replace(tiny_spec("bert"), vocabulary=400))
+    with pytest.raises(UserError, match="no cls token, which masked-lm-next-sentence puts around a text"):
+        to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
 
 
 def test_a_mask_is_filled(exported: dict[str, Path]) -> None:

@@ -20,6 +20,7 @@ from megaptm.inference.generate import (
     with_cache,
 )
 from megaptm.inference.loaded_model import open_run
+from tests.models.tiny import tiny_batch, tiny_model
 from tests.train.runs import build, save_untrained, sharpen, write_text
 
 GREEDY = Sampling(temperature=0)
@@ -65,6 +66,21 @@ def test_remembering_gives_the_logits_of_a_whole_pass(gpt):
             torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-4, atol=1e-4, msg=str(times))
             memory.clear()
     assert "Remember" not in repr(gpt.model)
+
+
+@pytest.mark.parametrize(("family", "kept"), [("palm", [(12, 1, 16)] * 2), ("gpt3-banded", [(12, 4, 8), (5, 4, 8)])])
+def test_no_more_is_remembered_than_will_be_seen(family, kept):
+    """One head of keys and values where there is one; of a banded layer what is within the band."""
+    model, tokens = tiny_model(family), tiny_batch(family, rows=1)["tokens"]
+    expected = model.logits({"tokens": tokens})["lm"][0]
+    with with_cache(model.decoder) as memory:
+        steps = [model.logits({"tokens": tokens[:, :7]})["lm"][0]]
+        for at in range(7, 12):
+            batch = {"tokens": tokens[:, at : at + 1], "positions": torch.tensor([[at]])}
+            steps.append(model.logits(batch)["lm"][0])
+        torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-4, atol=1e-4)
+        keys = [layer.past[0] for layer in memory.layers]
+        assert [(len(one), *one.shape[2:]) for one in keys] == kept
 
 
 def test_greedy_continuation_is_the_likeliest_token_of_a_whole_pass(gpt):

@@ -107,7 +107,7 @@ def test_a_name_with_spaces_is_written_in_quotes(launch):
 
 def test_the_config_that_a_job_carries_is_compared(tmp_path, real_corpus):
     config = read_config(
-        ROOT / "configs/tiny/gpt2.yaml", [f"run={tmp_path}", f"data.mix={{{real_corpus('byte-bpe')}: 1}}"]
+        ROOT / "configs/gpt2/tiny.yaml", [f"run={tmp_path}", f"data.mix={{{real_corpus('byte-bpe')}: 1}}"]
     )
     write_submission(config, "")
     path = submitted_config(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +25,8 @@ def filled(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def brick(slot: str, *, heads: int = HEADS, **words: Any) -> Brick:
-    size = Size(layers=1, width=WIDTH, heads=heads, ffn=8, head_width=KEY)
+def brick(slot: str, *, heads: int = HEADS, kv_heads: int | None = None, **words: Any) -> Brick:
+    size = Size(layers=1, width=WIDTH, heads=heads, ffn=8, head_width=KEY, kv_heads=kv_heads)
     return brick_of(slot, "dot", Block(**words), size)
 
 
@@ -110,3 +111,40 @@ def test_without_documents_and_bias_there_is_nothing_to_add_to_scores() -> None:
     assert causal.scores(None) is None
     assert full.scores(bias) is bias
     assert causal.scores(bias)[0, 0].isinf().equal(torch.ones(4, 4, dtype=torch.bool).triu(1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_band_hides_what_is_far(causal: bool) -> None:
+    """A banded layer is a dense one with the band in its mask, within documents too."""
+    module = self_attention(causal=causal)
+    x, documents = torch.randn(7, 2, WIDTH), torch.tensor([[1, 1, 1, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 1]])
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    near = (distance < 3) & (distance >= 0 if causal else distance > -3)
+    for given in (None, (documents, documents)):
+        mask = Mask((7, 7), documents.device, given, causal=causal)
+        seen = near & (documents[:, None, :, None] == documents[:, None, None]) if given else near[None, None]
+        assert mask.within(3).dense.equal(seen)
+        torch.testing.assert_close(module(x, mask.within(3).scores(None)), module(x, seen), rtol=0, atol=1e-6)
+        assert mask.within(7) is mask
+
+
+def test_a_slice_of_queries_shares_a_head_of_keys() -> None:
+    """Two ranks, each with half of the queries and all of the one head of keys and values, sum to the whole."""
+    grouped = brick("attention", kv_heads=1)
+    whole, x = SelfAttention(grouped, dropout=0.0), torch.randn(5, 2, WIDTH)
+    filled(whole)
+    k, v = (x @ whole.kv.weight.t() + whole.kv.bias).unflatten(-1, (1, 2, KEY)).permute(3, 1, 2, 0, 4)
+    seen = torch.ones(5, 5, dtype=torch.bool)
+    expected = whole.output(by_formula(heads_of(whole.query(x)), k, v, seen))
+    torch.testing.assert_close(whole(x, None), expected, rtol=1e-5, atol=1e-5)
+    total = whole.output.bias
+    for rank in range(2):
+        half = SelfAttention(brick("attention", heads=HEADS // 2, kv_heads=1), dropout=0.0).eval()
+        with torch.no_grad():
+            half.query.weight.copy_(whole.query.weight.chunk(2)[rank])
+            half.query.bias.copy_(whole.query.bias.chunk(2)[rank])
+            half.kv.load_state_dict(whole.kv.state_dict())
+            half.output.weight.copy_(whole.output.weight.chunk(2, 1)[rank])
+            half.output.bias.zero_()
+        total = total + half(x, None)
+    torch.testing.assert_close(total, whole(x, None), rtol=1e-5, atol=1e-5)

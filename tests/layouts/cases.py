@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megaptm.bricks import HEADS
 from megaptm.checkpoint.tensors import Piece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size
 from tests.models.grammar import VARIANTS, variant
+from tests.models.tiny import boundaries
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -27,81 +30,87 @@ LENGTH = 16
 
 ADAM = OptimizerConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
 
-LOSSES = {
-    "gpt2": {"lm": 1.0},
-    "bert": {"mlm": 1.0, "next-sentence": 1.0},
-    "t5": {"lm": 1.0},
-}
+WEIGHTS = {"sentence-order": 0.5, "pairs": 0.7, "exit": 0.3}
+"""Of losses that do not weigh 1."""
 
-
-MORE = {"sentence-order": 0.5, "pairs": 0.7, "exit": 0.3}
-"""Of heads that variants add."""
+NUMBERS = {"albert": {"embedding": 16}, "gpt3-banded": {"band": 5}, "palm": {"kv_heads": 1}}
+"""Of a tiny model, where it has others than most."""
 
 KINDS = ("gpt2", "bert", "t5")
 """A family of each kind: for what depends on the kind of model, and not on the family."""
 
 
-def base_of(family: str) -> str:
-    """The family whose batches and losses a variant takes."""
-    return VARIANTS[family].base if family in VARIANTS else family
-
-
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     if family in VARIANTS:
-        return variant(tiny(base_of(family), dropout=dropout, layers=layers), family)
+        return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
+    table = CATALOGUE[family]
     # Four layers in all, so that every schedule has something to cut.
-    size = Size(layers=layers // 2 if family == "t5" else layers, width=32, heads=4, ffn=64)
-    return ModelSpec(family=CATALOGUE[family], size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
+    narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
+    stacks = dict.fromkeys(table.scaffolds, narrow)
+    own = NUMBERS.get(family, {})
+    size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **own)
+    return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 
 def losses_of(family: str) -> dict[str, float]:
-    """Those of its base, and of heads that a variant adds."""
-    more = VARIANTS[family].family.heads if family in VARIANTS else ()
-    return LOSSES[base_of(family)] | {name: weight for name, weight in MORE.items() if name in more}
+    """One for each head."""
+    return {name: WEIGHTS.get(name, 1.0) for name in table_of(family).heads}
+
+
+def table_of(family: str) -> Family:
+    return VARIANTS[family].family if family in VARIANTS else CATALOGUE[family]
 
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
     """The global batch of a step: packed rows with documents and padding, the same whoever asks."""
-    losses, family, g = losses_of(family), base_of(family), torch.Generator().manual_seed(100 + step)
+    table, g = table_of(family), torch.Generator().manual_seed(100 + step)
 
-    def ids(rows: int, length: int) -> Tensor:
-        return torch.randint(0, VOCABULARY, (rows, length), generator=g)
+    def ids(rows: int, length: int, high: int = VOCABULARY) -> Tensor:
+        return torch.randint(0, high, (rows, length), generator=g)
 
-    documents = torch.ones(ROWS, LENGTH, dtype=torch.int64)
-    documents[:, LENGTH // 2 :] = 2
-    documents[::3, -3:] = 0
-    positions = torch.arange(LENGTH).expand(ROWS, -1).clone()
-    fields = {"tokens": ids(ROWS, LENGTH), "document_ids": documents, "positions": positions}
-    if family == "gpt2":
-        fields["labels"] = ids(ROWS, LENGTH).masked_fill(documents == 0, -100)
-    if family == "bert":
-        asked = torch.stack([torch.randperm(LENGTH - 3, generator=g)[:3] for _ in range(ROWS)])
-        labels = ids(ROWS, 3)
-        labels[1::4, 2] = -100  # uneven counts, so that a mean of means would be wrong
-        fields |= {
-            "segments": (documents == 2).long(),
-            "masked_positions": asked,
-            "labels": labels,
-            "next_sentence": torch.randint(0, 2, (ROWS,), generator=g),
-        }
-    if family == "t5":
-        half = LENGTH // 2
-        decoder = torch.ones(ROWS, half, dtype=torch.int64)
-        decoder[:, half // 2 :] = 2
-        decoder[1::3, -1:] = 0
-        fields |= {
-            "decoder_tokens": ids(ROWS, half),
-            "decoder_document_ids": decoder,
-            "labels": ids(ROWS, half).masked_fill(decoder == 0, -100),
-        }
-        del fields["positions"]
-    if "sentence-order" in losses:
-        fields["sentence_order"] = torch.randint(0, 2, (ROWS,), generator=g)
-        fields["sentence_order"][1::4] = -100
-    if "pairs" in losses:
-        fields["pairs"] = torch.zeros(ROWS, dtype=torch.int64)
-        fields["pairs"][1::3] = -100
+    fields: dict[str, Tensor] = {}
+    # A decoder's rows are half as long as those of the encoder before it.
+    lengths, padding = (LENGTH, LENGTH // 2), (3, 1)
+    for place, (prefix, length) in enumerate(zip(dict.fromkeys(table.prefixes.values()), lengths, strict=False)):
+        documents = torch.ones(ROWS, length, dtype=torch.int64)
+        documents[:, length // 2 :] = 2
+        documents[place::3, -padding[place] :] = 0
+        fields |= {f"{prefix}tokens": ids(ROWS, length), f"{prefix}document_ids": documents}
+    if len({*table.prefixes.values()}) == 1:
+        fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
+    if "segment" in table.inputs:
+        fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
+    if any(block.visibility == "ordered" for block in table.stacks.values()):
+        fields["order"] = (torch.arange(LENGTH) - LENGTH // 3).clamp(min=0).expand(ROWS, -1).clone()
+    for head in table.heads:
+        fields |= _asked(head, documents, ids, g)
+    if table.drawn:
+        fields["draws"] = torch.rand(fields["labels"].shape, generator=g)
     return fields
+
+
+def _asked(head: str, documents: Tensor, ids: Callable[..., Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """The fields that a head asks for, uneven from row to row, so that a mean of means would be wrong."""
+    if head in ("lm", "exit"):
+        return {"labels": ids(*documents.shape).masked_fill(documents == 0, -100)}
+    if head == "mlm":
+        places = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
+        labels = ids(ROWS, 3)
+        labels[1::4, 2] = -100
+        return {"masked_positions": places, "labels": labels}
+    if head == "span-boundary":
+        return boundaries(ROWS, ids(ROWS, 3))
+    if head == "pairs":
+        matched = torch.zeros(ROWS, dtype=torch.int64)
+        matched[1::3] = -100
+        return {"pairs": matched}
+    if head == "replaced-token":
+        return {"replaced": torch.where(documents > 0, 0, -100)}
+    brick = HEADS[head]
+    answers = torch.randint(0, brick.classes, (ROWS,), generator=generator)
+    if head != "next-sentence":  # of which every pair is asked
+        answers[1::4] = -100
+    return {brick.answers: answers}
 
 
 def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> list[dict[str, Tensor]]:
@@ -121,6 +130,7 @@ def train_steps(
     communication: CommunicationConfig | None = None,
     rows: tuple[int, ...] = (ROWS,),
     layers: int = 4,
+    optimizer: OptimizerConfig = ADAM,
 ) -> dict[str, Any]:
     """Losses and gradient norms of `steps` steps, and the losses of an evaluation; a step takes the next of `rows`."""
     from megaptm.parallel.engine import Engine
@@ -128,7 +138,7 @@ def train_steps(
     engine = Engine(
         tiny(family, layers=layers),
         layout,
-        ADAM,
+        optimizer,
         losses=losses_of(family),
         seed=7,
         precision=precision,
@@ -138,7 +148,7 @@ def train_steps(
     for step in range(steps):
         fields = {name: field[: rows[step % len(rows)]] for name, field in batch(family, step).items()}
         batches = micro_batches(fields, layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        results.append(engine.step(batches, step=step, lr=ADAM.lr))
+        results.append(engine.step(batches, step=step, lr=optimizer.lr))
     held_out = micro_batches(batch(family, 99), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     return {
         "losses": [result.loss for result in results],
@@ -161,7 +171,7 @@ def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
             return found
 
     read: Counter[str] = Counter()
-    engine = Engine(tiny("gpt2"), layout, ADAM, losses=LOSSES["gpt2"], seed=7, filled=False)
+    engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, filled=False)
     checkpoint = Store(Path(folder)).load(step)
     state.restore(engine, Counting(checkpoint.folder, checkpoint.files), step=step)
     return dict(read)
@@ -179,7 +189,7 @@ def time_limits(layout: Layout, minutes: float) -> list[float | None]:
         return really(*args, timeout=timeout, **kwargs)
 
     with patch.object(dist, "new_group", new_group):
-        Engine(tiny("t5"), layout, ADAM, losses=LOSSES["t5"], seed=7, timeout_minutes=minutes)
+        Engine(tiny("t5"), layout, ADAM, losses=losses_of("t5"), seed=7, timeout_minutes=minutes)
     return limits
 
 
@@ -201,6 +211,7 @@ def train_and_save(
     precision: str = "fp32",
     dropout: float = 0.0,
     meanwhile: int = 0,
+    optimizer: OptimizerConfig = ADAM,
 ) -> dict[str, Any]:
     """Continue from the checkpoint of step `start` in `folder` (0: begin), train `steps` steps, save.
 
@@ -216,7 +227,7 @@ def train_and_save(
     engine = Engine(
         tiny(family, dropout=dropout),
         layout,
-        ADAM,
+        optimizer,
         losses=losses_of(family),
         seed=7,
         precision=precision,
@@ -247,7 +258,7 @@ def train_and_save(
         if step == end:
             save()
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        results.append(engine.step(batches, step=step, lr=ADAM.lr))
+        results.append(engine.step(batches, step=step, lr=optimizer.lr))
         background.advance()
     if not meanwhile:
         save()

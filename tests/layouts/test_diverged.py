@@ -7,7 +7,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.config import Layout
-from tests.layouts.cases import ADAM, LOSSES, batch, micro_batches, tiny
+from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
 
 LAYOUTS = {
@@ -32,7 +32,7 @@ def train(layout, precision, poisons):
     """
     from megaptm.parallel.engine import DivergedError, Engine
 
-    engine = Engine(tiny("gpt2"), layout, ADAM, losses=LOSSES["gpt2"], seed=7, precision=precision)
+    engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, precision=precision)
     parameters = {place.name: value for stage in engine.stages for place, value in stage.placed_parameters()}
     results, said = [], []
 
@@ -84,7 +84,7 @@ def asked_nothing(layout):
 
     from megaptm.parallel.engine import Engine, NothingAskedError
 
-    engine = Engine(tiny("gpt2"), layout, ADAM, losses=LOSSES["gpt2"], seed=7)
+    engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7)
     before = [value.clone() for stage in engine.stages for value in stage.parameters()]
     whole = batch("gpt2", 0)
     silent = whole | {"labels": torch.full_like(whole["labels"], IGNORED)}

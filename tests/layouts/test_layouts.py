@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from tests.layouts.cases import KINDS, LOSSES, train_steps
+from megaptm.families import CATALOGUE
+from tests.layouts.cases import KINDS, train_steps
 from tests.ranks import run_ranks
 
 LAYOUTS = {
@@ -28,11 +29,14 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def alone():
     """Family -> the one-process run."""
-    return {family: run_ranks(1, train_steps, family, Layout(microbatch=2))[0] for family in LOSSES}
+    return {family: run_ranks(1, train_steps, family, Layout(microbatch=2))[0] for family in CATALOGUE}
 
 
-EVERY_FAMILYS = ("TP2+SPxPP2 recompute", "PP2xDP2 distributed optimizer")
-CASES = [(family, name) for family in LOSSES for name in (LAYOUTS if family in KINDS else EVERY_FAMILYS)]
+OF_EVERY_FAMILY = (
+    *("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "DP2 distributed optimizer", "TP2xPP2", "TP2xDP2"),
+    "TP2+SPxPP2 recompute",
+)
+CASES = [(family, name) for family in CATALOGUE for name in (LAYOUTS if family in KINDS else OF_EVERY_FAMILY)]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

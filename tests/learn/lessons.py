@@ -18,7 +18,7 @@ from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup
 from megaptm.objectives.vocabulary import SpecialTokens
 
-CONFIGS = Path(__file__).parents[2] / "configs/tiny"
+CONFIGS = Path(__file__).parents[2] / "configs"
 # The tiny configs with a fraction of their work: half the width, and rows as short as the task allows.
 SMALLER = ("model.width=64", "model.heads=2", "model.ffn=256", "model.vocabulary=512", "layout.microbatch=32")
 OVERRIDES = {
@@ -93,7 +93,7 @@ def learn(family: str, corpus: str, shuffled: bool) -> Lesson:
     from megaptm.tokenizers import load as load_tokenizer
     from megaptm.train.loop import mean_losses
 
-    config = load(CONFIGS / f"{family}.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
+    config = load(CONFIGS / family / "tiny.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
     objective = OBJECTIVES[config.objective]
     objective = Shuffled(objective) if shuffled else objective
     special = load_tokenizer(Path(corpus) / "tokenizer").special

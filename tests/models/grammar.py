@@ -69,6 +69,10 @@ VARIANTS = {
     ),
     "a loss inside a stack": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
     "queries and keys turned by place": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
+    "queries that share heads of keys": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
+    "one head of keys, and a normalizer near one": Variant(
+        "bert", change(bert(attention=("banded", "dot")), z_loss=1e-2), {"kv_heads": 1, "band": 3}
+    ),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }
 

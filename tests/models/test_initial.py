@@ -7,7 +7,7 @@ import math
 import pytest
 from torch import Tensor
 
-from megaptm.families import BERT, GPT2, T5
+from megaptm.families import BERT, GPT2, PALM, T5
 from megaptm.models import build_model, even_chunks, fill, initial_value
 from megaptm.spec import Family, ModelSpec, Size
 from tests.models.tiny import FAMILIES, tiny_spec
@@ -50,6 +50,15 @@ def test_t5_follows_mesh_tensorflow() -> None:
     assert spread(weights["encoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
     assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
     assert spread(weights["encoder.bias_table.weight"]) == pytest.approx(128**-0.5, rel=0.2)
+
+
+def test_palm_scales_maps_by_their_inputs() -> None:
+    spec, weights = filled(PALM, width=128, heads=4, ffn=512, head_width=64, kv_heads=1)
+    assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
+    for name, inputs in {"query": 128, "kv": 128, "output": 4 * 64}.items():
+        assert spread(weights[f"decoder.0.attention.{name}.weight"]) == pytest.approx(inputs**-0.5, rel=0.03), name
+    assert spread(weights["decoder.1.ffn.up.weight"]) == pytest.approx(128**-0.5, rel=0.03)
+    assert spread(weights["decoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import change
-from tests.models.tiny import FAMILIES, VOCABULARY, tiny_batch, tiny_model, tiny_spec
+from tests.models.tiny import FAMILIES, VOCABULARY, last_prefix, tiny_batch, tiny_model, tiny_spec
 
-DECODERS = ("gpt2", "gpt3")
-MAIN_HEAD = {"gpt2": "lm", "gpt3": "lm", "bert": "mlm", "t5": "lm"}
+CAUSAL = [name for name, family in CATALOGUE.items() if family.last_block.visibility == "causal"]
 
 
 def says(model: Model, family: str, batch: dict[str, Tensor]) -> Tensor:
     """Logits [B, S, V]."""
     with torch.no_grad():
-        return model.logits(batch)[MAIN_HEAD[family]]
+        return model.logits(batch)[CATALOGUE[family].heads[0]]
 
 
 def changed(batch: dict[str, Tensor], field: str, places: Tensor) -> dict[str, Tensor]:
@@ -31,12 +31,12 @@ def changed(batch: dict[str, Tensor], field: str, places: Tensor) -> dict[str, T
 
 
 @pytest.mark.parametrize("document_numbers", [True, False])
-@pytest.mark.parametrize("family", [*DECODERS, "t5"])
+@pytest.mark.parametrize("family", CAUSAL)
 def test_the_future_is_hidden_from_a_decoder(family: str, document_numbers: bool) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     if not document_numbers:
         batch = {name: value for name, value in batch.items() if not name.endswith("document_ids")}
-    field = "decoder_tokens" if family == "t5" else "tokens"
+    field = f"{last_prefix(family)}tokens"
     before = says(model, family, batch)
     for place in range(1, batch[field].shape[1]):
         here = (torch.arange(batch[field].shape[1]) == place).expand_as(batch[field])
@@ -50,18 +50,17 @@ def test_padding_is_hidden(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     before = says(model, family, batch)
     after = says(model, family, changed(batch, "tokens", batch["document_ids"] == 0))
-    real = batch["decoder_document_ids" if family == "t5" else "document_ids"] > 0
+    real = batch[f"{last_prefix(family)}document_ids"] > 0
     torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_gives_finite_numbers_and_no_gradient(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
-    batch["document_ids"][2] = 0  # a row of nothing but padding
-    if family == "t5":
-        batch["decoder_document_ids"][2] = 0
-    batch["labels"][2] = -100
-    batch.pop("next_sentence", None)
+    for prefix in CATALOGUE[family].prefixes.values():
+        batch[f"{prefix}document_ids"][2] = 0  # a row of nothing but padding
+    for head in CATALOGUE[family].heads:
+        batch[HEADS[head].answers][2] = -100
     seen: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, embedded_SBD: Tensor) -> None:
@@ -84,15 +83,16 @@ def test_padding_gives_finite_numbers_and_no_gradient(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_documents_are_hidden(family: str) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
-    batch["document_ids"] = (torch.arange(12) >= 5).long().expand(3, -1) + 1
-    if family == "t5":
-        batch["decoder_document_ids"] = (torch.arange(7) >= 3).long().expand(3, -1) + 1
+    prefixes = CATALOGUE[family].prefixes.values()
+    for prefix in prefixes:
+        length = batch[f"{prefix}tokens"].shape[1]
+        batch[f"{prefix}document_ids"] = (torch.arange(length) >= length // 2).long().expand(3, -1) + 1
     before = says(model, family, batch)
-    numbers = batch["decoder_document_ids" if family == "t5" else "document_ids"]
+    numbers = batch[f"{last_prefix(family)}document_ids"]
     for document, other in ((1, 2), (2, 1)):
-        perturbed = changed(batch, "tokens", batch["document_ids"] == other)
-        if family == "t5":
-            perturbed = changed(perturbed, "decoder_tokens", batch["decoder_document_ids"] == other)
+        perturbed = batch
+        for prefix in prefixes:
+            perturbed = changed(perturbed, f"{prefix}tokens", batch[f"{prefix}document_ids"] == other)
         after = says(model, family, perturbed)
         mine = numbers == document
         torch.testing.assert_close(after[mine], before[mine], rtol=0, atol=1e-6)
@@ -141,7 +141,9 @@ def test_packed_loss_equals_unpacked_loss(family: str) -> None:
     for name, (loss, count) in one.items():
         torch.testing.assert_close(other[name][0], loss, rtol=1e-5, atol=0)
         assert other[name][1] == count > 0
-    gradients = [torch.autograd.grad(losses[MAIN_HEAD[family]][0], model.embed.token.weight) for losses in (one, other)]
+    gradients = [
+        torch.autograd.grad(losses[CATALOGUE[family].heads[0]][0], model.embed.token.weight) for losses in (one, other)
+    ]
     torch.testing.assert_close(gradients[1][0], gradients[0][0], rtol=1e-4, atol=1e-5)
 
 
@@ -150,7 +152,8 @@ def _apart_and_packed(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The same documents one a padded row, and all in one row with padding after."""
     generator = torch.Generator().manual_seed(3)
-    prefixes = {"": lengths, "decoder_": targets} if family == "t5" else {"": lengths}
+    table = CATALOGUE[family]
+    prefixes = dict(zip(dict.fromkeys(table.prefixes.values()), (lengths, targets), strict=False))
     apart: dict[str, Tensor] = {}
     packed: dict[str, Tensor] = {}
     for prefix, sizes in prefixes.items():
@@ -160,10 +163,11 @@ def _apart_and_packed(
             f"{prefix}document_ids": [torch.ones(n, dtype=torch.long) for n in sizes],
             f"{prefix}positions": [torch.arange(n) for n in sizes],
         }
-        if family == "bert":
-            columns["segments"] = [(torch.arange(n) > n // 2).long() for n in sizes]
-        labeled = prefix == "decoder_" or family != "t5"
-        if labeled:
+        if "segment" in table.inputs and not prefix:
+            columns["segments"] = [(torch.arange(n) > n // 2).long() % table.segments for n in sizes]
+        if any(block.visibility == "ordered" for block in table.stacks.values()):
+            columns["order"] = [torch.arange(n) for n in sizes]
+        if prefix == last_prefix(family):
             labels = [torch.randint(1, VOCABULARY, (n,), generator=generator) for n in sizes]
             columns["labels"] = [label.index_fill(0, torch.tensor([0]), -100) for label in labels]
         for field, values in columns.items():

@@ -108,7 +108,8 @@ def test_a_tenth_of_the_pairs_are_shorter():
 def test_a_tokenizer_without_a_mask_is_refused():
     special = SpecialTokens(size=10, pad=0, cls=1, sep=2)
     with pytest.raises(
-        UserError, match=r"masked-lm needs a tokenizer with a `mask` token: .*tokenizer\.kind=wordpiece"
+        UserError,
+        match=r"masked-lm needs a tokenizer with a `mask` token: .*kind=wordpiece, or with tokenizer\.specials=roberta",
     ):
         MLM.check(special, 128)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
-from megaptm.hub.tables import export_weights
-from megaptm.models import Model, build_model
-from megaptm.spec import ModelSpec
+from megaptm.hub.tensor_rules import export_weights
+from megaptm.models import Model, build_model, fill
+from megaptm.spec import ModelSpec, change
+from tests.models.tiny import last_prefix, tiny_batch, tiny_model
 
 
 def reference_of(model: Model) -> PreTrainedModel:
@@ -31,9 +35,67 @@ def reference_of(model: Model) -> PreTrainedModel:
 
 
 def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
+    """With these weights; a head that theirs has not begins as a new one does."""
     model = build_model(spec)
-    model.load_state_dict(weights, strict=True)
+    fill(model, seed=7)
+    parameters = dict(model.named_parameters())
+    assert {name for name in parameters if not name.startswith("head.")} <= weights.keys() <= parameters.keys()
+    with torch.no_grad():
+        for name, weight in weights.items():
+            parameters[name].copy_(weight)
     return model.eval()
+
+
+def inputs_of(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same inputs by their names."""
+    names = {"tokens": "input_ids", "segments": "token_type_ids", "decoder_tokens": "decoder_input_ids"}
+    inputs = {theirs: batch[ours] for ours, theirs in names.items() if ours in batch}
+    for prefix in CATALOGUE[family].prefixes.values():
+        inputs[f"{prefix}attention_mask"] = (batch[f"{prefix}document_ids"] > 0).long()
+    return inputs
+
+
+def labels_everywhere(batch: dict[str, Tensor]) -> Tensor:
+    """A label for each place, where the batch may have places asked and a label for each."""
+    if "masked_positions" not in batch:
+        return batch["labels"]
+    labels = torch.full_like(batch["tokens"], -100)
+    rows, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
+    labels[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
+    return labels
+
+
+def without_decoder(model: Model) -> Model:
+    """The same weights, with a last layer that runs once."""
+    stacks = {name: change(block, last_layer="once") for name, block in model.spec.family.stacks.items()}
+    weights = {name: p.detach().clone() for name, p in model.named_parameters() if "place_table" not in name}
+    return model_of(replace(model.spec, family=change(model.spec.family, stacks=stacks)), weights)
+
+
+def differences(family: str) -> tuple[float, float]:
+    """PARITY of a tiny model: the largest absolute difference of its main head's logits and loss, and of the gradient
+    of any parameter."""
+    model, batch = without_decoder(tiny_model(family)), tiny_batch(family)
+    theirs, head = reference_of(model), CATALOGUE[family].heads[0]
+    real = batch[f"{last_prefix(family)}document_ids"] > 0
+    logits = theirs(**inputs_of(family, batch))[0]
+    expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
+    loss, count = model(batch)[head]
+    (loss / count).backward()
+    expected.backward()
+
+    ours = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
+    assert ours["embed.token.weight"][model.spec.vocabulary :].abs().max() == 0
+    their_parameters = dict(theirs.named_parameters())
+    converted = export_weights(counterpart_of(model.spec).rows, model.spec, ours)
+    said = torch.stack([(model.logits(batch)[head][real] - logits[real]).abs().max(), (loss / count - expected).abs()])
+    return said.max().item(), max(
+        (gradient - _gradient(their_parameters[name])).abs().max().item() for name, gradient in converted.items()
+    )
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def gradient_of_table(loss: Tensor, table: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import transformers
 
 from megaptm.errors import UserError
 from megaptm.families import GPT2
-from megaptm.hub.tables import QKV, VOCABULARY, Form, TensorRule, export_weights
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
 from megaptm.models import Model, build_model
 from megaptm.spec import Block, change
 from tests.models.tiny import VOCABULARY as WORDS
@@ -33,16 +33,13 @@ LLAMA = change(
         )
     },
 )
-GATE_AND_VALUE = Form(lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: torch.stack(ws, 1))
 LAYER = "model.layers.{n}"
+ATTENTION = f"{LAYER}.self_attn"
 ROWS = (
     TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
     TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY),
     TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
-    TensorRule(
-        "decoder.{n}.attention.qkv.weight", tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"), QKV
-    ),
-    TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
+    TensorRule("decoder.{n}.attention.output.weight", (f"{ATTENTION}.o_proj.weight",)),
     TensorRule("decoder.{n}.ffn_norm.weight", (f"{LAYER}.post_attention_layernorm.weight",)),
     TensorRule(
         "decoder.{n}.ffn.up.weight", (f"{LAYER}.mlp.gate_proj.weight", f"{LAYER}.mlp.up_proj.weight"), GATE_AND_VALUE
@@ -50,10 +47,18 @@ ROWS = (
     TensorRule("decoder.{n}.ffn.down.weight", (f"{LAYER}.mlp.down_proj.weight",)),
     TensorRule("decoder.final.weight", ("model.norm.weight",)),
 )
+OF_ALL_HEADS = (
+    TensorRule("decoder.{n}.attention.qkv.weight", tuple(f"{ATTENTION}.{name}_proj.weight" for name in "qkv"), QKV),
+)
+OF_GROUPS = (
+    TensorRule("decoder.{n}.attention.query.weight", (f"{ATTENTION}.q_proj.weight",)),
+    TensorRule("decoder.{n}.attention.kv.weight", tuple(f"{ATTENTION}.{name}_proj.weight" for name in "kv"), KV),
+)
 
 
-def pair() -> tuple[Model, transformers.PreTrainedModel]:
-    spec = replace(tiny_spec("gpt2"), family=LLAMA)
+def pair(kv_heads: int | None = None) -> tuple[Model, transformers.PreTrainedModel]:
+    spec = tiny_spec("gpt2")
+    spec = replace(spec, family=LLAMA, size=change(spec.size, kv_heads=kv_heads))
     ours = build_model(spec)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -65,18 +70,21 @@ def pair() -> tuple[Model, transformers.PreTrainedModel]:
         intermediate_size=spec.size.ffn,
         num_hidden_layers=spec.layers,
         num_attention_heads=spec.size.heads,
+        num_key_value_heads=kv_heads,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         attn_implementation="eager",
     )
     theirs = transformers.LlamaForCausalLM(config)
     weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
-    theirs.load_state_dict(export_weights(ROWS, spec, weights), strict=True)
+    rows = (*ROWS, *(OF_GROUPS if kv_heads else OF_ALL_HEADS))
+    theirs.load_state_dict(export_weights(rows, spec, weights), strict=True)
     return ours.eval(), theirs.eval()
 
 
+@pytest.mark.parametrize("kv_heads", [None, 1, 2])
 @pytest.mark.parametrize("places", [None, [3, 9, 4, 5, 6, 7, 20, 21, 22, 23, 24, 40]], ids=["in order", "given"])
-def test_logits_and_gradient(places: list[int] | None) -> None:
-    ours, theirs = pair()
+def test_logits_and_gradient(places: list[int] | None, kv_heads: int | None) -> None:
+    ours, theirs = pair(kv_heads)
     batch = {name: tiny_batch("gpt2")[name] for name in ("tokens", "labels")}
     batch["labels"] = batch["tokens"].roll(-1, 1)
     batch["labels"][:, -1] = -100
@@ -106,6 +114,11 @@ def test_angles_of_far_places_stay_apart_in_bfloat16() -> None:
         positions = torch.arange(12).expand(3, -1) + start
         last[start] = model.logits({"tokens": tokens, "positions": positions})["lm"].float()
     assert (last[4096] - last[0]).abs().mean() < 0.05 * last[0].abs().mean()
+
+
+def test_heads_of_keys_divide_those_of_queries() -> None:
+    with pytest.raises(UserError, match="kv_heads is 3, which must divide the 4 heads"):
+        pair(kv_heads=3)
 
 
 def test_features_of_a_head_come_in_pairs() -> None:

@@ -97,7 +97,7 @@ def test_a_page_is_drawn_without_scripts(tmp_path):
 
 def test_a_picture_is_drawn(tmp_path):
     picture = tmp_path / "plan.png"
-    said(CONFIGS / "tiny/gpt2.yaml", "--plot", picture)
+    said(CONFIGS / "gpt2/tiny.yaml", "--plot", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

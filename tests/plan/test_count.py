@@ -7,6 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from megaptm.bricks import HEADS, heads
+from megaptm.bricks.heads import MaskedHeadBrick
 from megaptm.families import BERT, CATALOGUE, GPT3, T5
 from megaptm.models import build_model
 from megaptm.plan.count import count, step_flops
@@ -15,6 +17,7 @@ from tests.models.tiny import mean_losses, tiny_batch, tiny_model
 
 # Unique parameters of the reference implementations, tied ones once.
 EXACT = {
+    ("gpt1", "base"): 116_534_784,
     ("gpt2", "small"): 124_439_808,
     ("gpt2", "medium"): 354_823_168,
     ("gpt2", "large"): 774_030_080,
@@ -27,17 +30,49 @@ EXACT = {
     ("gpt3", "6.7b"): 6_658_404_352,
     ("gpt3", "13b"): 12_853_386_240,
     ("gpt3", "175b"): 174_604_259_328,
+    ("palm", "8b"): 8_632_012_800,
+    ("palm", "62b"): 62_495_662_080,
+    ("palm", "540b"): 540_356_474_880,
     ("bert", "base"): 109_482_240,
     ("bert", "large"): 335_141_888,
+    ("roberta", "base"): 124_645_632,
+    ("roberta", "large"): 355_359_744,
+    ("albert", "base"): 11_683_584,
+    ("albert", "large"): 17_683_968,
+    ("albert", "xlarge"): 58_724_864,
+    ("albert", "xxlarge"): 222_595_584,
+    ("spanbert", "base"): 108_310_272,
+    ("spanbert", "large"): 333_579_264,
+    ("macbert", "base"): 102_267_648,
+    ("macbert", "large"): 325_522_432,
+    ("deberta", "base"): 138_601_728,
+    ("deberta", "large"): 405_163_008,
+    ("deberta", "xlarge"): 757_804_032,
+    ("deberta-v2", "xlarge"): 884_593_152,
+    ("deberta-v2", "xxlarge"): 1_564_549_632,
+    ("deberta-v3", "xsmall"): 70_682_112,
+    ("deberta-v3", "small"): 141_304_320,
+    ("deberta-v3", "base"): 183_831_552,
+    ("deberta-v3", "large"): 434_012_160,
+    ("electra", "small"): 13_483_008,
+    ("electra", "base"): 108_891_648,
+    ("electra", "large"): 334_092_288,
+    ("unilm", "base"): 108_313_344,
+    ("unilm", "large"): 333_583_360,
     ("t5", "small"): 60_506_624,
     ("t5", "base"): 222_903_552,
     ("t5", "large"): 737_668_096,
     ("t5", "3b"): 2_851_598_336,
     ("t5", "11b"): 11_307_321_344,
 }
+POOLED = {"roberta", "spanbert"}
+"""Families whose published numbers count BERT's pooler, which their own pre-training does not have."""
 WITH_HEADS = {("bert", "base"): 110_106_428, ("bert", "large"): 336_226_108}
 # The rows of GPT-3's table as printed, where heads do not fill the width; known to the million.
 AS_PRINTED = {("gpt3", "xl-literal"): 1.517e9, ("gpt3", "13b-literal"): 12.936e9}
+# Bands have no parameters.
+for exact in (EXACT, AS_PRINTED):
+    exact.update({("gpt3-banded", size): number for (family, size), number in exact.items() if family == "gpt3"})
 ALL = [(family.name, size) for family in CATALOGUE.values() for size in family.sizes]
 
 
@@ -50,13 +85,18 @@ def as_built(spec: ModelSpec) -> int:
     return sum(p.numel() for p in model.parameters()) - sum(padding * p[0].numel() for p in padded)
 
 
+def as_published(spec: ModelSpec) -> int:
+    """Parameters, with a pooler where the number is published so."""
+    return count(spec) + (spec.width * (spec.width + 1) if spec.name in POOLED else 0)
+
+
 def test_every_size_has_its_number_here() -> None:
     assert set(ALL) == set(EXACT) | set(AS_PRINTED)
 
 
 @pytest.mark.parametrize(("family", "size"), EXACT)
 def test_the_formula_gives_the_published_count(family: str, size: str) -> None:
-    assert count(published(CATALOGUE[family], size)) == EXACT[family, size]
+    assert as_published(published(CATALOGUE[family], size)) == EXACT[family, size]
 
 
 @pytest.mark.parametrize(("family", "size"), WITH_HEADS)
@@ -90,6 +130,19 @@ def test_the_formula_follows_the_bricks(family) -> None:
         family=family, size=Size(layers=2, width=32, heads=4, ffn=48), vocabulary=100, context=16, dropout=0.0
     )
     assert as_built(spec) == count(spec, with_heads=True)
+
+
+def test_a_head_that_reads_asked_places_alone_costs_so_whatever_its_name(monkeypatch) -> None:
+    class Borders(MaskedHeadBrick):
+        name = "borders"
+
+    monkeypatch.setitem(HEADS, "borders", Borders)
+    masked, borders = (published(change(BERT, heads=(name,)), "base") for name in ("mlm", "borders"))
+    lengths = {"encoder": 128}
+    few = step_flops(masked, rows=1, lengths=lengths, asked=20)
+    assert step_flops(borders, rows=1, lengths=lengths, asked=20) == few
+    assert step_flops(borders, rows=1, lengths=lengths) == step_flops(masked, rows=1, lengths=lengths) > few
+    assert heads(published(GPT3, "175b"))["lm"].places(2048, 20) == 2048
 
 
 def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:

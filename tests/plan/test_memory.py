@@ -11,7 +11,8 @@ import torch
 
 from benchmarks.published.fsdp import FullSharding
 from megaptm.bricks import heads
-from megaptm.config import Layout
+from megaptm.config import Layout, OptimizerConfig
+from megaptm.config.schema import AdafactorConfig
 from megaptm.families import BERT, GPT3
 from megaptm.models import Model, fill
 from megaptm.plan import activations
@@ -19,12 +20,15 @@ from megaptm.plan.memory import memory, states
 from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 from megaptm.spec import Family, ModelSpec, Size, change
-from tests.layouts.cases import ADAM, LENGTH, LOSSES, ROWS, batch, micro_batches, tiny
+from tests.layouts.cases import ADAM, LENGTH, ROWS, batch, losses_of, micro_batches, tiny
 from tests.models.grammar import VARIANTS
 from tests.models.pairs import PairsHead
 from tests.models.tiny import VOCABULARY, mean_losses, tiny_batch
 from tests.ranks import run_ranks
 
+FACTORED = OptimizerConfig(name="adafactor", lr=1e-3, adafactor=AdafactorConfig(factor_from=32))
+PALM = OptimizerConfig(name="adafactor", lr=1e-3, momentum=0.9, adafactor=AdafactorConfig(factor_from=None))
+SGD = OptimizerConfig(name="sgd", lr=1e-3)
 CASES = {
     "gpt2 in bf16": ("gpt2", "bf16", Layout(microbatch=2)),
     "bert in fp32": ("bert", "fp32", Layout(microbatch=2)),
@@ -33,15 +37,23 @@ CASES = {
     "gpt2 interleaved": ("gpt2", "bf16", Layout(microbatch=2, pipeline=2, virtual=2)),
     "bert, moments divided": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True)),
     "gpt2, moments divided, fp32": ("gpt2", "fp32", Layout(microbatch=2, data=2, distributed_optimizer=True)),
+    "t5, by factors": ("t5", "bf16", Layout(microbatch=2), FACTORED),
+    "bert, by factors on two tensor ranks": ("bert", "fp32", Layout(microbatch=2, tensor=2), FACTORED),
+    "t5, by factors on two stages": ("t5", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
+    "bert, by factors, divided": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True), FACTORED),
+    "gpt2 as PaLM": ("gpt2", "fp32", Layout(microbatch=2), PALM),
+    "gpt2 by SGD": ("gpt2", "bf16", Layout(microbatch=2), SGD),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_rank_holds_the_bytes_that_the_plan_says(case):
-    family, precision, layout = CASES[case]
-    found = run_ranks(layout.processes, held_by_a_rank, family, precision, layout)
+    family, precision, layout = CASES[case][:3]
+    rule = CASES[case][3] if len(CASES[case]) > 3 else ADAM
+    found = run_ranks(layout.processes, held_by_a_rank, family, precision, layout, rule)
     lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
-    planned = memory(Workload(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision))
+    work = Workload(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision, optimizer=rule)
+    planned = memory(work)
     for rank in found:
         stage = planned[rank["stage"]]
         assert rank["weights"] == stage.weights
@@ -50,20 +62,19 @@ def test_a_rank_holds_the_bytes_that_the_plan_says(case):
     assert sum(rank["optimizer"] for rank in found) == sum(planned[rank["stage"]].optimizer for rank in found)
 
 
-def held_by_a_rank(family: str, precision: str, layout: Layout) -> dict[str, Any]:
+def held_by_a_rank(family: str, precision: str, layout: Layout, rule: OptimizerConfig) -> dict[str, Any]:
     """Bytes that the engine holds after a step; runs in a worker."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(family), layout, ADAM, losses=LOSSES[family], seed=7, precision=precision)
+    engine = Engine(tiny(family), layout, rule, losses=losses_of(family), seed=7, precision=precision)
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     engine.step(batches, step=0, lr=1e-3)
     parameters = [parameter for stage in engine.stages for parameter in stage.parameters()]
     whole = {parameter.data_ptr() for parameter in parameters}
-    optimizers = getattr(engine.optimizer, "chained_optimizers", [engine.optimizer])
-    states = [(kept, state) for one in optimizers for kept, state in one.optimizer.state.items()]
+    states = [(part.master, engine.optimizer.rule.state.get(part.key, {})) for part in engine.optimizer.parts]
     moments = [value for _, state in states for name, value in state.items() if name != "step"]
     # Float32 copies of weights; where the model is float32 itself, its weights or views of them.
-    copies = [kept for kept, _ in states] if precision == "bf16" else []
+    copies = [kept for kept, _ in states if kept is not None] if precision == "bf16" else []
     assert not whole & {copy.data_ptr() for copy in copies}
     return {
         "stage": engine.ranks.pipeline,

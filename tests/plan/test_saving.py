@@ -2,11 +2,12 @@
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load, resolve_model
+from megaptm.plan.count import count
 from megaptm.plan.failures import DAY, failures
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import plan
-from megaptm.plan.saving import CHECKPOINT_BYTES, Saving, saving
+from megaptm.plan.saving import Saving, saving
 from tests.drills.program import ROOT
 
 A100 = load_machine("a100-80g")
@@ -38,12 +39,32 @@ def test_an_asynchronous_checkpoint_stops_steps_for_a_copy_and_takes_memory_of_t
     waits, copies = (
         saving(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS) for word in ("false", "true")
     )
-    assert waits.bytes == copies.bytes == PARAMETERS * CHECKPOINT_BYTES
+    assert waits.bytes == copies.bytes == PARAMETERS * 12
     assert waits.stall == waits.seconds
     assert copies.stall < waits.stall / 20
     assert copies.seconds == pytest.approx(waits.seconds + copies.stall)
     assert (waits.host_bytes, copies.host_bytes * NODES) == (0, copies.bytes)
     assert cost(copies, every=100).goodput > cost(waits, every=100).goodput
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        ([], 3),
+        (["optimizer.name=lamb"], 3),
+        (["optimizer.name=adagrad"], 2),
+        (["optimizer.name=sgd"], 1),
+        (["optimizer.name=sgd", "optimizer.momentum=0.9"], 2),
+        (["optimizer.name=adafactor"], 1),
+        (["optimizer.name=adafactor", "optimizer.momentum=0.9"], 2),
+        (["optimizer.name=adafactor", "optimizer.adafactor.factor_from=null"], 2),
+    ],
+)
+def test_a_checkpoint_holds_weights_and_what_the_rule_remembers(words, numbers):
+    """Means of rows and columns are next to nothing."""
+    config = load(LARGE, words)
+    parameters = count(resolve_model(config))
+    assert saving(config, A100, parameters).bytes / parameters == pytest.approx(4 * numbers, rel=1e-3)
 
 
 def test_a_checkpoint_waits_for_the_one_before_it():

@@ -29,7 +29,7 @@ from tests.storage.server import free_port
 
 CPUS = 2
 """Of each node, whatever the machine has."""
-PATIENCE_SECONDS = 500.0
+TIMEOUT_SECONDS = 500.0
 STARTS = 6
 STARTED = "Ray runtime started"
 MARK = "MEGAPTM_TEST_NODE"
@@ -146,7 +146,7 @@ class RayCluster:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 
@@ -230,9 +230,9 @@ class RayCluster:
 
 def wait_for(what: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
     """The first answer of `what` that is not empty."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not (found := what()):
-        assert time.monotonic() < deadline, f"nothing in {PATIENCE_SECONDS:.0f} s: {told()}"
+        assert time.monotonic() < deadline, f"nothing in {TIMEOUT_SECONDS:.0f} s: {told()}"
         time.sleep(0.1)
     return found
 

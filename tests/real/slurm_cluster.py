@@ -26,7 +26,7 @@ from tests.processes import environment_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 CPUS, GPUS = 16, 8
 PR_SET_PDEATHSIG = 1
 
@@ -126,7 +126,7 @@ class SlurmCluster:
         words = self.say("scontrol", "show", "job", str(number), "--oneliner").split()
         return dict(word.partition("=")[::2] for word in words if "=" in word)
 
-    def wait_for(self, what: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
+    def wait_for(self, what: Callable[[], Any], *, seconds: float = TIMEOUT_SECONDS) -> Any:
         """The first answer of `what` that is not empty."""
         begun = time.monotonic()
         looked = begun

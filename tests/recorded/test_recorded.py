@@ -18,7 +18,7 @@ from megaptm.config import Layout
 from megaptm.data import open_mix
 from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.tokenizers import load
-from tests.layouts.cases import ADAM, KINDS, LOSSES, batch, micro_batches, tiny
+from tests.layouts.cases import ADAM, KINDS, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
 
 TABLE = Path(__file__).parent / "recorded.json"
@@ -68,7 +68,7 @@ def losses(family: str, layout: Layout, dropout: float) -> list[float]:
     """Of three steps, on a rank."""
     from megaptm.parallel.engine import Engine
 
-    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=LOSSES[family], seed=7)
+    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=losses_of(family), seed=7)
     found = []
     for step in range(3):
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None

@@ -14,7 +14,7 @@ from megaptm.report.curves import curve, draw, loss_curves
 from megaptm.report.summary import report
 from megaptm.run.time_spent import job_times, time_spent
 
-TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 
 
 def steps(begin, first, last, *, seconds=2.0, wait=0.5):

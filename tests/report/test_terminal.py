@@ -13,7 +13,7 @@ import pytest
 from megaptm.config import load
 from megaptm.report.terminal import clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
-from tests.train.runs import TINY, build, settings, write_text
+from tests.train.runs import CONFIGS, build, settings, write_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
@@ -33,16 +33,16 @@ def test_seconds_are_told_as_on_a_clock():
 def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layout = ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"]
-    config = load(TINY / "gpt2.yaml", [*layout, "model.vocabulary=4096"])
+    config = load(CONFIGS / "gpt2/tiny.yaml", [*layout, "model.vocabulary=4096"])
     assert title(config).splitlines() == [
         "gpt2/custom, 1,334,016 parameters, fp32; 4 processes: layout data=2 tensor=2 sequence_parallel",
-        "run folder runs/tiny-gpt2",
+        "run folder runs/gpt2-tiny",
     ]
-    assert layout_title(load(TINY / "gpt2.yaml").layout.model_dump()) == "data=1"
+    assert layout_title(load(CONFIGS / "gpt2/tiny.yaml").layout.model_dump()) == "data=1"
 
 
 def test_a_resumed_run_says_from_where():
-    config = load(TINY / "gpt2.yaml", ["layout.pipeline=2"])
+    config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
     assert resumed(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
     assert resumed(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
     assert resumed(300, {"data": 2}, config) == "all 300 steps are done; train.steps=600 goes on"
@@ -52,7 +52,7 @@ def test_a_resumed_run_says_from_where():
 def test_commands_to_go_on_with_can_be_pasted(family, last, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "it's #1; $HOME"
-    config = load(TINY / f"{family}.yaml", [f"run={str(run)!r}"]).model_copy(update={"run": str(run)})
+    config = load(CONFIGS / family / "tiny.yaml", [f"run={str(run)!r}"]).model_copy(update={"run": str(run)})
     done, stopped = next_commands(config, done=True), next_commands(config, done=False)
     program = len(shlex.split(command_line([])))
     words = [shlex.split(line)[program:] for line in (*done, *stopped)]

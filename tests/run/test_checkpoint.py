@@ -15,7 +15,7 @@ from megaptm.models import build_model, fill
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import train
 
-TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 
 
 @pytest.fixture

@@ -1,16 +1,30 @@
 """What a checkpoint must agree with before it is continued."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megaptm.checkpoint.store import Checkpoint
+from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
-from megaptm.run.compatibility import refuse_other_text
+from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
 
 
 def saved(**corpora):
     return Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={"corpora": corpora}, files=())
+
+
+def test_layers_that_share_are_not_continued_as_layers_that_do_not():
+    albert, apart = (resolve_model(load("bert/tiny", [f"model.share={share}"])) for share in ("[ffn]", "[]"))
+    state = compatibility(albert, "words")
+    begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=state, files=())
+    refuse_another(begun, compatibility(albert, "words"))
+    with pytest.raises(UserError, match="is of another model: its sharing is"):
+        refuse_another(begun, compatibility(apart, "words"))
+    plain = replace(begun, state=compatibility(apart, "words"))
+    del plain.state["model"]["sharing"]  # as checkpoints were before it was said
+    refuse_another(plain, compatibility(apart, "words"))
 
 
 def test_the_same_corpora_are_continued():

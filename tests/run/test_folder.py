@@ -21,7 +21,7 @@ from megaptm.run.folder import (
 )
 from tests.train.runs import build, write_text
 
-TINY = Path(__file__).parents[2] / "configs/tiny/gpt2.yaml"
+TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 
 
 @pytest.fixture
@@ -83,6 +83,11 @@ def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypa
     settled = absolute_paths(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
     assert settled.run == str(tmp_path / "a")
     assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
+    masks = {"hide": "ngrams", "show": "similar-words"}
+    for said, wanted in (("words.npz", str(tmp_path / "words.npz")), ("my.words:like", "my.words:like")):
+        objective = {"masked-lm": {**masks, "similar": said}, "sentence-order": {}}
+        mac = load(TINY, ["model.family=bert", "data.mix={b: 1}"]).model_copy(update={"objective": objective})
+        assert absolute_paths(mac).objective == {"masked-lm": {**masks, "similar": wanted}, "sentence-order": {}}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def url(faults, request):
 def sent(url, faults, tmp_path):
     path = tmp_path / "sent"
     path.write_bytes(CONTENT)
-    storage.upload(path, url, sha256=hashlib.sha256(CONTENT).hexdigest(), patience=QUICK)
+    storage.upload(path, url, sha256=hashlib.sha256(CONTENT).hexdigest(), retry=QUICK)
     faults.seen.clear()
     return url
 
@@ -43,12 +43,12 @@ def test_paths_and_urls_are_used_alike(place, tmp_path):
     file = storage.join(place, "file")
     assert not storage.exists(file, QUICK)
     assert storage.listed(place, QUICK) == {}
-    storage.upload(path, file, patience=QUICK)
+    storage.upload(path, file, retry=QUICK)
     assert storage.exists(file, QUICK)
     assert storage.size_of(file, QUICK) == len(CONTENT)
     assert storage.read(file, QUICK) == CONTENT
     assert storage.listed(place, QUICK) == {"file": len(CONTENT)}
-    assert storage.download(file, tmp_path / "back", patience=QUICK) == hashlib.sha256(CONTENT).hexdigest()
+    assert storage.download(file, tmp_path / "back", retry=QUICK) == hashlib.sha256(CONTENT).hexdigest()
     assert (tmp_path / "back").read_bytes() == CONTENT
     storage.remove(file, QUICK)
     storage.remove(file, QUICK)
@@ -59,7 +59,7 @@ def test_paths_and_urls_are_used_alike(place, tmp_path):
 def test_a_download_outlives_a_fault(sent, faults, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(remote_module, "CHUNK", len(CONTENT) // 4)
     faults.inject(kind, match="GET .*/file", times=3, seconds=2.0)
-    storage.download(sent, tmp_path / "back", patience=QUICK)
+    storage.download(sent, tmp_path / "back", retry=QUICK)
     assert (tmp_path / "back").read_bytes() == CONTENT
     assert faults.done == [kind] * 3
     # What had come was kept: four parts, and one more for each fault.
@@ -72,7 +72,7 @@ def test_an_upload_outlives_a_fault(url, faults, tmp_path, kind):
     path = tmp_path / "sent"
     path.write_bytes(CONTENT)
     faults.inject(kind, match="PUT .*/file", times=2, seconds=2.0)
-    storage.upload(path, url, sha256=hashlib.sha256(CONTENT).hexdigest(), patience=QUICK)
+    storage.upload(path, url, sha256=hashlib.sha256(CONTENT).hexdigest(), retry=QUICK)
     assert faults.done == [kind] * 2
     assert storage.read(url, QUICK) == CONTENT
 
@@ -81,7 +81,7 @@ def test_a_copy_that_came_back_different_is_sent_again(url, faults, tmp_path):
     path = tmp_path / "sent"
     path.write_bytes(CONTENT)
     faults.inject("corrupt", match="GET .*/file")
-    storage.upload(path, url, sha256=hashlib.sha256(CONTENT).hexdigest(), patience=QUICK)
+    storage.upload(path, url, sha256=hashlib.sha256(CONTENT).hexdigest(), retry=QUICK)
     assert len([request for request in faults.seen if request.startswith("PUT ")]) == 2
 
 
@@ -89,8 +89,8 @@ def test_a_server_that_is_down_is_waited_for_and_that_is_said(sent, faults, tmp_
     said = []
     faults.down()
     threading.Timer(1.5, faults.up).start()
-    patience = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell_after=0.3, tell=said.append)
-    storage.download(sent, tmp_path / "back", patience=patience)
+    retry = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell_after=0.3, tell=said.append)
+    storage.download(sent, tmp_path / "back", retry=retry)
     assert (tmp_path / "back").read_bytes() == CONTENT
     assert said[0].startswith(f"{sent} does not answer (")
     assert said[-1].startswith(f"{sent} answers again after ")

@@ -22,14 +22,28 @@ BY_WORDS = {
     "BERT cased": ("wordpiece", bert(lowercase=False)),
     "BERT that keeps accents and controls": ("wordpiece", bert(clean_text=False, strip_accents=False)),
     "words and punctuation": ("wordpiece", {"normalizer": {"type": "NFKD"}, "pre_tokenizer": {"type": "Whitespace"}}),
+    "GPT": ("char-bpe", {}),
+    "whole words": ("words", {}),
     "T5": ("unigram", {}),
-    "split at white space first": (
+    "ALBERT": ("ALBERT", {}),
+    "spaces made one first": (
         "unigram",
-        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace()]}},
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Nmt"},
+                    {"type": "NFKC"},
+                    {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+                    {"type": "Strip", "strip_left": True, "strip_right": True},
+                ],
+            },
+            "pre_tokenizer": metaspace(),
+        },
     ),
 }
 WHOLE = {
-    "lines kept": ("unigram", {"normalizer": {"type": "NFKC"}}),
+    "lines kept": ("unigram", {"normalizer": {"type": "NFKC"}, "pre_tokenizer": metaspace()}),
     "not split": ("unigram", {"pre_tokenizer": metaspace(split=False)}),
     "no space before": ("unigram", {"pre_tokenizer": metaspace(prepend_scheme="never")}),
     "a rule of its own": (

@@ -16,7 +16,7 @@ from megaptm.checkpoint.tensors import Piece
 from megaptm.config import dump, load, resolve_model
 from megaptm.models import Model, build_model, fill
 
-TINY = Path(__file__).parents[2] / "configs/tiny"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "data.sequence=32", "layout.microbatch=2"]
 KINDS = {"gpt2": ("byte-bpe", 300), "bert": ("wordpiece", 150), "t5": ("unigram", 150)}
 NOUNS = ["cat", "dog", "mat", "hat", "house", "river", "king", "queen", "garden", "letter", "window", "morning"]
@@ -40,7 +40,7 @@ def write_text(folder: Path, *, documents: int = 40, seed: int = 0) -> Path:
 def build(text: Path, out: Path, family: str) -> Path:
     """A corpus for the family from a folder of text."""
     kind, vocabulary = KINDS[family]
-    tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, sentinels=20)
+    tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, sentinels=20 if kind == "unigram" else None)
     recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2)
     build_corpus(recipe, out, workers=0, console=Console(quiet=True))
     return out
@@ -50,7 +50,7 @@ def settings(family: str, run: Path, corpus: Path, *more: str) -> list[str]:
     """`megaptm train` arguments for the family's tiny model on a corpus."""
     vocabulary = f"model.vocabulary={KINDS[family][1]}"
     mix = f"data.mix={{{corpus}: 1}}"
-    return [str(TINY / f"{family}.yaml"), f"run={run}", mix, vocabulary, "track.enabled=false", *SHAPE, *more]
+    return [str(CONFIGS / family / "tiny.yaml"), f"run={run}", mix, vocabulary, "track.enabled=false", *SHAPE, *more]
 
 
 def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int = 7) -> tuple[Path, Model]:

@@ -35,7 +35,7 @@ def look(run, unreadable):
     from megaptm.train.checkpointer import newest
 
     rank, compared = dist.get_rank(), []
-    before = files.PATIENCE, os.preadv, Checkpoint.verify_file
+    before = files.RETRY, os.preadv, Checkpoint.verify_file
 
     def verify_file(checkpoint, file, **how):
         compared.append(f"{checkpoint.step} {file.name}")
@@ -48,14 +48,14 @@ def look(run, unreadable):
 
     Checkpoint.verify_file = verify_file
     if unreadable and rank == 1:
-        files.PATIENCE, os.preadv = RetryPolicy(seconds=0.1, pause=0.01), preadv
+        files.RETRY, os.preadv = RetryPolicy(seconds=0.1, pause=0.01), preadv
     try:
         found = newest(Store(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank))
         return found and found.step, sorted(compared)
     except UserError as error:
         return str(error), sorted(compared)
     finally:
-        files.PATIENCE, os.preadv, Checkpoint.verify_file = before
+        files.RETRY, os.preadv, Checkpoint.verify_file = before
 
 
 def test_each_rank_reads_its_share_and_damage_found_by_one_counts_for_all(store, tmp_path):

@@ -14,12 +14,18 @@ RAMP = (
 )
 
 
+DOUBLED = (
+    *("train.batch=12", "train.ramp={steps: {0: 4, 2: 8, 4: 12}}", "train.steps=5", "layout.microbatch=2"),
+    *("optimizer.warmup_steps=4", "optimizer.counts=steps"),
+)
+
+
 @pytest.fixture(scope="module")
 def runs(real_corpus, tmp_path_factory):
     place = tmp_path_factory.mktemp("ramp")
 
-    def train(name, *more, code=0):
-        done = finish("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *RAMP, *more))
+    def train(name, *more, code=0, ramp=RAMP):
+        done = finish("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *ramp, *more))
         assert done.returncode == code, done.stderr
         return place / name
 
@@ -49,6 +55,17 @@ def test_other_layouts_and_a_stop_in_the_middle_make_the_same_run(runs, whole):
     moved = runs("moved", "layout.pipeline=2", "layout.tensor=2", "layout.virtual=2", "layout.microbatch=1")
     assert resumed_at(moved) == [4]
     assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
+
+
+def test_a_batch_that_grows_at_given_steps_is_the_same_run_after_a_stop_between_them(runs):
+    """Steps of any size count as steps where the config says so."""
+    whole = runs("doubled", ramp=DOUBLED)
+    assert column(whole, "samples") == [4, 8, 16, 24, 36]
+    assert column(whole, "learning_rate") == pytest.approx([1e-3 * step / 4 for step in (1, 2, 3, 4, 4)])
+    runs("stopped", "train.stop_at=2", code=75, ramp=DOUBLED)
+    again = runs("stopped", "layout.data=2", ramp=DOUBLED)
+    assert resumed_at(again) == [2]
+    assert losses(again) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
 
 
 def test_in_whole_batches_the_schedule_is_that_of_a_run_without_a_ramp():

@@ -15,7 +15,7 @@ def torchrun(processes, *words):
     """`torchrun -m megaptm train WORDS`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     return subprocess.Popen(
-        [*command, "--master-port", str(free_port()), "-m", "megaptm", "train", "configs/tiny/gpt2.yaml", *words],
+        [*command, "--master-port", str(free_port()), "-m", "megaptm", "train", "configs/gpt2/tiny.yaml", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -38,7 +38,7 @@ class AgentHandle:
     assignment: RankAssignment
     actor: Any
     ends: list[ProcessExit] = field(default_factory=list)
-    heard: float = field(default_factory=time.monotonic)
+    last_answer: float = field(default_factory=time.monotonic)
     """When it answered last."""
     ready: bool = False
     """Whether it ever did."""
@@ -165,7 +165,7 @@ class RunAttempt:
         return again
 
     def _note(self, agent: AgentHandle, look: AgentReport) -> bool:
-        agent.heard = time.monotonic()
+        agent.last_answer = time.monotonic()
         agent.ends += look.ends
         self.outcome.ends += look.ends
         for text, stream in ((look.out, sys.stdout), (look.err, sys.stderr)):
@@ -176,10 +176,10 @@ class RunAttempt:
     def _give_up(self, waiting: dict[Any, AgentHandle], again: list[AgentHandle]) -> None:
         """A connection may hang for longer than anybody wants to wait."""
         for answer, agent in list(waiting.items()):
-            if time.monotonic() - agent.heard > SILENT_SECONDS:
+            if time.monotonic() - agent.last_answer > SILENT_SECONDS:
                 del waiting[answer]
                 self.outcome.lost.append(agent.assignment)
-        for agent in [agent for agent in again if time.monotonic() - agent.heard > SILENT_SECONDS]:
+        for agent in [agent for agent in again if time.monotonic() - agent.last_answer > SILENT_SECONDS]:
             again.remove(agent)
             self.outcome.lost.append(agent.assignment)
 
@@ -219,7 +219,7 @@ class RunAttempt:
             if isinstance(error, ray.exceptions.RayTaskError) and "failed to import" not in str(error):
                 raise
             raise _unprepared(agent, error) from None
-        agent.heard, agent.ready = time.monotonic(), True
+        agent.last_answer, agent.ready = time.monotonic(), True
         return found
 
     def _are_dead(self, agents: Sequence[AgentHandle]) -> None:

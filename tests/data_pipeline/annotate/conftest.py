@@ -25,6 +25,4 @@ def prose() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tokenizers(prose) -> dict[str, Tokenizer]:
-    return {
-        kind: train(kind, prose, vocabulary=900, **({"sentinels": 0} if kind == "unigram" else {})) for kind in KINDS
-    }
+    return {kind: train(kind, prose, vocabulary=900, sentinels=0) for kind in KINDS}

@@ -13,6 +13,9 @@ from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS
 from tests.data_pipeline.annotate.pieces import split_sentences
 
+SPELLING = [kind for kind in KINDS if kind != "words"]
+"""Kinds with tokens for words that they never saw."""
+
 ALL = Annotations(sentences=True, words=True, tags=f"{__name__}:numbers", turns=True)
 
 
@@ -93,7 +96,7 @@ def test_words_without_marks_spell_the_words_of_the_text(kind, tokenizers, prose
         assert set(words) - set(found) == set(words) - set(tokens)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPELLING)
 def test_sentences_cut_the_ids_where_the_sentences_are(kind, tokenizers):
     text = "The parser is naïve. It returns self! Is it (x)?  Nothing."
     [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(sentences=True))
@@ -102,7 +105,7 @@ def test_sentences_cut_the_ids_where_the_sentences_are(kind, tokenizers):
     assert pieces == [tokenizers[kind].decode(ids).strip() for ids in alone]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPELLING)
 def test_tags_cover_their_phrases(kind, tokenizers):
     text = "3,000 parsers of 2.5 ; 学生们喜欢读书 😀😀"
     [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], ALL)
@@ -118,7 +121,7 @@ def test_tags_cover_their_phrases(kind, tokenizers):
         assert labels == ["number", "number", "number", "verb", "face", "face"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPELLING)
 def test_turns_start_where_their_messages_do(kind, tokenizers):
     messages = [("system", "The parser is kind."), ("user", "Is it?"), ("gpt", "Yes! It returns.")]
     text, turns = text_and_turns([{"role": role, "content": content} for role, content in messages])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
+from data_pipeline.annotate import Annotations
 from data_pipeline.annotate.words import word_begins
 from megaptm.errors import UserError
 
@@ -64,6 +65,19 @@ def test_a_segmenter_of_ones_own_groups_chinese_characters():
     function = f"{__name__}:in_twos"
     assert words("北京大学在 ab 海", function) == ["北京", "大学", "在", "ab", "海"]
     assert words("ひら", function) == ["ひ", "ら"]
+
+
+def test_a_file_of_words_groups_chinese_characters(tmp_path):
+    dictionary = tmp_path / "words.txt"
+    dictionary.write_text("# as jieba has them\n北京 34488 ns\n北京大学\n大学\n", encoding="utf-8")
+    assert words("北京大学在 ab 北京海大学", str(dictionary)) == ["北京大学", "在", "ab", "北京", "海", "大学"]
+    assert Annotations(words=True, chinese=str(dictionary)).inputs() == (str(dictionary),)
+    for text, said in (("", "has no words"), (None, "cannot be read")):
+        other = tmp_path / f"{said}.txt"
+        if text is not None:
+            other.write_text(text)
+        with pytest.raises(UserError, match=rf"annotate\.chinese.*{said}"):
+            Annotations(words=True, chinese=str(other)).check()
 
 
 def test_jieba_groups_chinese_characters_into_words():

@@ -223,7 +223,7 @@ def test_too_little_held_out_is_told_with_the_setting_that_mends_it(tmp_path):
     (note,) = (note for note in build_corpus(recipe, tmp_path / "corpus").notes if "held out" in note)
     share = re.fullmatch(
         r"only [\d,]+ tokens are held out for validation, which may be less than one batch of a run \(train.batch x "
-        r"data.sequence; 2,048 in configs/tiny\): validation=(\S+) overwrite=true holds out enough, or lower "
+        r"data.sequence; 2,048 in a tiny.yaml\): validation=(\S+) overwrite=true holds out enough, or lower "
         r"train.batch",
         note,
     )[1]

@@ -1,0 +1,43 @@
+"""Words from a file of them, found from left to right, the longest first: a segmenter that needs no library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from megaptm.errors import UserError
+
+SETTING = "annotate.chinese"
+
+
+class Dictionary:
+    """Cuts a text into the words that it knows; what begins none is a word of one character."""
+
+    def __init__(self, words: Iterable[str]):
+        self._words = frozenset(words)
+        self._longest = max(map(len, self._words), default=1)
+
+    def __call__(self, text: str) -> Iterator[str]:
+        at = 0
+        while at < len(text):
+            lengths = range(min(self._longest, len(text) - at), 1, -1)
+            length = next((length for length in lengths if text[at : at + length] in self._words), 1)
+            yield text[at : at + length]
+            at += length
+
+
+@lru_cache(maxsize=4)
+def dictionary_of(path: str) -> Dictionary:
+    """Of a file with a word at the beginning of each line; what else a line says, such as how often it comes, is passed
+    over, and so are lines that begin with #."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{SETTING}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."
+        ) from None
+    words = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+    if not words:
+        raise UserError(f"{SETTING}: {path} has no words: add one to a line.")
+    return Dictionary(words)

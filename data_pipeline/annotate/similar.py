@@ -1,0 +1,115 @@
+"""Which words are like another, from a table or from word vectors, in tokens of a tokenizer (MacBERT)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from megaptm.errors import UserError
+from megaptm.objectives.similar import write_similar
+from megaptm.storage import AtomicFile
+from megaptm.tokenizers import Tokenizer
+
+Words = Mapping[str, Iterable[str]]
+BLOCK = 256
+"""Words that are compared with all others at once."""
+
+
+def write_similar_words(words: Words, tokenizer: Tokenizer, out: Path) -> int:
+    """Write the file; how many words have others that are like them, with as many tokens.
+
+    A word is written as it begins a text and as it stands within, where the tokenizer tells the two apart.
+    """
+    found: defaultdict[tuple[int, ...], dict[tuple[int, ...], None]] = defaultdict(dict)
+    for before in ("", " "):
+        for word, others in words.items():
+            own, *theirs = (_tokens(before + one, tokenizer) for one in (word, *others))
+            alike = [one for one in theirs if len(one) == len(own) and one != own]
+            if own and alike:
+                found[own] |= dict.fromkeys(alike)
+    if not found:
+        raise UserError(
+            "similar words: no word has another of as many tokens that is like it: give more words, or larger ones."
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(out) as unfinished:
+        write_similar({word: [*alike] for word, alike in found.items()}, unfinished)
+    return len(found)
+
+
+def _tokens(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """None where the tokenizer does not know all of it."""
+    ids = tuple(tokenizer.encode(word).tolist())
+    return () if tokenizer.special.specials & set(ids) else ids
+
+
+def read_table(path: Path) -> dict[str, list[str]]:
+    """word -> words like it, from lines of `word<TAB>similar similar ...`, the most similar first; blank lines and
+    lines that begin with # say nothing."""
+    words: dict[str, list[str]] = {}
+    for number, line in _lines(path):
+        if not line.strip() or line.startswith("#"):
+            continue
+        word, tab, similar = line.partition("\t")
+        if not word.strip() or not tab or not similar.split():
+            raise UserError(f"line {number} of {path} is not `word<TAB>similar similar ...`: correct it.")
+        words.setdefault(word.strip(), []).extend(similar.split())
+    return words
+
+
+def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, list[str]]:
+    """For each word the `most` others of as many tokens whose vectors are nearest by their angle.
+
+    Lines are a word and its numbers, as word2vec and GloVe write them; a first line that counts them is passed over.
+    """
+    words, vectors = _vectors(path)
+    lengths = np.array([len(_tokens(word, tokenizer)) for word in words])
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    found: dict[str, list[str]] = {}
+    for length in np.unique(lengths[lengths > 0]).tolist():
+        those = np.flatnonzero(lengths == length)
+        for start in range(0, len(those), BLOCK):
+            rows = those[start : start + BLOCK]
+            near = vectors[rows] @ vectors[those].T
+            near[np.arange(len(rows)), start + np.arange(len(rows))] = -np.inf
+            for row, angles in zip(rows, near, strict=True):
+                found[words[row]] = [words[those[other]] for other in _largest(angles, min(most, len(those) - 1))]
+    return {word: others for word, others in found.items() if others}
+
+
+def _largest(numbers: np.ndarray, most: int) -> np.ndarray:
+    """Where the `most` largest are, the largest first."""
+    if not most:
+        return np.zeros(0, dtype=np.int64)
+    there = np.sort(np.argpartition(-numbers, most - 1)[:most])
+    return there[np.argsort(-numbers[there], kind="stable")]
+
+
+def _vectors(path: Path) -> tuple[list[str], np.ndarray]:
+    words: list[str] = []
+    rows: list[np.ndarray] = []
+    for number, line in _lines(path):
+        word, *numbers = line.split() or [""]
+        if not word or (number == 1 and len(numbers) == 1):
+            continue
+        try:
+            row = np.array(numbers, dtype=np.float32)
+        except ValueError:
+            raise UserError(f"line {number} of {path} is not a word and its numbers: correct it.") from None
+        if not len(row) or (rows and len(row) != len(rows[0])):
+            raise UserError(f"line {number} of {path} has {len(row)} numbers, unlike the others: correct it.")
+        words.append(word)
+        rows.append(row)
+    if not words:
+        raise UserError(f"{path} has no words: give lines of a word and its numbers.")
+    return words, np.stack(rows)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        yield from enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): correct its name, or write it in UTF-8.") from None

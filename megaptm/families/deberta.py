@@ -1,0 +1,67 @@
+"""DeBERTa (He et al., 2020), its second version, and the sizes of the third (2021)."""
+
+from megaptm.spec import Block, Family, Size, change
+
+LAYER = Block(
+    attention="disentangled",
+    attention_bias="no-keys",
+    scale="sqrt-3",
+    norm_place="post",
+    norm_eps=1e-7,
+    last_layer="mask-decoder",
+)
+
+DEBERTA = Family(
+    name="deberta",
+    paper="arXiv:2006.03654",
+    vocabulary=50265,
+    tokenizer="byte-bpe",
+    specials="bert",
+    context=512,
+    embedding_norm=True,
+    stacks={"encoder": LAYER},
+    heads=("mlm",),
+    objectives=("masked-lm", "masked-lm-whole-word"),
+    sizes={
+        "base": Size(layers=12, width=768, heads=12, ffn=3072),
+        "large": Size(layers=24, width=1024, heads=16, ffn=4096),
+        "xlarge": Size(layers=48, width=1024, heads=16, ffn=4096),
+    },
+)
+
+LAYER_V2 = change(
+    LAYER,
+    attention_bias=True,
+    distance_buckets=256,
+    distance_norm=True,
+    distance_maps="tokens",
+    convolution=True,
+)
+
+# Section 5.2 of the same paper, version 5, and the released code. The second is the paper's 1.5B.
+DEBERTA_V2 = change(
+    DEBERTA,
+    name="deberta-v2",
+    vocabulary=128_100,
+    tokenizer="unigram",
+    specials="deberta",
+    stacks={"encoder": LAYER_V2},
+    sizes={
+        "xlarge": Size(layers=24, width=1536, heads=24, ffn=6144),
+        "xxlarge": Size(layers=48, width=1536, heads=24, ffn=6144),
+    },
+)
+
+# arXiv:2111.09543. What it learns from, replaced tokens, is not here yet: masked tokens stand in.
+DEBERTA_V3 = change(
+    DEBERTA_V2,
+    name="deberta-v3",
+    paper="arXiv:2111.09543",
+    stacks={"encoder": change(LAYER_V2, convolution=False, last_layer="once")},
+    sizes={
+        "xsmall": Size(layers=12, width=384, heads=6, ffn=1536),
+        "small": Size(layers=6, width=768, heads=12, ffn=3072),
+        "base": Size(layers=12, width=768, heads=12, ffn=3072),
+        "large": Size(layers=24, width=1024, heads=16, ffn=4096),
+    },
+)

@@ -1,0 +1,18 @@
+"""MacBERT (Cui et al., 2020): Chinese BERT that corrects similar words in the place of masks, and orders texts."""
+
+from megaptm.families.bert import BERT
+from megaptm.spec import change
+
+MACBERT = change(
+    BERT,
+    name="macbert",
+    paper="arXiv:2004.13922",
+    vocabulary=21128,
+    heads=("mlm", "sentence-order"),
+    objectives=(
+        "masked-lm-ngrams-similar-words-sentence-order",
+        "masked-lm-ngrams-sentence-order",
+        "masked-lm-sentence-order",
+        "masked-lm",
+    ),
+)

@@ -1,0 +1,171 @@
+"""A model's numbers as fields of a Hugging Face config, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megaptm.errors import UserError
+from megaptm.hub.counterparts import FFN_OF_WIDTH, Counterpart, check_sharing
+from megaptm.spec import ModelSpec, Size, change
+
+# Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
+MOST = 1 << 20
+OF_STACKS = ("layers", "width", "heads", "ffn")
+OF_BLOCKS = ("norm_eps", "groups", "cycle")
+
+
+def numbers_of(spec: ModelSpec) -> dict[str, Any]:
+    """What `Counterpart.numbers` may call ours."""
+    size, block = spec.size, spec.family.first_block
+    return {
+        "layers": size.layers,
+        "width": size.width,
+        "heads": size.heads,
+        "head_width": size.key_width,
+        "kv_heads": size.key_heads,
+        "ffn": size.ffn,
+        "embedding": size.table_width,
+        "vocabulary": spec.vocabulary,
+        "context": spec.context,
+        "positions": spec.positions,
+        "norm_eps": block.norm_eps,
+        "groups": block.groups,
+        "cycle": block.cycle,
+        "rounds": size.layers // block.cycle,
+        "dropout": spec.dropout,
+        "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
+        **{f"{stack}.{name}": getattr(spec.size_of(stack), name) for stack in spec.family.stacks for name in OF_STACKS},
+    }
+
+
+def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
+    """The fields of their config that describe this model."""
+    ours = numbers_of(spec)
+    return {**{theirs: ours[name] for theirs, name in counterpart.numbers.items()}, **counterpart.fixed}
+
+
+def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
+    """The value of one of `numbers`; an error where no model can have it."""
+    if value is None and theirs == "n_inner":
+        return value
+    match counterpart.numbers[theirs]:
+        case "dropout":
+            wanted, good = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
+        case "logit_scale":
+            wanted, good = "a positive number", _is_number(value) and value > 0
+        case "norm_eps":
+            wanted, good = "a small positive number", _is_number(value) and 0 < value < 1
+        case _:
+            wanted, good = f"a whole number from 1 to {MOST:,}", type(value) is int and 1 <= value <= MOST
+    if not good:
+        raise UserError(f"{counterpart.model} config: {theirs} is {str(value)[:40]!r}; it must be {wanted}.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def differing(counterpart: Counterpart, config: Mapping[str, Any]) -> list[str]:
+    """Fields of their config that have another value than the architecture leaves them."""
+    # What is absent says as much as what is 0 or false.
+    return [name for name, value in counterpart.fixed.items() if (_as_meant(config, name) or None) != (value or None)]
+
+
+def _as_meant(config: Mapping[str, Any], name: str) -> Any:
+    """The value of a field that may be written in several ways, in the one that `Counterpart.fixed` has."""
+    value = config.get(name)
+    match name:
+        case "max_relative_positions" if type(value) is int and value < 1:
+            return config.get("max_position_embeddings")
+        case "pos_att_type" if isinstance(value, list):
+            return sorted(map(str, value))
+    return value
+
+
+def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
+    """The model that their config describes; an error that names the field we could not honour."""
+    for name in differing(counterpart, config):
+        raise UserError(
+            f"{counterpart.model} config: {name} is {config.get(name)!r}; only {counterpart.fixed[name]!r} can be "
+            "imported."
+        )
+    ours: dict[str, Any] = {}
+    for theirs, name in counterpart.numbers.items():
+        if theirs not in config:  # one that their class does not name, but heeds
+            continue
+        value = checked_number(counterpart, theirs, config[theirs])
+        if theirs == "n_inner" and value is None:
+            value = FFN_OF_WIDTH * config["n_embd"]
+        if ours.setdefault(name, value) != value:
+            raise UserError(
+                f"{counterpart.model} config: {theirs} ({value}) differs from its siblings ({ours[name]}), "
+                f"for which {counterpart.family} has one number, {name}; make them equal."
+            )
+    if "rounds" in ours:
+        ours["layers"] = ours["rounds"] * ours["cycle"]
+    if "ffn" not in counterpart.numbers.values():
+        ours.setdefault("ffn", FFN_OF_WIDTH * ours["width"])
+    family = counterpart.table
+    size = _size(counterpart, [*family.stacks], ours)
+    said = {name: ours[name] for name in OF_BLOCKS if name in ours}
+    stacks = {name: change(block, **said) for name, block in family.stacks.items()}
+    check_pad(counterpart, config.get("pad_token_id"))
+    context = ours["positions"] - family.first_position if "positions" in ours else ours.get("context", family.context)
+    if context < 1:
+        raise UserError(
+            f"{counterpart.model} config: {ours['positions']} positions, of which texts use none: they begin with "
+            f"number {family.first_position}; restore it."
+        )
+    spec = ModelSpec(
+        family=change(family, stacks=stacks),
+        size=size,
+        vocabulary=ours["vocabulary"],
+        context=context,
+        dropout=ours["dropout"],
+    )
+    scale = numbers_of(spec)["logit_scale"]
+    if abs(ours.get("logit_scale", scale) / scale - 1) > 1e-6:
+        raise UserError(
+            f"{counterpart.model} config: logit_scale is {ours['logit_scale']}; that of a {family.name} of width "
+            f"{size.width} is {scale:.6g}, and no other can be imported."
+        )
+    check_sharing(counterpart, spec)
+    return spec
+
+
+def check_pad(counterpart: Counterpart, pad: int | None) -> None:
+    """An error where another id of the pad token would move all places."""
+    wanted = counterpart.table.first_position - 1
+    if counterpart.places_after_pad and pad is not None and pad != wanted:
+        raise UserError(
+            f"{counterpart.model} numbers places from its pad token's id on: that must be {wanted}, not {pad}; use a "
+            f"tokenizer with the special tokens of {counterpart.family}."
+        )
+
+
+def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) -> Size:
+    def of(stack: str) -> Size:
+        def number(name: str) -> int:
+            found: int = ours[f"{stack}.{name}"] if f"{stack}.{name}" in ours else ours[name]
+            return found
+
+        layers, width, heads, ffn = map(number, OF_STACKS)
+        if "head_width" not in ours and width % heads:
+            raise UserError(f"{counterpart.model} config: {heads} heads do not divide a width of {width}; restore it.")
+        embedding, kv_heads = ours.get("embedding"), ours.get("kv_heads")
+        if kv_heads is not None and heads % kv_heads:
+            raise UserError(f"{counterpart.model} config: {kv_heads} heads of keys do not divide {heads}; restore it.")
+        return Size(
+            layers=layers,
+            width=width,
+            heads=heads,
+            ffn=ffn,
+            head_width=ours.get("head_width"),
+            kv_heads=None if kv_heads == heads else kv_heads,
+            embedding=None if embedding == width else embedding,
+        )
+
+    first, *others = map(of, stacks)
+    return change(first, stacks={name: size for name, size in zip(stacks[1:], others, strict=True) if size != first})

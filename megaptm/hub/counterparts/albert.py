@@ -1,0 +1,50 @@
+"""`AlbertForPreTraining`, whose layers are numbered by the group that shares them and their turn in it."""
+
+from megaptm.hub.counterparts.bert import BERT
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+
+OURS = "encoder.shared.{n}"
+LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
+
+ALBERT = Counterpart(
+    family="albert",
+    model="AlbertForPreTraining",
+    numbers={
+        **{theirs: ours for theirs, ours in BERT.numbers.items() if ours != "layers"},
+        "num_hidden_layers": "rounds",
+        "num_hidden_groups": "groups",
+        "inner_group_num": "cycle",
+        "embedding_size": "embedding",
+    },
+    fixed={"hidden_act": "gelu_new", "type_vocab_size": 2, "tie_word_embeddings": True},
+    rows=(
+        TensorRule("embed.token.weight", ("albert.embeddings.word_embeddings.weight",), VOCABULARY),
+        TensorRule("embed.position.weight", ("albert.embeddings.position_embeddings.weight",)),
+        TensorRule("embed.segment.weight", ("albert.embeddings.token_type_embeddings.weight",)),
+        *pair("embed.norm", "albert.embeddings.LayerNorm"),
+        *pair("embed.widen", "albert.encoder.embedding_hidden_mapping_in"),
+        *pair(
+            f"{OURS}.attention.qkv",
+            *(f"{LAYER}.attention.{name}" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+        *pair(f"{OURS}.attention.output", f"{LAYER}.attention.dense"),
+        *pair(f"{OURS}.attention_norm", f"{LAYER}.attention.LayerNorm"),
+        *pair(f"{OURS}.ffn.up", f"{LAYER}.ffn"),
+        *pair(f"{OURS}.ffn.down", f"{LAYER}.ffn_output"),
+        *pair(f"{OURS}.ffn_norm", f"{LAYER}.full_layer_layer_norm"),
+        *pair("head.mlm.transform", "predictions.dense"),
+        *pair("head.mlm.norm", "predictions.LayerNorm"),
+        TensorRule("head.mlm.vocabulary.bias", ("predictions.bias",), VOCABULARY),
+        *pair("head.sentence-order.pooler", "albert.pooler"),
+        *pair("head.sentence-order.classify", "sop_classifier.classifier"),
+    ),
+    tied={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    prefix="albert.",
+    special={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
+)

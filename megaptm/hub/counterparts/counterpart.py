@@ -1,0 +1,53 @@
+"""What is said of an architecture of Hugging Face's: fields of its config and names of its tensors, by ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from megaptm.families import CATALOGUE
+from megaptm.hub.tensor_rules import TensorRule
+from megaptm.spec import Family
+
+FFN_OF_WIDTH = 4
+"""What the feed-forward's width is to the model's where a config of theirs has no number for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterpart:
+    """One architecture, by their name and by ours."""
+
+    family: str
+    stack: str = ""
+    """Of a family whose stacks are models of their own there: which."""
+    model: str
+    """Class in `transformers`; its `config_class` is the config's."""
+    model_type: str = ""
+    """Of their config, where it is not our family's name. Several may have one, with other values of `fixed`."""
+    numbers: dict[str, str]
+    """Their field -> ours: see `config_fields.numbers_of`. Several of theirs may be one of ours (dropouts); they must
+    then agree."""
+    fixed: dict[str, Any]
+    """Fields to which the architecture leaves one value."""
+    rows: tuple[TensorRule, ...]
+    tied: dict[str, str] = field(default_factory=dict)
+    """Their parameters that are other names of parameters in `rows`: the other name -> the one in `rows`."""
+    prefix: str = ""
+    """What the names of the bare model, saved without its heads (`BertModel`), begin with inside `model`."""
+    special: dict[str, int | None] = field(default_factory=dict)
+    """Special ids where no tokenizer says otherwise."""
+    places_after_pad: bool = False
+    """Whether they number the places of a text from their pad token's id on."""
+    unused: tuple[str, ...] = ()
+    """What the names begin with of parameters that published checkpoints have, and pre-training does not."""
+
+    @property
+    def table(self) -> Family:
+        """What it is here."""
+        family = CATALOGUE[self.family]
+        return family.alone(self.stack) if self.stack else family
+
+    @property
+    def name(self) -> str:
+        """The `model_type` of their config."""
+        return self.model_type or self.family

@@ -1,0 +1,124 @@
+"""`DebertaForMaskedLM`, `DebertaV2ForMaskedLM`: without a mask decoder, they say what the last layer says once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.spec import ModelSpec
+
+
+def decodes_masks(spec: ModelSpec) -> bool:
+    """Of the row for a mask decoder's table."""
+    return spec.family.last_block.last_layer == "mask-decoder"
+
+
+LAYER = "deberta.encoder.layer.{n}"
+SELF = f"{LAYER}.attention.self"
+# Columns (neighbor, D) against [outputs, D, neighbors].
+CONVOLUTION = Form(
+    lambda w, spec: [w.unflatten(1, (3, -1)).transpose(1, 2)],
+    lambda ws, spec: ws[0].transpose(1, 2).flatten(1),
+)
+COMMON = (
+    TensorRule("embed.token.weight", ("deberta.embeddings.word_embeddings.weight",), VOCABULARY),
+    *pair("embed.norm", "deberta.embeddings.LayerNorm"),
+    TensorRule("encoder.distance_table.weight", ("deberta.encoder.rel_embeddings.weight",)),
+    *pair("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
+    *pair("encoder.{n}.attention_norm", f"{LAYER}.attention.output.LayerNorm"),
+    *pair("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
+    *pair("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
+    *pair("encoder.{n}.ffn_norm", f"{LAYER}.output.LayerNorm"),
+    *pair("head.mlm.transform", "cls.predictions.transform.dense"),
+    *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
+    TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
+)
+# Where the released checkpoints have it, which transformers passes over.
+PLACES = TensorRule(
+    "encoder.place_table.weight", ("deberta.embeddings.position_embeddings.weight",), when=decodes_masks, optional=True
+)
+V1 = (
+    TensorRule("encoder.{n}.attention.qkv.weight", (f"{SELF}.in_proj.weight",)),
+    TensorRule("encoder.{n}.attention.biases.bias", (f"{SELF}.q_bias", f"{SELF}.v_bias"), KV),
+    TensorRule("encoder.{n}.attention.position_key.weight", (f"{SELF}.pos_proj.weight",)),
+    *pair("encoder.{n}.attention.position_query", f"{SELF}.pos_q_proj"),
+)
+V3 = (
+    *pair(
+        "encoder.{n}.attention.qkv",
+        f"{SELF}.query_proj",
+        f"{SELF}.key_proj",
+        f"{SELF}.value_proj",
+        weight=QKV,
+        bias=QKV,
+    ),
+    *pair("encoder.distance_norm", "deberta.encoder.LayerNorm"),
+)
+V2 = (
+    *V3,
+    TensorRule("encoder.convolution.map.weight", ("deberta.encoder.conv.conv.weight",), CONVOLUTION),
+    TensorRule("encoder.convolution.map.bias", ("deberta.encoder.conv.conv.bias",)),
+    *pair("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
+)
+RELEASED_HEAD = "lm_predictions.lm_head"
+
+DEBERTA = Counterpart(
+    family="deberta",
+    model="DebertaForMaskedLM",
+    numbers={
+        "num_hidden_layers": "layers",
+        "hidden_size": "width",
+        "num_attention_heads": "heads",
+        "intermediate_size": "ffn",
+        "vocab_size": "vocabulary",
+        "max_position_embeddings": "context",
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "dropout",
+    },
+    fixed={
+        "hidden_act": "gelu",
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "max_relative_positions": 512,
+        "position_biased_input": False,
+        "pos_att_type": ["c2p", "p2c"],
+        "tie_word_embeddings": True,
+    },
+    rows=(*COMMON, *V1, PLACES),
+    tied={
+        "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+        f"{RELEASED_HEAD}.bias": "cls.predictions.bias",
+        **{
+            f"{RELEASED_HEAD}.{name}": f"cls.predictions.transform.{name}"
+            for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+        },
+    },
+    prefix="deberta.",
+    special={"pad_token_id": 0},
+)
+
+DEBERTA_V2 = replace(
+    DEBERTA,
+    family="deberta-v2",
+    model="DebertaV2ForMaskedLM",
+    model_type="deberta-v2",
+    fixed=DEBERTA.fixed
+    | {
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+    },
+    rows=(*COMMON, *V2, PLACES),
+)
+
+DEBERTA_V3 = replace(
+    DEBERTA_V2,
+    family="deberta-v3",
+    fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name != "conv_act"} | {"conv_kernel_size": 0},
+    rows=(*COMMON, *V3),
+)

@@ -1,0 +1,51 @@
+"""`ElectraForPreTraining` and `ElectraForMaskedLM`: the two encoders of ELECTRA, each a model of its own there."""
+
+from dataclasses import replace
+
+from megaptm.hub.counterparts.bert import BERT
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, pair
+
+
+def _encoder(stack: str) -> tuple[TensorRule, ...]:
+    """Rows that both have: BERT's, and the map from the width of its tables."""
+    rows = (row for row in BERT.rows if not row.ours.startswith("head."))
+    return (
+        *(
+            TensorRule(
+                row.ours.replace("encoder.", f"{stack}."),
+                tuple(name.replace("bert.", "electra.", 1) for name in row.theirs),
+                row.form,
+            )
+            for row in rows
+        ),
+        *pair("embed.widen", "electra.embeddings_project", when=narrow_tables),
+    )
+
+
+DISCRIMINATOR: Counterpart = replace(
+    BERT,
+    family="electra",
+    stack="discriminator",
+    model="ElectraForPreTraining",
+    numbers={**BERT.numbers, "embedding_size": "embedding"},
+    rows=(
+        *_encoder("discriminator"),
+        *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
+        *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
+    ),
+    tied={},
+    prefix="electra.",
+)
+GENERATOR: Counterpart = replace(
+    DISCRIMINATOR,
+    stack="generator",
+    model="ElectraForMaskedLM",
+    rows=(
+        *_encoder("generator"),
+        *pair("head.mlm.transform", "generator_predictions.dense"),
+        *pair("head.mlm.norm", "generator_predictions.LayerNorm"),
+        TensorRule("head.mlm.vocabulary.bias", ("generator_lm_head.bias",), VOCABULARY),
+    ),
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+)

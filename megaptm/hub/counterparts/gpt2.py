@@ -1,0 +1,48 @@
+"""`GPT2LMHeadModel`, which GPT-3 without its bands is, too."""
+
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import CONV_QKV, CONV_QKV_BIAS, TRANSPOSED, VOCABULARY, TensorRule, pair
+
+LAYER = (
+    *pair("decoder.{n}.attention_norm", "transformer.h.{n}.ln_1"),
+    *pair("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=CONV_QKV_BIAS),
+    *pair("decoder.{n}.attention.output", "transformer.h.{n}.attn.c_proj", weight=TRANSPOSED),
+    *pair("decoder.{n}.ffn_norm", "transformer.h.{n}.ln_2"),
+    *pair("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),
+    *pair("decoder.{n}.ffn.down", "transformer.h.{n}.mlp.c_proj", weight=TRANSPOSED),
+)
+ROWS = (
+    TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
+    TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
+    *LAYER,
+    *pair("decoder.final", "transformer.ln_f"),
+)
+
+
+GPT2 = Counterpart(
+    family="gpt2",
+    model="GPT2LMHeadModel",
+    numbers={
+        "n_layer": "layers",
+        "n_embd": "width",
+        "n_head": "heads",
+        "n_inner": "ffn",
+        "vocab_size": "vocabulary",
+        "n_positions": "context",
+        "layer_norm_epsilon": "norm_eps",
+        "resid_pdrop": "dropout",
+        "embd_pdrop": "dropout",
+        "attn_pdrop": "dropout",
+    },
+    fixed={
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    rows=ROWS,
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    prefix="transformer.",
+    special={"bos_token_id": 50256, "eos_token_id": 50256},
+)

@@ -1,0 +1,74 @@
+"""`CohereForCausalLM`, which with one head of keys and values is PaLM, too."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, VOCABULARY, Form, TensorRule
+from megaptm.spec import ModelSpec
+
+
+def _neighbors(rows: Tensor, spec: ModelSpec) -> Tensor:
+    """Of each head, features i and i + K/2, which `rope` turns together, side by side."""
+    return rows.unflatten(0, (-1, 2, spec.size.key_width // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _halves(rows: Tensor, spec: ModelSpec) -> Tensor:
+    return rows.unflatten(0, (-1, spec.size.key_width // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _give_keys(w: Tensor, spec: ModelSpec) -> list[Tensor]:
+    keys, values = KV.give(w, spec)
+    return [_neighbors(keys, spec), values]
+
+
+QUERY = Form(lambda w, spec: [_neighbors(w, spec)], lambda ws, spec: _halves(ws[0], spec))
+TURNED_KV = Form(_give_keys, lambda ws, spec: KV.take([_halves(ws[0], spec), ws[1]], spec))
+
+LAYER = "model.layers.{n}"
+ROWS = (
+    TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
+    TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
+    TensorRule("decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), QUERY),
+    TensorRule(
+        "decoder.{n}.attention.kv.weight",
+        (f"{LAYER}.self_attn.k_proj.weight", f"{LAYER}.self_attn.v_proj.weight"),
+        TURNED_KV,
+    ),
+    TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
+    TensorRule(
+        "decoder.{n}.ffn.up.weight", (f"{LAYER}.mlp.gate_proj.weight", f"{LAYER}.mlp.up_proj.weight"), GATE_AND_VALUE
+    ),
+    TensorRule("decoder.{n}.ffn.down.weight", (f"{LAYER}.mlp.down_proj.weight",)),
+    TensorRule("decoder.final.weight", ("model.norm.weight",)),
+)
+
+PALM = Counterpart(
+    family="palm",
+    model="CohereForCausalLM",
+    model_type="cohere",
+    numbers={
+        "num_hidden_layers": "layers",
+        "hidden_size": "width",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "head_dim": "head_width",
+        "intermediate_size": "ffn",
+        "vocab_size": "vocabulary",
+        "max_position_embeddings": "context",
+        "layer_norm_eps": "norm_eps",
+        "attention_dropout": "dropout",
+        "logit_scale": "logit_scale",
+    },
+    fixed={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": True,
+    },
+    rows=ROWS,
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    prefix="model.",
+)

@@ -1,0 +1,29 @@
+"""`RobertaForMaskedLM`."""
+
+from megaptm.hub.counterparts.bert import BERT, encoder
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, pair
+
+ROBERTA = Counterpart(
+    family="roberta",
+    model="RobertaForMaskedLM",
+    numbers={
+        **{theirs: ours for theirs, ours in BERT.numbers.items() if ours != "context"},
+        "max_position_embeddings": "positions",
+    },
+    fixed={**BERT.fixed, "type_vocab_size": 1},
+    rows=(
+        *encoder("roberta"),
+        *pair("head.mlm.transform", "lm_head.dense"),
+        *pair("head.mlm.norm", "lm_head.layer_norm"),
+        TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
+    ),
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    prefix="roberta.",
+    special={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+    places_after_pad=True,
+    unused=("roberta.pooler.",),
+)

@@ -1,0 +1,163 @@
+"""Conversion as a table of rules: which of our parameters is which of Hugging Face's, and in what form."""
+
+# H heads, K key width, D width, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+HEADS = "head."
+"""What the names of the heads' parameters begin with."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one of our tensors becomes one or more of theirs, and back."""
+
+    give: Callable[[Tensor, ModelSpec], list[Tensor]]
+    take: Callable[[list[Tensor], ModelSpec], Tensor]
+
+
+def _pad(rows: Tensor, spec: ModelSpec) -> Tensor:
+    """[V, ...] with rows of zeros up to the padded vocabulary."""
+    return torch.cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
+
+
+def _apart(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
+    """Rows (head, stream, K) into one matrix (or bias) of rows (head, K) a stream."""
+    by_head = fused.unflatten(0, (-1, streams, spec.size.key_width))
+    # Copies, also of a single head: safetensors refuses a tensor that is a part of a larger one.
+    return [by_head[:, n].flatten(0, 1).clone() for n in range(streams)]
+
+
+def _together(streams: list[Tensor], spec: ModelSpec) -> Tensor:
+    by_head = [stream.unflatten(0, (-1, spec.size.key_width)) for stream in streams]
+    return torch.stack(by_head, 1).flatten(0, 2)
+
+
+def _pairs(streams: list[Tensor]) -> Tensor:
+    """Rows (feature, stream)."""
+    return torch.stack(streams, 1).flatten(0, 1)
+
+
+SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
+TRANSPOSED = Form(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
+# A copy, as above.
+VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
+QKV = Form(lambda w, spec: _apart(w, spec, streams=3), _together)
+KV = Form(lambda w, spec: _apart(w, spec, streams=2), _together)
+GATE_AND_VALUE = Form(lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _pairs(ws))
+# GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
+CONV_QKV = Form(
+    lambda w, spec: [torch.cat(_apart(w, spec, streams=3)).t()],
+    lambda ws, spec: _together(list(ws[0].t().chunk(3)), spec),
+)
+CONV_QKV_BIAS = Form(
+    lambda w, spec: [torch.cat(_apart(w, spec, streams=3))],
+    lambda ws, spec: _together(list(ws[0].chunk(3)), spec),
+)
+
+
+def always(spec: ModelSpec) -> bool:
+    """Of rows that every model has."""
+    return True
+
+
+def narrow_tables(spec: ModelSpec) -> bool:
+    """Of rows for a map from the width of the tables."""
+    return spec.size.table_width != spec.size.width
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """`{n}` in a name stands for every layer's number; in `encoder.shared.{n}` for that of every layer that has what
+    others share, which `{group}` and `{turn}` number in another way: by its group, and from 0 there."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    """Empty where theirs has none: it is left behind, and begins as a new model's does."""
+    form: Form = SAME
+    when: Callable[[ModelSpec], bool] = always
+    """Which models have it."""
+    optional: bool = False
+    """Whether theirs may be without; it then begins as in a new model."""
+
+
+def pair(
+    ours: str,
+    *theirs: str,
+    weight: Form = SAME,
+    bias: Form = SAME,
+    when: Callable[[ModelSpec], bool] = always,
+) -> tuple[TensorRule, TensorRule]:
+    """Rows for `.weight` and `.bias`."""
+    return (
+        TensorRule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight, when),
+        TensorRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias, when),
+    )
+
+
+def export_weights(rows: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our parameters under Hugging Face's names, without padded rows. Nothing may be missing or left over."""
+    theirs: dict[str, Tensor] = {}
+    used = set()
+    for row, stack in _each_layer(rows, spec):
+        if row.ours not in weights:
+            raise UserError(f"The weights lack {row.ours}, which a {spec.name} of {spec.size.layers} layers has.")
+        used.add(row.ours)
+        if not row.theirs:
+            continue
+        given = row.form.give(weights[row.ours], stack)
+        theirs.update({name: tensor.contiguous() for name, tensor in zip(row.theirs, given, strict=True)})
+    if unknown := sorted(set(weights) - used):
+        raise UserError(f"The weights have parameters with no counterpart at Hugging Face: {', '.join(unknown[:5])}.")
+    return theirs
+
+
+def import_weights(
+    rows: tuple[TensorRule, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Hugging Face's parameters under our names, float32, with padded rows of zeros; and the names that are missing.
+
+    A head that is absent as a whole is not missing: models are saved without theirs.
+    """
+    ours, missing = {}, []
+    present = {_part(row.ours) for row in rows if set(row.theirs) & set(theirs)}
+    for row, stack in _each_layer(rows, spec):
+        lacking = [name for name in row.theirs if name not in theirs]
+        if not row.theirs:
+            continue
+        if not lacking:
+            ours[row.ours] = row.form.take([theirs[name].float() for name in row.theirs], stack).contiguous()
+        elif not row.optional and (not row.ours.startswith(HEADS) or _part(row.ours) in present):
+            missing += lacking
+    return ours, missing
+
+
+def _part(ours: str) -> str:
+    """What a parameter is the weight or the bias of."""
+    return ours.rpartition(".")[0]
+
+
+def _each_layer(rows: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tuple[TensorRule, ModelSpec]]:
+    """Each with the model as its stack has it: stacks may differ in size."""
+    for row in rows:
+        if not row.when(spec):
+            continue
+        stack = replace(spec, size=spec.size_of(row.ours.partition(".")[0]))
+        if "{n}" not in row.ours:
+            yield row, stack
+            continue
+        name, layers = row.ours.partition(".")[0], stack.size.layers
+        block = spec.family.stacks[name]
+        for place, n in enumerate(block.owners(layers) if row.ours.startswith(f"{name}.shared.") else range(layers)):
+            group, turn = divmod(place, block.cycle)
+            theirs = tuple(their.format(n=n, group=group, turn=turn) for their in row.theirs)
+            yield replace(row, ours=row.ours.format(n=n), theirs=theirs), stack

@@ -1,0 +1,44 @@
+"""A convolution along the sequence, beside a layer."""
+
+# S sequence (here or of all ranks), B batch, D width
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.bricks import convolution_map
+from megaptm.layers.norm import Norm
+from megaptm.layers.split import Dropout, Linear
+from megaptm.spec import Block
+
+
+class Convolution(nn.Module):
+    """Of three neighbors of one document, through GELU, added to what a layer says of them; then a norm (DeBERTa-v2).
+
+    `map` has columns (neighbor, D): before, itself, after.
+    """
+
+    def __init__(self, block: Block, width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.map = Linear.of(convolution_map(width))
+        self.norm = Norm(width, kind=block.norm, eps=block.norm_eps)
+        self.dropout = Dropout(dropout, region="residual")
+        self.gather: Callable[[Tensor], Tensor] = lambda x: x
+        """The whole sequence, where ranks split it."""
+        self.own: Callable[[Tensor], Tensor] = lambda x: x
+        """This rank's part of it."""
+
+    def forward(self, x_SBD: Tensor, said_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+        """[S, B, D] from a layer's input and output."""
+        whole = self.gather(x_SBD)
+        before, after = F.pad(whole[:-1], (0, 0, 0, 0, 1, 0)), F.pad(whole[1:], (0, 0, 0, 0, 0, 1))
+        if documents_BS is not None:
+            same_SB1 = (documents_BS[:, 1:] == documents_BS[:, :-1]).t()[:, :, None]
+            before = before * F.pad(same_SB1, (0, 0, 0, 0, 1, 0))
+            after = after * F.pad(same_SB1, (0, 0, 0, 0, 0, 1))
+        neighbors = self.own(torch.cat([before, whole, after], dim=-1))
+        return self.norm(said_SBD + F.gelu(self.dropout(self.map(neighbors))))

@@ -1,0 +1,104 @@
+"""Masked tokens under an order that says who sees whom (UniLM, arXiv:1905.03197): one model, four kinds of context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from megaptm.batch import BatchSpec, fields
+from megaptm.objectives.masked import MaskedLM, MaskedRow
+from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Sample, padded
+from megaptm.objectives.vocabulary import SpecialTokens
+
+Context = Literal["bidirectional", "left-to-right", "right-to-left", "sequence-to-sequence"]
+SEGMENTS: dict[str, tuple[int, ...]] = {
+    "bidirectional": (0, 1),
+    "left-to-right": (2, 2),
+    "right-to-left": (3, 3),
+    "sequence-to-sequence": (4, 5),
+}
+"""Segments of the first and the second text, by which the model is told what it sees (the released code's)."""
+
+
+@dataclass(frozen=True)
+class OrderedMaskedLM(MaskedLM):
+    """Masked tokens, each guessed from what its place sees of its document: all of it, what is left or right of it, or,
+    in the second of two texts, the first and what is left of it (arXiv:1905.03197, 2.3)."""
+
+    context: Context = "bidirectional"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return super().name if self.context == "bidirectional" else f"{super().name}-{self.context}"
+
+    @property
+    def _two_texts(self) -> bool:
+        return self.context == "sequence-to-sequence"
+
+    def raw_length(self, sequence: int) -> int:
+        return super().raw_length(sequence) - self._two_texts
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        # As for one text, and one more slot of a document for the `sep` between its two.
+        window = super().cut(sequence, document_mask)
+        return RowWindow(window.stride - self._two_texts, slots=window.slots + self._two_texts)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        spec = super().batch(sequence, document_mask)
+        return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
+
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        if not self._two_texts:
+            return super().make(piece, special, rng, sequence, document_mask)
+        assert isinstance(piece, list)
+        cls, sep = np.array([special.cls]), np.array([special.sep])
+        parts = [part for part in piece if len(part.tokens)] if document_mask else [_as_one(piece)]
+        texts: list[np.ndarray] = []
+        for part in parts:
+            # Both have a token where there are two; a document of one is a source alone.
+            border = int(rng.integers(1, len(part.tokens))) if len(part.tokens) > 1 else 1
+            source, target = part.tokens[:border], part.tokens[border:]
+            texts += [np.concatenate((cls, source, sep)), np.concatenate((target, sep))]
+        lengths = [len(source) + len(target) for source, target in zip(texts[::2], texts[1::2], strict=True)]
+        row = MaskedRow(texts, [0, 1] * len(parts), lengths)
+        return self.mask_row(row, special, rng, sequence, None)
+
+    def mask_row(
+        self,
+        row: MaskedRow,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        begins: np.ndarray | None = None,
+    ) -> Sample:
+        told = replace(row, segments=[SEGMENTS[self.context][number] for number in row.segments])
+        sample = super().mask_row(told, special, rng, sequence, begins)
+        order = [self._order(len(text), number) for text, number in zip(row.text, row.segments, strict=True)]
+        if self.context in ("left-to-right", "right-to-left"):  # of a document, whose texts follow each other
+            order = [self._order(length, 1) for length in row.documents]
+        return sample | {"order": padded(order, sequence, 0)}
+
+    def _order(self, length: int, number: int) -> np.ndarray:
+        """Of a text, the first or the second (0 or 1): a place sees those whose number is not above its own."""
+        match self.context:
+            case "left-to-right":
+                return np.arange(length)
+            case "right-to-left":
+                return np.arange(length)[::-1]
+            case "sequence-to-sequence" if number:
+                return np.arange(1, length + 1)
+        return np.zeros(length, dtype=np.int64)
+
+
+def _as_one(parts: list[Any]) -> DocumentSlice:
+    """The whole row as one document."""
+    return DocumentSlice(np.concatenate([part.tokens for part in parts]), sum(part.slots for part in parts))

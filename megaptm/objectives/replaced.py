@@ -1,0 +1,54 @@
+"""Replaced token detection (ELECTRA, arXiv:2003.10555): a generator fills what is masked, and each token is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from megaptm.batch import IGNORED, BatchSpec, Field, fields
+from megaptm.objectives.masked import MaskedLM, MaskedRow
+from megaptm.objectives.objective import Sample, Share
+from megaptm.objectives.vocabulary import SpecialTokens
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(MaskedLM):
+    """Masked tokens for a head that is drawn from, and a question about every token of the text.
+
+    What is asked comes with a number for each masked token, by which one is drawn when the head has said what it
+    thinks: the same on any device and layout. Which tokens were replaced is then known.
+    """
+
+    hide: str = "tokens-with-repeats"
+    mask: Share = 0.85
+    random: Share = 0.0
+
+    losses: ClassVar = {"mlm": 1.0, "replaced-token": 50.0}
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "replaced-token-detection"
+
+    def most_asked(self, sequence: int) -> int:
+        """As the released code has it."""
+        return max(1, int((self.rate + 0.005) * sequence))
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        spec = super().batch(sequence, document_mask)
+        draws = {"draws": Field((self.most_asked(sequence),), "float32")}
+        return BatchSpec(spec.streams, {**spec.fields, **draws, **fields((sequence,), "replaced")})
+
+    def mask_row(
+        self,
+        row: MaskedRow,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        begins: np.ndarray | None = None,
+    ) -> Sample:
+        sample = super().mask_row(row, special, rng, sequence, begins)
+        sample["draws"] = rng.random(len(sample["labels"]), dtype=np.float32)
+        sample["replaced"] = np.where(sample["document_ids"] > 0, 0, IGNORED)
+        return sample

@@ -1,0 +1,72 @@
+"""Words that are like another, in tokens: what MacBERT shows in place of a mask (arXiv:2004.13922, 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from megaptm.errors import UserError
+from megaptm.plugins import is_plugin, load_plugin
+
+Similar = Callable[[tuple[int, ...]], np.ndarray | None]
+"""The tokens of a word -> words like it, [words, tokens], each of as many tokens; None: there are none."""
+
+REMEDY = "make it with `megaptm corpus similar-words`"
+
+
+class SimilarWords:
+    """A table in a file: for each number of tokens n the words `words-n` [W, n], and `similar-n` [W, most, n], where
+    rows of -1 stand behind those that there are."""
+
+    def __init__(self, tables: Mapping[str, np.ndarray]) -> None:
+        self._found: dict[tuple[int, ...], np.ndarray] = {}
+        self.largest = -1
+        """The largest id in it."""
+        for name, words in tables.items():
+            if not name.startswith("words-"):
+                continue
+            similar = tables[name.replace("words-", "similar-")]
+            self.largest = max(self.largest, int(words.max(initial=-1)), int(similar.max(initial=-1)))
+            for word, like in zip(words.tolist(), similar, strict=True):
+                if len(like := like[like[:, 0] >= 0]):
+                    self._found[tuple(word)] = like
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __call__(self, word: tuple[int, ...]) -> np.ndarray | None:
+        return self._found.get(word)
+
+
+@lru_cache(maxsize=4)
+def similar_named(name: str) -> Similar:
+    """That of a file, or a function of the user's own, package.module:NAME."""
+    if is_plugin(name):
+        found: Similar = load_plugin(name, "similar", "function")
+        if not callable(found):
+            raise UserError(f"similar: `{name}` is not a function: correct the name.")
+        return found
+    try:
+        with np.load(Path(name).expanduser(), allow_pickle=False) as tables:
+            return SimilarWords(dict(tables))
+    except (OSError, ValueError, KeyError, EOFError, IndexError, BadZipFile) as error:
+        raise UserError(f"similar: {name} is no table of similar words ({error}): {REMEDY}.") from None
+
+
+def write_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]], path: Path) -> None:
+    """The file of a table: word -> words like it, of as many tokens."""
+    tables: dict[str, np.ndarray] = {}
+    for length in sorted({len(word) for word in words}):
+        of_length = {word: like for word, like in words.items() if len(word) == length}
+        most = max(map(len, of_length.values()))
+        similar = np.full((len(of_length), most, length), -1, dtype=np.int32)
+        for row, like in zip(similar, of_length.values(), strict=True):
+            row[: len(like)] = like
+        tables[f"words-{length}"] = np.array([*of_length], dtype=np.int32)
+        tables[f"similar-{length}"] = similar
+    with path.open("wb") as file:
+        np.savez_compressed(file, **tables)  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""Adafactor (arXiv:1804.04235): of a matrix it remembers the mean square of the gradient by row and by column.
+
+As T5 and PaLM have it: relative to the size of the weight, with a bound on the update, and a memory that grows with the
+steps. Its relative step is a schedule: `lr: 0.01, decay: rsqrt, stable_steps: 10_000`. torch.optim.Adafactor is another
+rule: its rate is never above 1/sqrt(step) and always relative, it has no momentum, and every matrix is factored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megaptm.parallel.optimizers.part import TensorPart, add_up
+
+# The paper's: added to squares of the gradient; the least size of a weight; the memory is 1 - step ** this.
+LEAST_SQUARE, LEAST_SIZE, FORGETS = 1e-30, 1e-3, -0.8
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Sizes and means are those of whole tensors, whoever holds which part of them."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        parts: Sequence[TensorPart],
+        *,
+        divided: bool,
+        momentum: float,
+        factor_from: int | None,
+        update_clip: float | None,
+        scale_parameter: bool,
+    ) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "step": 0})
+        self.parts, self.divided, self.momentum = parts, divided, momentum
+        self.update_clip, self.scale_parameter = update_clip, scale_parameter
+        self.factored = [part for part in parts if is_factored(part, factor_from)]
+        self._factored_keys = {id(part.key) for part in self.factored}
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Gradients are used up: the update is written in their place."""
+        of = {id(master): group for group in self.param_groups for master in group["params"]}
+        for group in self.param_groups:
+            group["step"] += 1
+        keep = 1.0 - self.param_groups[0]["step"] ** FORGETS
+        self._remember_factors(keep)
+        held = [(part, part.master) for part in self.parts if part.master is not None]
+        for part, master in held:
+            self._direct(part, master, keep)
+        values = [
+            torch.stack([part.squares(None if part.master is None else part.master.grad), part.squares(part.master)])
+            for part in self.parts
+        ]
+        sliced = [part.place.axis is not None for part in self.parts]
+        for part, squares in zip(self.parts, add_up(values, sliced=sliced, divided=self.divided), strict=True):
+            if part.master is not None:
+                self._move(part, part.master, squares, of[id(part.master)])
+
+    def _remember_factors(self, keep: float) -> None:
+        values, sliced = [], []
+        for part in self.factored:
+            rows_R = torch.zeros(part.length, device=part.parameter.device)
+            columns_MC = torch.zeros(part.matrices, part.width, device=part.parameter.device)
+            if part.master is not None:
+                assert part.master.grad is not None
+                squares_NC = part.by_row(part.master.grad).square()
+                rows_R[part.rows] = squares_NC.sum(1)
+                columns_MC = part.sum_by_matrix(squares_NC)
+            values += [rows_R, columns_MC]
+            sliced += [part.place.axis == 1, part.place.axis == 0]
+        sums = add_up(values, sliced=sliced, divided=self.divided)
+        for part, rows_R, columns_MC in zip(self.factored, sums[::2], sums[1::2], strict=True):
+            state = self.state[part.key]
+            for kind, sum_, count in (
+                ("exp_avg_sq_row", rows_R, part.whole_width),
+                ("exp_avg_sq_col", columns_MC, part.whole_length),
+            ):
+                if kind not in state:
+                    state[kind] = torch.zeros_like(sum_)
+                state[kind].mul_(keep).add_(sum_ / count + LEAST_SQUARE, alpha=1 - keep)
+
+    def _direct(self, part: TensorPart, master: Tensor, keep: float) -> None:
+        gradient, state = master.grad, self.state[part.key]
+        assert gradient is not None
+        if id(part.key) not in self._factored_keys:
+            if "exp_avg_sq" not in state:
+                state["exp_avg_sq"] = torch.zeros_like(master)
+            state["exp_avg_sq"].mul_(keep).add_(gradient.square() + LEAST_SQUARE, alpha=1 - keep)
+            gradient.mul_(state["exp_avg_sq"].rsqrt())
+            return
+        rows_R, columns_MC = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
+        # The mean of all squares is that of either factor: of the one that this rank has the whole of.
+        if part.place.axis == 0:
+            mean_M = columns_MC.mean(1)
+        else:
+            mean_M = part.sum_by_matrix(rows_R, slice(0, part.length)) / part.whole_length
+        rows_N = (rows_R[part.rows] / part.spread(mean_M)).rsqrt()
+        update_NC = part.by_row(gradient) * rows_N[:, None] * part.spread(columns_MC.rsqrt())
+        gradient.copy_(part.held(update_NC))
+
+    def _move(self, part: TensorPart, master: Tensor, squares: Tensor, group: dict[str, Any]) -> None:
+        update, state = master.grad, self.state[part.key]
+        assert update is not None
+        update_M, weight_M = (squares / (part.whole_length * part.whole_width)).sqrt()
+        rate_M = torch.full_like(weight_M, group["lr"])
+        if self.scale_parameter:
+            rate_M = rate_M * weight_M.clamp(min=LEAST_SIZE)
+        if self.update_clip is not None:
+            rate_M = rate_M / (update_M / self.update_clip).clamp(min=1.0)
+        update.copy_(part.held(part.by_row(update) * part.spread(rate_M)[:, None]))
+        if self.momentum:
+            if "exp_avg" not in state:
+                state["exp_avg"] = torch.zeros_like(master)
+            update = state["exp_avg"].lerp_(update, 1 - self.momentum)
+        master.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
+
+
+def is_factored(part: TensorPart, factor_from: int | None) -> bool:
+    """Whether it is a matrix both of whose sides are long enough; of more axes, all but the first are one."""
+    matrix = factor_from is not None and len(part.place.shape) > 1
+    return matrix and min(part.whole_length, part.whole_width) >= (factor_from or 0)

@@ -1,0 +1,87 @@
+"""Puts an update rule into megatron-core's optimizers: plain, with float32 copies, or divided over data ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from megaptm.config import Layout, OptimizerConfig
+from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.optimizers.rules import RULES
+from megaptm.parallel.split import Placement
+from megaptm.parallel.stage import Stage
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The rule of a config over this rank's parameters, as megatron-core runs it."""
+
+    settings: OptimizerConfig
+    megatron: ChainedOptimizer
+    """What runs it: megatron-core's."""
+    rule: torch.optim.Optimizer
+    parts: Sequence[TensorPart]
+    """Of all parameters of this rank's stages, in their order: the same number on all data and tensor ranks."""
+
+
+def build_optimizer(
+    chunks: list[DistributedDataParallel],
+    stages: list[Stage],
+    layout: Layout,
+    settings: OptimizerConfig,
+    precision: str,
+) -> Optimizer:
+    """The rule over this rank's parameters.
+
+    megatron-core is asked for AdamW, by apex where installed; another rule takes its place before it has made a step.
+    """
+    config = MegatronOptimizerConfig(
+        optimizer="adam",
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.betas[0],
+        adam_beta2=settings.betas[1],
+        adam_eps=settings.eps,
+        clip_grad=0.0,  # `update` clips
+        bf16=precision == "bf16",
+        params_dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        use_distributed_optimizer=layout.distributed_optimizer,
+    )
+    # Its own overrides leave out of the decay what has one axis, norms and biases; with none all decays.
+    overrides: dict[Any, Any] | None = {} if settings.weight_decay_on == "all" else None
+    megatron = get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
+    [inner] = megatron.chained_optimizers
+    parts = [_part(inner, place, parameter) for stage in stages for place, parameter in stage.placed_parameters()]
+    adam, build = inner.optimizer, RULES[settings.name].build
+    if build is None:
+        for group in adam.param_groups:
+            # torch's own Adam steps parameter by parameter on a CPU unless told to fuse; apex's knows no such word.
+            if "fused" in group:
+                group["fused"] = True
+    else:
+        # Made without tensors, which are given after: torch refuses to begin with what is a range of a parameter.
+        groups = [{"params": [], "lr_mult": one["lr_mult"], "wd_mult": one["wd_mult"]} for one in adam.param_groups]
+        trained = [part for part in parts if part.parameter.requires_grad]
+        inner.optimizer = build(groups, settings, trained, layout.distributed_optimizer)
+        for group, theirs in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
+            group["params"] = theirs["params"]
+    return Optimizer(settings, megatron, inner.optimizer, parts)
+
+
+def _part(inner: Any, place: Placement, parameter: torch.nn.Parameter) -> TensorPart:
+    if not parameter.requires_grad:
+        return TensorPart(place, parameter, None)
+    if not isinstance(inner, DistributedOptimizer):
+        return TensorPart(place, parameter, getattr(parameter, "main_param", parameter))
+    if (found := inner.model_param_group_index_map.get(parameter)) is None:
+        return TensorPart(place, parameter, None, (0, 0))
+    group, order = found
+    owned = inner._get_model_param_range_map(parameter)["param"]
+    return TensorPart(place, parameter, inner.optimizer.param_groups[group]["params"][order], (owned.start, owned.end))

@@ -1,0 +1,69 @@
+"""LAMB (arXiv:1904.00962, algorithm 2): Adam whose step is as long as a fraction of the weight that it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from megaptm.parallel.optimizers.part import TensorPart, add_up
+
+
+class Lamb(torch.optim.Optimizer):
+    """Moves each tensor by lr x its norm, along Adam's direction with decoupled decay.
+
+    As in the authors' code, tensors that do not decay - norms and biases - are moved as Adam moves them.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        parts: Sequence[TensorPart],
+        *,
+        divided: bool,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps, "step": 0})
+        self.parts, self.divided = parts, divided
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Gradients are used up: the direction is written in their place."""
+        of = {id(master): group for group in self.param_groups for master in group["params"]}
+        for group in self.param_groups:
+            group["step"] += 1
+        for part in self.parts:
+            if part.master is not None:
+                self._direct(part.master, of[id(part.master)])
+        values = [
+            torch.stack([part.squares(part.master), part.squares(None if part.master is None else part.master.grad)])
+            for part in self.parts
+        ]
+        sliced = [part.place.axis is not None for part in self.parts]
+        for part, squares in zip(self.parts, add_up(values, sliced=sliced, divided=self.divided), strict=True):
+            if part.master is None:
+                continue
+            assert part.master.grad is not None
+            group = of[id(part.master)]
+            if not group["wd_mult"]:
+                part.master.sub_(part.master.grad, alpha=group["lr"])
+                continue
+            weight_M, direction_M = squares.sqrt()
+            trust_M = torch.where((weight_M > 0) & (direction_M > 0), weight_M / direction_M, 1.0)
+            trusted = part.by_row(part.master.grad) * part.spread(trust_M)[:, None]
+            part.master.sub_(part.held(trusted), alpha=group["lr"])
+
+    def _direct(self, master: torch.Tensor, group: dict[str, Any]) -> None:
+        assert master.grad is not None
+        (one, two), step = group["betas"], group["step"]
+        state = self.state[master]
+        for kind in ("exp_avg", "exp_avg_sq"):
+            if kind not in state:
+                state[kind] = torch.zeros_like(master)
+        state["exp_avg"].lerp_(master.grad, 1 - one)
+        state["exp_avg_sq"].mul_(two).addcmul_(master.grad, master.grad, value=1 - two)
+        root = (state["exp_avg_sq"] / (1 - two**step)).sqrt_().add_(group["eps"])
+        torch.div(state["exp_avg"] / (1 - one**step), root, out=master.grad)
+        master.grad.add_(master, alpha=group["weight_decay"])

@@ -1,0 +1,70 @@
+"""One step of the optimizer: the schedule's values, the norm of the whole gradient, clipping, the rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import ChainedOptimizer
+from torch import Tensor
+
+from megaptm.parallel.collectives import numbers
+from megaptm.parallel.groups import device
+from megaptm.parallel.optimizers.build import Optimizer
+
+
+def set_rates(optimizer: Optimizer, *, lr: float) -> None:
+    """The schedule's values for the coming step."""
+    decay = optimizer.settings.weight_decay
+    if optimizer.settings.weight_decay_times == "lr-squared":
+        decay *= lr
+    for group in optimizer.rule.param_groups:
+        group["lr"] = lr * group["lr_mult"]
+        group["weight_decay"] = decay * group["wd_mult"]
+
+
+def update(optimizer: Optimizer, *, loss: float, replicas: int) -> float:
+    """Move the weights by this step's gradient, clipped to the config's norm; returns the norm before clipping.
+
+    Where the loss or any gradient on any process is not finite, nothing is moved anywhere and the norm is not finite
+    either: every process hears the same. `replicas` processes hold each gradient.
+    """
+    megatron, clip = optimizer.megatron, optimizer.settings.clip
+    megatron.prepare_grads()
+    norm = _gradient_norm(megatron, loss, replicas)
+    if not math.isfinite(norm):
+        return norm
+    if clip is not None and (factor := clip / (norm + 1e-6)) < 1.0:
+        torch._foreach_mul_([grad for inner in megatron.chained_optimizers for grad in _gradients(inner)], factor)
+    megatron.step_with_ready_grads()
+    return norm
+
+
+def _gradient_norm(megatron: ChainedOptimizer, loss: float, replicas: int) -> float:
+    counted, copies = [], []
+    for inner in megatron.chained_optimizers:
+        own = inner.get_main_grads_for_grad_norm()
+        counted += own
+        # Copies on other tensor ranks and stages do not count in the norm, but their weights are moved all the same.
+        ids = {id(grad) for grad in own}
+        copies += [grad for grad in _gradients(inner) if id(grad) not in ids]
+    # Filled in by the device: a copy of a host's number would make the host wait for all that was launched before it.
+    own_loss = torch.full((), loss, dtype=torch.float64, device=device())
+    total = torch.stack([_squares(counted), _squares(copies), own_loss])
+    dist.all_reduce(total)
+    squares, *others = numbers(total)
+    norm = math.sqrt(squares / replicas)
+    return norm if all(map(math.isfinite, others)) or not math.isfinite(norm) else math.nan
+
+
+def _squares(gradients: list[Tensor]) -> Tensor:
+    """Their sum, in one wait of the host for the device where megatron-core's own norm has one for each tensor."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device())
+    return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+
+
+def _gradients(inner: Any) -> list[Tensor]:
+    return [parameter.grad for parameter in inner.get_parameters() if parameter.grad is not None]

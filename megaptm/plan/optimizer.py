@@ -1,0 +1,108 @@
+"""What an update rule remembers of the weights, in numbers of four bytes (parallel/optimizers)."""
+
+# T tensor ranks
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from megaptm.bricks import Map, ModelChunk, chunks, convolution_map, memory_width, sublayers, widening
+from megaptm.bricks import heads as heads_of
+from megaptm.bricks.layer import decoding_places
+from megaptm.config import Config, OptimizerConfig, resolve_model
+from megaptm.spec import BIAS_BUCKETS, ModelSpec
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """By a rank, of the weights that it trains."""
+
+    elements: int
+    """Numbers that data ranks may divide."""
+    factors: int = 0
+    """Means of rows and columns, which each data rank has."""
+
+    @property
+    def total(self) -> int:
+        return self.elements + self.factors
+
+
+def remembered(
+    optimizer: OptimizerConfig | None,
+    spec: ModelSpec,
+    held: Sequence[ModelChunk],
+    trained: int,
+    heads: Sequence[str] | None = None,
+    *,
+    tensor: int = 1,
+) -> Remembered:
+    """Of `trained` weights of these chunks on one of T ranks, with these heads or all; without a rule, two moments."""
+    if optimizer is None or optimizer.name in ("adamw", "lamb"):
+        return Remembered(2 * trained)
+    if optimizer.name == "adagrad":
+        return Remembered(trained)
+    mean = trained if optimizer.momentum else 0
+    if optimizer.name == "sgd":
+        return Remembered(mean)
+    least, squares, factors = optimizer.adafactor.factor_from, trained, 0
+    for matrix in _matrices(spec, held, heads) if least is not None else ():
+        if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (least or 0):
+            rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)
+            columns = matrix.inputs // (tensor if matrix.split == "rows" else 1)
+            squares, factors = squares - rows * columns, factors + rows + matrix.matrices * columns
+    return Remembered(mean + squares, factors)
+
+
+def checkpoint_bytes(config: Config, parameters: int) -> int:
+    """Of a checkpoint of a model of so many parameters: float32 weights, and what the rule remembers of them."""
+    spec = resolve_model(config)
+    return 4 * (parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
+
+
+def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
+    """All that have two axes, of these chunks; `outputs` are their rows."""
+    tokens = Map(spec.size.table_width, spec.padded_vocabulary, False, "columns")
+    for chunk in held:
+        yield from _of_layers(spec, chunk)
+        here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
+        if chunk.begins:
+            yield tokens
+            yield from _tables(spec, chunk.begins)
+        elif spec.family.tied and any(head.projects for head in here.values()):
+            yield tokens
+        for head in (head for name, head in here.items() if trained is None or name in trained):
+            yield from head.maps.values()
+            if head.rows > 1:
+                yield Map(head.rows, spec.padded_vocabulary, False, "columns")
+
+
+def _tables(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
+    """At the input of some stacks, besides the tokens'; stacks that read the same fields have them in common."""
+    family, width = spec.family, spec.size.table_width
+    for block in {family.prefixes[name]: family.stacks[name] for name in stacks}.values():
+        if block.position == "learned":
+            yield Map(width, spec.positions, False)
+    if "segment" in family.inputs:
+        yield Map(width, family.segments, False)
+    yield from (one for name, one in widening(spec).items() if name in stacks)
+
+
+def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
+    """What layers share is there once."""
+    for name, layers in chunk.layers.items():
+        block, size, seen = spec.family.stacks[name], spec.size_of(name), set()
+        for layer in layers:
+            for sub in sublayers(block.at(layer), size, memory_width(spec, name)):
+                place = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
+                if place not in seen:
+                    seen.add(place)
+                    yield from sub.brick.maps.values()
+        if block.score_bias and layers:
+            yield Map(size.heads, BIAS_BUCKETS, False, "rows")
+        if block.distance_rows and layers:
+            yield Map(size.width, block.distance_rows, False)
+        if block.convolution and 0 in layers:
+            yield convolution_map(size.width)
+        if places := decoding_places(spec, name, layers):
+            yield Map(size.width, places // size.width, False)

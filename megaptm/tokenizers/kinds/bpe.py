@@ -1,0 +1,52 @@
+"""BPE as SentencePiece does it (Llama): words begin with their space, what has no id is spelled in bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from megaptm.tokenizers.kinds.characters import alphabet_of, lines_of
+from megaptm.tokenizers.kinds.request import VocabularyRequest
+
+
+def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
+    """256 bytes, characters, then merges.
+
+    A text begins with a space that is not there, so that a word is the same token at the beginning and within.
+    """
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    # Lines, as SentencePiece does: the end of a line is a byte, never part of a word.
+    lines = list(lines_of(texts, lambda line: line))
+    first = [*request.first, *(f"<0x{byte:02X}>" for byte in range(256))]
+    alphabet = ["▁", *alphabet_of(lines)]
+    request.require(256 + len(alphabet), f"256 bytes and {len(alphabet)} characters")
+    library = Library(models.BPE(unk_token=request.unknown, byte_fallback=True, fuse_unk=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=request.room,
+        special_tokens=first,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    library.train_from_iterator(lines, trainer)
+    library = without_special(library, {*request.first, *request.last})
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return library
+
+
+def without_special(library: Any, names: Iterable[str]) -> Any:
+    """The same without what its trainer made special, which is all that it was told first, and without merges that
+    spell one of these names: text is never a special token."""
+    from tokenizers import Tokenizer as Library
+
+    content = json.loads(library.to_str())
+    merges = [merge for merge in content["model"]["merges"] if "".join(merge) not in names]
+    return Library.from_str(
+        json.dumps({**content, "added_tokens": [], "model": {**content["model"], "merges": merges}})
+    )

@@ -1,0 +1,41 @@
+"""BPE of characters within words, whose last token is marked `</w>` (GPT)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from megaptm.tokenizers.kinds.bpe import without_special
+from megaptm.tokenizers.kinds.characters import alphabet_of
+from megaptm.tokenizers.kinds.request import VocabularyRequest
+
+END_OF_WORD = "</w>"
+
+
+def learn_char_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
+    """Characters, their forms at the end of a word, then merges."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=request.lowercase)
+    texts = [normalizer.normalize_str(text) for text in texts]
+    alphabet = alphabet_of(texts)
+    # Told every form beforehand: the trainer would number them in the order of a randomly seeded hash table.
+    forms = [*alphabet, *(f"{character}{END_OF_WORD}" for character in alphabet)]
+    request.require(len(forms), f"two forms of the {len(alphabet)} characters of this text")
+    library = Library(models.BPE(unk_token=request.unknown, end_of_word_suffix=END_OF_WORD))
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=request.room,
+            special_tokens=[*request.first, *forms],
+            limit_alphabet=len(alphabet),
+            end_of_word_suffix=END_OF_WORD,
+            show_progress=False,
+        ),
+    )
+    library = without_special(library, {*request.first, *request.last})
+    library.normalizer = normalizer
+    library.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    return library

@@ -1,0 +1,82 @@
+"""Pieces of words with their probabilities (T5, ALBERT): the likeliest pieces that make up a text.
+
+SentencePiece trains (as for T5); Hugging Face's trainer depends on a randomly seeded hash table and gives other scores
+each time. Hugging Face encodes, with these pieces and scores.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from megaptm.errors import UserError
+from megaptm.tokenizers.kinds.characters import CHARACTER_COVERAGE, LONGEST_LINE, lines_of
+from megaptm.tokenizers.kinds.request import VocabularyRequest
+
+# SentencePiece sums probabilities per thread, so their number is part of the result.
+SENTENCEPIECE_THREADS = 2
+
+
+# SentencePiece's table of characters that mean the same, under which T5 and ALBERT were trained.
+NORMALIZATION = "nmt_nfkc"
+
+
+def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
+    """Pieces, the likeliest first."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    assert request.unknown is not None
+    # ALBERT's, done before the table.
+    quotes = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    folds = [*quotes, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    folds = folds if request.lowercase else []
+    pieces, table = _pieces(lines_of(texts, normalizers.Sequence(folds).normalize_str), request)
+    # A special token is none of the pieces, even where texts are full of its name.
+    names = {*request.first, *request.last}
+    scored = [*((name, 0.0) for name in request.first), *(piece for piece in pieces if piece[0] not in names)]
+    library = Library(models.Unigram(scored, unk_id=request.first.index(request.unknown)))
+    normalizer = normalizers.Precompiled(table)
+    library.normalizer = normalizers.Sequence([*folds, normalizer]) if folds else normalizer
+    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    library.decoder = decoders.Metaspace()
+    return library
+
+
+def _pieces(lines: Iterable[str], request: VocabularyRequest) -> tuple[list[tuple[str, float]], bytes]:
+    """Pieces and the logarithms of their probabilities; the table of characters."""
+    try:
+        import sentencepiece
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError:
+        raise UserError("training a unigram tokenizer needs SentencePiece: `pip install megaptm[corpus]`.") from None
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=request.room,
+            hard_vocab_limit=False,
+            normalization_rule_name=NORMALIZATION,
+            character_coverage=CHARACTER_COVERAGE,
+            max_sentence_length=8 * LONGEST_LINE,
+            num_threads=SENTENCEPIECE_THREADS,
+            minloglevel=2,
+            # Special tokens count, under names with a space in them, which no piece has.
+            control_symbols=[f"special {number}" for number in range(1, len(request.first))],
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+        )
+    except RuntimeError as error:
+        why = str(error).splitlines()[-1].strip()
+        raise UserError(
+            f"a unigram vocabulary of {request.vocabulary} ({len(request.last)} of them special, at the end) cannot be "
+            f"learnt from this text ({why}): change the vocabulary or give more text."
+        ) from None
+    found = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())  # type: ignore[attr-defined]  # generated
+    pieces = [(piece.piece, piece.score) for piece in found.pieces[len(request.first) :]]
+    return pieces, found.normalizer_spec.precompiled_charsmap

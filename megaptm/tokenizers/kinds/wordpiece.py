@@ -1,0 +1,41 @@
+"""WordPiece (BERT): the longest piece that a word begins with, then `##` and what goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from megaptm.tokenizers.kinds.characters import alphabet_of
+from megaptm.tokenizers.kinds.request import VocabularyRequest
+
+
+def learn_wordpiece(texts: Iterable[str], request: VocabularyRequest) -> Any:
+    """Characters, their `##` forms, then what words are made of."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=request.lowercase)
+    texts = [normalizer.normalize_str(text) for text in texts]
+    alphabet = alphabet_of(texts)
+    # A Chinese character, around which the normalizer puts spaces, is a word: nothing goes on with it.
+    within = [character for character in alphabet if normalizer.normalize_str(character) != f" {character} "]
+    # The trainer numbers `##` characters in the order of a randomly seeded hash table, and breaks ties by number. Told
+    # every character beforehand, it has nothing left to number.
+    forms = [*alphabet, *(f"##{character}" for character in within)]
+    request.require(len(forms), f"two forms of the {len(alphabet)} characters of this text, one of Chinese ones")
+    teacher = Library(models.WordPiece(unk_token=request.unknown))
+    teacher.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    teacher.train_from_iterator(
+        texts,
+        trainers.WordPieceTrainer(
+            vocab_size=request.room,
+            special_tokens=[*request.first, *forms],
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        ),
+    )
+    library = Library(models.WordPiece(teacher.get_vocab(), unk_token=request.unknown))
+    library.normalizer = normalizer
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    return library

@@ -1,0 +1,76 @@
+"""Every family's tiny config trains on two tensor ranks, is stopped, and goes on on two pipeline stages."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from data_pipeline import commands
+from data_pipeline.annotate.similar import write_similar_words
+from megaptm.families import CATALOGUE
+from megaptm.tokenizers import load
+from tests.drills.program import ROOT, arguments, finish, losses, resumed_at
+
+STEPS, STOP = 30, 15
+SHORT = ("gpt2", "electra")
+"""In every run of the tests: a decoder, and the one whose stacks need each other. The others are for the drills."""
+HAS_CONFIG = [name for name in CATALOGUE if (ROOT / f"configs/{name}/tiny.yaml").is_file()]
+CASES = [name if name in SHORT else pytest.param(name, marks=pytest.mark.drill) for name in HAS_CONFIG]
+
+
+@pytest.fixture(scope="session")
+def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family -> a corpus of its tokenizer, with all that is known of places in texts."""
+    folders: dict[tuple[str, str | None], Path] = {}
+
+    def build(family: str) -> Path:
+        table = CATALOGUE[family]
+        key = (table.tokenizer, table.specials)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("family") / "corpus"
+            specials = [] if table.specials is None else [f"tokenizer.specials={table.specials}"]
+            commands.build(
+                [
+                    str(Path(sysconfig.get_path("stdlib")) / "email"),
+                    *(f"out={folders[key]}", "workers=0", "validation=0.1", "limit_bytes=400000"),
+                    *(f"tokenizer.kind={table.tokenizer}", "tokenizer.vocabulary=512", *specials),
+                    *("annotate.sentences=true", "annotate.words=true"),
+                ],
+                console=Console(quiet=True),
+            )
+        return folders[key]
+
+    return build
+
+
+def similar_words(corpus: Path) -> str:
+    """The objective of MacBERT, with a table of a few words of these texts."""
+    words = ["message", "header", "string", "value", "name", "part", "line", "text", "self", "return"]
+    table = corpus.parent / "similar.npz"
+    write_similar_words({word: {*words} - {word} for word in words}, load(corpus / "tokenizer"), table)
+    masks = {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": str(table)}
+    return f"objective={json.dumps({'masked-lm': masks, 'sentence-order': {}})}"
+
+
+def trained(family: str, run: Path, corpus: Path, *words: str) -> dict[int, list[float]]:
+    done = finish("train", *arguments(family, run, corpus, f"train.steps={STEPS}", *words))
+    assert done.returncode in (0, 75), done.stderr
+    return losses(run)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_tiny_model_goes_on_on_another_layout(family: str, corpus_of: Callable[[str], Path], tmp_path: Path) -> None:
+    corpus = corpus_of(family)
+    asked = [similar_words(corpus)] if family == "macbert" else []
+    alone = trained(family, tmp_path / "alone", corpus, *asked)
+    assert sorted(alone) == [*range(1, STEPS + 1)]
+    trained(family, tmp_path / "run", corpus, *asked, "layout.tensor=2", f"train.stop_at={STOP}")
+    done = trained(family, tmp_path / "run", corpus, *asked, "layout.pipeline=2")
+    assert resumed_at(tmp_path / "run") == [STOP]
+    for step, (loss,) in done.items():
+        assert loss == pytest.approx(alone[step][0], rel=2e-4), step

@@ -1,0 +1,182 @@
+"""Masks of several words, of spans with one fate, of similar words: their shares are the published ones (MASKSTAT)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megaptm.batch import IGNORED
+from megaptm.data import open_mix
+from megaptm.errors import UserError
+from megaptm.objectives import objective_of
+from megaptm.objectives.denoise import GEOMETRIC, HIDES, first_of_spans
+from megaptm.objectives.masked import MaskedLM
+from megaptm.objectives.similar import SimilarWords, similar_named, write_similar
+from tests.data.corpora import SPECIALS, tiny_corpus
+from tests.objectives.rows import SPECIAL, part
+from tests.objectives.test_whole_words import unmasked, with_words
+
+MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
+MAC = {"masked-lm": {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words"}}
+ALIKE = f"{__name__}:alike"
+
+
+def alike(word: tuple[int, ...]) -> np.ndarray | None:
+    """Words of even ids have one that is like them: all ids one more."""
+    return None if word[0] % 2 else np.array([word]) + 1
+
+
+def run_lengths(hidden: np.ndarray) -> list[int]:
+    first = first_of_spans(hidden)
+    return np.bincount(np.cumsum(first)[hidden])[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("hide", "lengths", "shares"),
+    [
+        ("ngrams", (), [6 / 11, 3 / 11, 2 / 11]),
+        ("ngrams", (0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
+        ("spans", (), np.array(GEOMETRIC) / sum(GEOMETRIC)),
+    ],
+)
+def test_as_many_words_come_together_as_often_as_was_said(hide, lengths, shares):
+    # So few of so many words of one token that hidden ones seldom meet, and few are cut where the share is reached.
+    tokens, options = np.full(100_000, SPECIALS), {"lengths": lengths} if lengths else {}
+    make = HIDES[hide](rate=0.004, most=10_000, begins=np.ones(len(tokens), dtype=int), **options)
+    rng = np.random.default_rng(0)
+    found = [length for _ in range(40) for length in run_lengths(make(tokens, SPECIAL, rng))]
+    histogram = np.bincount(found, minlength=len(shares) + 1)[1 : len(shares) + 1] / len(found)
+    assert histogram == pytest.approx(shares, abs=0.025)
+
+
+@pytest.mark.parametrize("hide", ["ngrams", "spans"])
+def test_no_word_is_broken_and_no_special_token_hidden(hide):
+    task, rng, selected, rows = MaskedLM(hide=hide), np.random.default_rng(0), 0, 0
+    broken = 0
+    while selected < 15_000:
+        piece = [with_words(part(300, 2, seed=rows)), with_words(part(208))]
+        before, asked = unmasked(task.make(piece, SPECIAL, rng, 512, True))
+        begins = (before % 3 > 0) | (before < SPECIALS)
+        begins[1:] |= (before < SPECIALS)[:-1]
+        word = np.cumsum(begins)
+        hidden, lengths = np.bincount(word, weights=asked), np.bincount(word)
+        broken += np.count_nonzero((hidden > 0) & (hidden < lengths))
+        assert not asked[before < SPECIALS].any()
+        selected, rows = selected + int(asked.sum()), rows + 1
+    # Only the last span of a row may be cut.
+    assert broken <= (rows if hide == "spans" else 0)
+    assert selected / rows == pytest.approx(76, abs=0.5)
+
+
+def test_the_tokens_of_a_span_have_one_fate():
+    task, rng = MaskedLM(hide="spans", show="spans"), np.random.default_rng(0)
+    fates = np.zeros(3)
+    for number in range(400):
+        sample = task.make([with_words(part(510, 1, seed=number))], SPECIAL, rng, 512, False)
+        before, asked = unmasked(sample)
+        now = sample["tokens"]
+        for span in np.split(np.flatnonzero(asked), np.flatnonzero(np.diff(np.flatnonzero(asked)) > 1) + 1):
+            masked, kept = now[span] == MASK, now[span] == before[span]
+            assert masked.all() or not masked.any()
+            assert masked.any() or kept.all() or kept.mean() <= 0.5  # a random token may be the one that was there
+            fates += [masked.all(), not masked.any() and not kept.all(), kept.all()]
+    assert fates / fates.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
+
+
+def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
+    task = objective_of({"masked-lm": {**MAC["masked-lm"], "similar": ALIKE}})
+    assert isinstance(task, MaskedLM)
+    rng, fates = np.random.default_rng(0), np.zeros((2, 3))
+    for number in range(800):
+        sample = task.make([with_words(part(510, 1, seed=number))], SPECIAL, rng, 512, False)
+        before, asked = unmasked(sample)
+        now = sample["tokens"]
+        assert MASK not in now
+        assert (now[~asked] == before[~asked]).all()
+        places = np.flatnonzero(asked)
+        for word in np.split(places, np.flatnonzero((np.diff(places) > 1) | (before[places[1:]] % 3 > 0)) + 1):
+            similar, kept = (now[word] == before[word] + 1).all(), (now[word] == before[word]).all()
+            fates[before[word[0]] % 2] += [similar, not similar and not kept, kept]
+    even, odd = fates / fates.sum(axis=1, keepdims=True)
+    assert even == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
+    assert odd == pytest.approx([0.0, 0.9, 0.1], abs=0.01)
+
+
+def test_pairs_hide_words_of_the_corpus(tmp_path):
+    tiny_corpus(tmp_path / "c", documents=60, lengths=(30, 120))
+    for objective in ("masked-lm-whole-word-next-sentence", "masked-lm-ngrams-sentence-order"):
+        mix, again = (
+            open_mix({str(tmp_path / "c"): 1.0}, objective=objective, sequence=48, seed=0, special=SPECIAL, window=2)
+            for _ in range(2)
+        )
+        asked_in_all = 0
+        for number in range(150):
+            sample = mix.sample(number)
+            assert all((sample[name] == value).all() for name, value in again.sample(number).items())
+            before, asked = unmasked(sample)
+            begins = (before % 3 > 0) | (before < SPECIALS)
+            begins[1:] |= (before < SPECIALS)[:-1]
+            word = np.cumsum(begins)
+            hidden = np.bincount(word, weights=asked)
+            assert set(hidden[hidden > 0] - np.bincount(word)[hidden > 0]) <= {0}
+            assert not asked[before < SPECIALS].any()
+            asked_in_all += int(asked.sum())
+        assert asked_in_all > 600
+
+
+def test_a_corpus_without_words_makes_no_pairs_of_them(tmp_path):
+    tiny_corpus(tmp_path / "c", words=False)
+    with pytest.raises(UserError, match=r"without the places of words.*annotate\.words=true"):
+        open_mix(
+            {str(tmp_path / "c"): 1.0},
+            objective="masked-lm-whole-word-next-sentence",
+            sequence=40,
+            seed=0,
+            special=SPECIAL,
+        )
+
+
+def test_borders_of_spans_are_shown_and_never_their_own_tokens():
+    task, rng = objective_of("masked-lm-span-boundary"), np.random.default_rng(0)
+    asked_about = 0
+    for number in range(50):
+        sample = task.make([with_words(part(300, 2, seed=number)), with_words(part(206))], SPECIAL, rng, 512, True)
+        task.batch(512, True).check(sample, maker=task.name)
+        before, asked = unmasked(sample)
+        real = sample["span_labels"] != IGNORED
+        left, right, offset = (sample[f"span_{name}"][real] for name in ("left", "right", "offset"))
+        assert not asked[left].any()
+        assert not asked[right].any()
+        assert (before[left] >= SPECIALS).all()
+        assert (before[right] >= SPECIALS).all()
+        assert (sample["span_labels"][real] == before[left + 1 + offset]).all()
+        assert (sample["document_ids"][left] == sample["document_ids"][right]).all()
+        asked_about += real.sum()
+    assert asked_about / 50 > 60
+
+
+def test_a_table_of_similar_words_is_a_file(tmp_path):
+    write_similar({(7,): [(8,), (9,)], (7, 8): [(1, 2)], (5,): [(6,)]}, tmp_path / "similar.npz")
+    found = similar_named(str(tmp_path / "similar.npz"))
+    assert isinstance(found, SimilarWords)
+    assert (len(found), found.largest) == (3, 9)
+    assert found((7,)).tolist() == [[8], [9]]
+    assert found((5,)).tolist() == [[6]]
+    assert found((7, 8)).tolist() == [[1, 2]]
+    assert found((8,)) is None
+
+
+def test_what_cannot_be_similar_is_said(tmp_path):
+    mac = objective_of(MAC)
+    with pytest.raises(UserError, match=r"has none: set similar; make it with `megaptm corpus similar-words`"):
+        mac.check(SPECIAL, 64)
+    (tmp_path / "bad.npz").write_text("no table")
+    write_similar({(7,): [(5000,)]}, tmp_path / "other.npz")
+    for name, said in (
+        ("bad.npz", "is no table of similar words"),
+        ("none.npz", "is no table of similar words"),
+        ("other.npz", "has ids up to 5000, the tokenizer 1000"),
+    ):
+        task = objective_of({"masked-lm": {**MAC["masked-lm"], "similar": str(tmp_path / name)}})
+        with pytest.raises(UserError, match=said):
+            task.check(SPECIAL, 64)

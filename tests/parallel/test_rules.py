@@ -1,0 +1,180 @@
+"""Update rules on one process: those of transformers, of the papers' formulas, and on matrices that are kept in one."""
+
+import math
+
+import pytest
+import torch
+from transformers.optimization import Adafactor as TheirAdafactor
+
+from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
+from megaptm.parallel.optimizers.lamb import Lamb
+from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.split import Placement
+
+SHAPES = ((6, 4), (5,), (4, 8))
+STEPS = 8
+
+
+def tensors(seed=0, shapes=SHAPES):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=g) * 0.1 for shape in shapes]
+
+
+def gradients(step, shapes=SHAPES):
+    return [gradient * 10 ** (index - 2) for index, gradient in enumerate(tensors(100 + step, shapes))]
+
+
+def parts_of(weights, matrices=1, turn=1):
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    places = [Placement(str(n), tuple(one.shape), (0,) * one.dim(), None) for n, one in enumerate(parameters)]
+    if matrices > 1:
+        places = [Placement(one.name, one.shape, one.offset, None, matrices, turn) for one in places]
+    return [TensorPart(place, parameter, parameter) for place, parameter in zip(places, parameters, strict=True)]
+
+
+def trained(rule, parts, *, rate, decay=0.0, steps=STEPS, shapes=SHAPES):
+    """The weights after some steps at `rate(step)`; steps count from one."""
+    [group] = rule.param_groups
+    group["params"] = [part.master for part in parts]
+    for step in range(1, steps + 1):
+        for part, gradient in zip(parts, gradients(step, shapes), strict=True):
+            part.master.grad = gradient.clone()
+        group["lr"], group["weight_decay"] = rate(step), decay
+        rule.step()
+    return [part.master.detach() for part in parts]
+
+
+def groups(wd_mult=1.0):
+    return [{"params": [], "lr_mult": 1.0, "wd_mult": wd_mult}]
+
+
+def adafactor(parts, **settings):
+    settings = {"momentum": 0.0, "factor_from": 1, "update_clip": 1.0, "scale_parameter": True} | settings
+    return Adafactor(groups(), parts, divided=False, **settings)
+
+
+def theirs(weights, *, steps=STEPS, shapes=SHAPES, **settings):
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    rule = TheirAdafactor(parameters, **settings)
+    for step in range(1, steps + 1):
+        for parameter, gradient in zip(parameters, gradients(step, shapes), strict=True):
+            parameter.grad = gradient.clone()
+        rule.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+def assert_same(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=1e-7)
+
+
+def test_adafactor_as_t5_has_it_is_that_of_transformers():
+    """Its relative step is the schedule: as `decay: rsqrt` after 10,000 steps that are stable."""
+    parts = parts_of(tensors())
+    found = trained(adafactor(parts), parts, rate=lambda step: min(1e-2, step**-0.5))
+    assert_same(found, theirs(tensors()))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_adafactor_by_a_rate_from_outside_is_that_of_transformers(momentum):
+    settings = {"scale_parameter": False, "momentum": momentum, "update_clip": 0.5}
+    parts = parts_of(tensors())
+    found = trained(adafactor(parts, **settings), parts, rate=lambda step: 0.02, decay=0.1)
+    more = {"lr": 0.02, "relative_step": False, "scale_parameter": False, "clip_threshold": 0.5, "weight_decay": 0.1}
+    assert_same(found, theirs(tensors(), beta1=momentum or None, **more))
+
+
+def test_adafactor_as_palm_has_it_is_adam_relative_to_the_weights():
+    """arXiv:2204.02311, section 5: no factors, a memory of 1 - k^-0.8, a decay of the rate's square."""
+    parts = parts_of(tensors())
+    rate = 0.01
+    settings = {"momentum": 0.9, "factor_from": None, "update_clip": None}
+    found = trained(adafactor(parts, **settings), parts, rate=lambda step: rate, decay=rate)
+    weights = tensors()
+    means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    for step in range(1, STEPS + 1):
+        keep = 1 - step**-0.8
+        for index, (weight, gradient) in enumerate(zip(weights, gradients(step), strict=True)):
+            squares[index] = keep * squares[index] + (1 - keep) * gradient**2
+            update = rate * weight.square().mean().sqrt().clamp(min=1e-3) * gradient / squares[index].sqrt()
+            means[index] = 0.9 * means[index] + 0.1 * update
+            weights[index] = weight * (1 - rate**2) - means[index]
+    assert_same(found, weights)
+
+
+def lamb(parts, wd_mult=1.0):
+    return Lamb(groups(wd_mult), parts, divided=False, betas=(0.9, 0.99), eps=1e-6)
+
+
+def plain_lamb(weights, shapes, *, rate, decay, adapts=True):
+    """arXiv:1904.00962, algorithm 2, the size of a weight taken as it is."""
+    means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    for step in range(1, STEPS + 1):
+        for index, (weight, gradient) in enumerate(zip(weights, gradients(step, shapes), strict=True)):
+            means[index] = 0.9 * means[index] + 0.1 * gradient
+            squares[index] = 0.99 * squares[index] + 0.01 * gradient**2
+            direction = means[index] / (1 - 0.9**step) / ((squares[index] / (1 - 0.99**step)).sqrt() + 1e-6)
+            direction = direction + decay * weight
+            trust = weight.norm() / direction.norm() if adapts and weight.norm() > 0 else 1.0
+            weights[index] = weight - rate * trust * direction
+    return weights
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_lamb_is_the_papers_algorithm(adapts):
+    """Norms and biases, which do not decay, are moved as by Adam."""
+    parts = parts_of(tensors())
+    decay = 0.01 if adapts else 0.0
+    found = trained(lamb(parts, 1.0 if adapts else 0.0), parts, rate=lambda step: 0.02, decay=decay)
+    assert_same(found, plain_lamb(tensors(), SHAPES, rate=0.02, decay=decay, adapts=adapts))
+
+
+def test_a_tensor_of_zeros_is_moved_by_lamb():
+    parts = parts_of([torch.zeros(shape) for shape in SHAPES])
+    found = trained(lamb(parts), parts, rate=lambda step: 0.02)
+    assert all(weight.abs().max() > 0 for weight in found)
+
+
+# Two heads of width 3, whose queries, keys and values lie in turns.
+FUSED = (18, 4)
+
+
+def apart(fused):
+    by_head = fused.unflatten(0, (2, 3, 3))
+    return [by_head[:, stream].flatten(0, 1) for stream in range(3)]
+
+
+@pytest.mark.parametrize("rule", ["adafactor", "lamb"])
+@pytest.mark.parametrize("shape", [FUSED, FUSED[:1]])
+def test_matrices_that_are_kept_in_one_are_each_moved_by_itself(rule, shape):
+    scales = torch.tensor([1.0, 10.0, 100.0]).repeat_interleave(3).repeat(2).view(-1, *[1] * (len(shape) - 1))
+    weight = tensors(shapes=(shape,))[0] * scales
+    together = parts_of([weight], matrices=3, turn=3)
+    build = {"adafactor": adafactor, "lamb": lamb}[rule]
+    [found] = trained(build(together), together, rate=lambda step: 0.01, shapes=(shape,))
+    for stream, one in enumerate(apart(weight)):
+        parts = parts_of([one])
+        alone = build(parts)
+        alone.param_groups[0]["params"] = [parts[0].master]
+        for step in range(1, STEPS + 1):
+            parts[0].master.grad = apart(gradients(step, (shape,))[0])[stream].clone()
+            alone.param_groups[0]["lr"] = 0.01
+            alone.step()
+        torch.testing.assert_close(apart(found)[stream], parts[0].master.detach(), rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrices", "factor_from", "factored"),
+    [
+        ((128, 128), 1, 128, True),
+        ((128, 127), 1, 128, False),
+        ((384, 512), 3, 128, True),
+        ((381, 512), 3, 128, False),
+        ((512,), 1, 1, False),
+        ((512, 512), 1, None, False),
+    ],
+)
+def test_matrices_are_factored_from_a_length_on(shape, matrices, factor_from, factored):
+    [part] = parts_of([torch.zeros(shape)], matrices=matrices)
+    assert is_factored(part, factor_from) == factored
+    assert math.prod(shape) == part.matrices * part.whole_length * part.whole_width

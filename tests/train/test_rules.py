@@ -1,0 +1,24 @@
+"""A run by another update rule than AdamW, from the command line: cut off, and continued on another layout."""
+
+import pytest
+
+from tests.drills.program import arguments, finish, losses, resumed_at
+
+ADAFACTOR = (
+    *("optimizer.name=adafactor", "optimizer.lr=0.01", "optimizer.decay=rsqrt", "optimizer.final=0.0"),
+    *("optimizer.warmup_steps=0", "optimizer.stable_steps=2", "optimizer.adafactor.factor_from=16"),
+    *("optimizer.momentum=0.9", "layout.microbatch=2", "train.steps=4"),
+)
+
+
+def test_a_run_by_adafactor_goes_on_where_it_was(real_corpus, tmp_path):
+    def train(name, *more, code=0):
+        done = finish("train", *arguments("gpt2", tmp_path / name, real_corpus("byte-bpe"), *ADAFACTOR, *more))
+        assert done.returncode == code, done.stderr
+        return tmp_path / name
+
+    whole = losses(train("whole"))
+    train("cut", "layout.data=2", "layout.distributed_optimizer=true", "train.stop_at=2", code=75)
+    cut = train("cut", "layout.tensor=2")
+    assert resumed_at(cut) == [2]
+    assert losses(cut) == {step: pytest.approx(loss, rel=1e-5) for step, loss in whole.items()}
