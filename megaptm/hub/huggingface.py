@@ -157,7 +157,10 @@ def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[
     known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
     candidates = [(one, _with_defaults(one, config)) for one in known]
     named = config.get("architectures") or []
-    counterpart, complete = min(candidates, key=lambda one: (len(differing(*one)), one[0].model not in named))
+    # Families that theirs cannot tell apart are the first one's; of one family the architecture says which stack it is.
+    counterpart, complete = min(
+        candidates, key=lambda one: (len(differing(*one)), one[0].family != known[0].family, one[0].model not in named)
+    )
     return counterpart, spec_of(counterpart, complete)
 
 
