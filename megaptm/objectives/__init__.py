@@ -12,6 +12,7 @@ from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -29,6 +30,7 @@ OBJECTIVES: dict[str, Objective] = {
         SpanBoundary(),
         SpanCorruption(),
         ReplacedTokens(),
+        Translation(),
         UNILM,
     )
 }

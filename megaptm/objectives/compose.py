@@ -22,6 +22,7 @@ from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -32,6 +33,7 @@ TASKS: dict[str, type[Objective]] = {
     "ordered-masked-lm": OrderedMaskedLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
+    "translation": Translation,
 }
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", *BY_STEP)
