@@ -178,3 +178,13 @@ def test_published_configs_are_our_tables() -> None:
             head_width=expected.size.key_width if family == "t5" else None,
         )
         assert (spec.vocabulary, spec.context, spec.dropout) == (expected.vocabulary, expected.context, 0.1)
+
+
+@pytest.mark.parametrize("family", ["t5-v1.1", "mt5"])
+def test_configs_that_say_they_are_not_tied_are_the_later_t5s(family: str) -> None:
+    """As published: what the head does follows from `tie_word_embeddings`, which is all that the file says of it."""
+    expected = published(CATALOGUE[family], "small")
+    config = {"model_type": expected.name.partition("-")[0], "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0}
+    numbers = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": expected.vocabulary}
+    spec = described({**config, **numbers, "tie_word_embeddings": False})[1]
+    assert replace(spec, context=expected.context) == expected
