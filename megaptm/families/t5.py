@@ -26,7 +26,16 @@ T5 = Family(
     heads=("lm",),
     logit_scale="rsqrt-width",
     init="t5",
-    objectives=("span-corruption",),
+    # Section 3.3; the first is what the paper settles on.
+    objectives=(
+        "span-corruption",
+        "token-corruption",
+        "dropped-tokens",
+        "bert-style",
+        "mass-style",
+        "deshuffling",
+        "prefix-lm",
+    ),
     sizes={
         "small": Size(layers=6, width=512, heads=8, ffn=2048),
         "base": Size(layers=12, width=768, heads=12, ffn=3072),
