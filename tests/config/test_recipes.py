@@ -145,6 +145,7 @@ def test_t5_has_the_papers_batch_and_steps(name, sequence, batch, steps):
     found = config(name)
     assert (found.data.sequence, found.train.batch, found.train.steps) == (sequence, batch, steps)
     assert resolve_model(found).dropout == (0.1 if name.startswith("t5/") else 0.0)
+    assert found.data.size_exponent == (0.3 if name.startswith("mt5/") else None)
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.momentum, optimizer.adafactor) == ("adafactor", 0.0, AdafactorConfig())
     assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.update_clip) == (0.0, None, 1.0)
