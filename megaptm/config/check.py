@@ -84,7 +84,7 @@ def _model(config: Config) -> Iterator[str]:
 
 def _data(config: Config) -> Iterator[str]:
     if config.data.size_limit is not None and config.data.size_exponent is None:
-        yield "data.size_limit bounds what data.size_exponent multiplies weights by: give data.size_exponent, 1 for T5's."
+        yield "data.size_limit bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
 
 
 def _shape(model: ModelConfig) -> Iterator[str]:
