@@ -242,6 +242,7 @@ def _canonical(
             f"{where} has parameters that a {counterpart.model} has not: {_some(unknown)}; give the model without "
             "what was put on top of it (`model.base_model.save_pretrained`)."
         )
+    found = {name: found[source] for name, source in counterpart.tied_if_absent.items() if source in found} | found
     return {name: found[name] for name in known if name in found}
 
 

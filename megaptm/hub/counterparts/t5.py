@@ -77,6 +77,7 @@ T5_V1_1 = replace(
     fixed={**BUCKETS, "feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
     rows=(*_rows(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
     tied=dict.fromkeys(INPUTS, "shared.weight"),
+    tied_if_absent={"lm_head.weight": "shared.weight"},
 )
 
 MT5 = replace(
