@@ -115,6 +115,7 @@ def _converted(
     """Their config, generation config and weights of our model."""
     counterpart = counterpart_of(spec)
     theirs = export_weights(counterpart.rows, spec, weights)
+    theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer)
     check_pad(counterpart, special["pad_token_id"])
     config = hugging_face_config(spec, **special)
@@ -186,10 +187,11 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
-    # By which T5's class knows whether the head scales what it reads.
-    tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    # By which T5's class knows whether the head scales what it reads, and ids that Marian's is not without.
+    said = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id")
+    said_so = {name: config[name] for name in said if name in config}
     # Without the published special ids, which a small vocabulary has not: transformers would warn.
-    complete = config_class(**numbers, **tied, bos_token_id=None, eos_token_id=None)
+    complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 
@@ -201,6 +203,7 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
     with torch.device("meta"):
         whole = dict(build_model(spec).named_parameters())
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
+    state = _without_zeros(counterpart, spec, state, where)
     theirs = _canonical(counterpart, state, shapes, where)
     for name, tensor in theirs.items():
         if tensor.dtype not in FLOATS:
@@ -216,6 +219,20 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
         raise UserError(f"{where} lacks weights of {counterpart.model}: {_some(missing)}; give a complete checkpoint.")
     absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
     return ImportedModel(spec, weights, absent)
+
+
+def _without_zeros(
+    counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str
+) -> dict[str, Tensor]:
+    """Their parameters without those that ours has not; an error where they are not zero."""
+    absent = counterpart.zeros(spec)
+    left = {}
+    for name, tensor in state.items():
+        if name not in absent and counterpart.prefix + name not in absent:
+            left[name] = tensor
+        elif tensor.count_nonzero():
+            raise UserError(f"{where}: {name} is not zero, and a {counterpart.family} has none: train one without it.")
+    return left
 
 
 def _canonical(

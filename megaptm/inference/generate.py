@@ -65,7 +65,7 @@ class Draw:
 
 def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
     """A decoder's continuation, piece by piece, until a document's end or so many tokens."""
-    _require(loaded, "generate")
+    require(loaded, "generate")
     ids = loaded.tokenizer.encode(prompt).tolist()
     if not ids:
         raise UserError("the prompt is empty: a model continues text, so give it at least a word.")
@@ -129,6 +129,20 @@ class CachedAttend(nn.Module):
         self.past = (k_SBHK, v_SBHK) if self.band is None else (k_SBHK[-self.band :], v_SBHK[-self.band :])
 
 
+class OnceMapped(nn.Module):
+    """A linear map of what stays the same, such as of what an encoder gave: done once."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+        self.found: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.found is None:
+            self.found = self.whole(x)
+        return self.found
+
+
 @dataclass(frozen=True)
 class KeyValueCache:
     """What the layers of a stack remember."""
@@ -139,10 +153,17 @@ class KeyValueCache:
         for layer in self.layers:
             layer.past = None
 
+    def follow(self, rows_B: Tensor) -> None:
+        """Go on with these rows of what was seen."""
+        for layer in self.layers:
+            if layer.past is not None:
+                keys, values = layer.past
+                layer.past = keys.index_select(1, rows_B), values.index_select(1, rows_B)
+
 
 @contextmanager
 def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
-    """Within the block the stack's self-attention remembers what it has seen."""
+    """Within the block the stack's self-attention remembers what it has seen, and what it attends to besides stays."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
     bands = [stack.size.band_width if stack.block.at(n).attention == "banded" else None for n in stack.numbers]
     memory = KeyValueCache(
@@ -151,10 +172,14 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
     try:
         for layer, remember in zip(layers, memory.layers, strict=True):
             layer.attention.attend = remember  # type: ignore[assignment]  # takes and gives the same tensors
+            if stack.block.cross is not None:
+                layer.cross.kv = OnceMapped(layer.cross.kv)  # type: ignore[assignment]  # so does this
         yield memory
     finally:
         for layer, remember in zip(layers, memory.layers, strict=True):
             layer.attention.attend = remember.attend
+            if stack.block.cross is not None and isinstance(mapped := layer.cross.kv, OnceMapped):
+                layer.cross.kv = mapped.whole  # type: ignore[assignment]
 
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
@@ -164,7 +189,7 @@ def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampl
 
 def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> list[tuple[str, bool]]:
     """The same in pieces, and of each whether the model said it."""
-    _require(loaded, "fill")
+    require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     ids = _encode(tokenizer, prompt, special.sentinels)
     holes = [id_ for id_ in ids if id_ in special.sentinels]
@@ -228,7 +253,7 @@ class Guess:
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
     """For each mask in the prompt, an encoder's likeliest tokens."""
-    _require(loaded, "guess")
+    require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None or special.cls is None or special.sep is None:
         raise UserError(f"{loaded.tokenizer_folder} has no mask, cls or sep token, so there is nothing to guess.")
@@ -266,7 +291,7 @@ def _name(tokenizer: Tokenizer, id_: int) -> str:
     return f"({id_})" if name is None else name  # a gap in the numbering
 
 
-def _require(loaded: LoadedModel, asked: str) -> None:
+def require(loaded: LoadedModel, asked: str) -> None:
     stacks = (*loaded.spec.family.stacks,)
     if ASKED.get(stacks) != asked:
         raise UserError(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from megaptm.bricks import widening
 from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
+from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.spec import ModelSpec
 
@@ -20,8 +21,8 @@ INPUTS = ("token", "segment")
 
 
 class Embed(nn.Module):
-    """Tokens and segments, as the family's `inputs` say, and learned positions; then norm (BERT) and dropout; and a map
-    to the width of the stream, where tables are not as wide (ALBERT).
+    """Tokens and segments, as the family's `inputs` say, and positions, learned or sines; then norm (BERT) and dropout;
+    and a map to the width of the stream, where tables are not as wide (ALBERT).
 
     Without stacks it is just the token table that a tied output projection reads, under the same name.
     """
@@ -34,11 +35,21 @@ class Embed(nn.Module):
         family, width = spec.family, spec.size.table_width
         if unknown := set(family.inputs) - set(INPUTS):
             raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
+        scales = {"none": 1.0, "sqrt-width": width**0.5}
+        if family.embedding_scale not in scales:
+            known = ", ".join(scales)
+            raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
+        self.scale = scales[family.embedding_scale]
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
         self.segment = None
         if not stacks:
             return
         self.first_position = family.first_position
+        self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
+        if width % 2 and any(self.waves.values()):
+            raise UserError(
+                f"{family.name}: sinusoid positions pair features; a width of {width} has one left: change it."
+            )
         # Stacks that read the same fields have their tables in common.
         for prefix, name in {family.prefixes[name]: name for name in stacks}.items():
             if family.stacks[name].position == "learned":
@@ -62,6 +73,10 @@ class Embed(nn.Module):
         prefix = self.prefixes[stack]
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.waves[stack]:
+            x = x + sinusoid(self._places(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(x.dtype)
         if (table := self._modules.get(f"{prefix}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if self.segment is not None:
@@ -74,9 +89,11 @@ class Embed(nn.Module):
 
     def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Rows of the table, [S, B] or, where none are given, [S, 1]."""
-        if given_BS is not None:
-            return given_BS.t() + self.first_position
         rows = cast(Embedding, table).rows - self.first_position
-        if len(ids_SB) > rows:
+        if given_BS is None and len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
-        return torch.arange(self.first_position, self.first_position + len(ids_SB), device=ids_SB.device)[:, None]
+        return self._places(given_BS, ids_SB) + self.first_position
+
+    def _places(self, given_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
+        """Of each token in its text, [S, B] or, where none are given, [S, 1]."""
+        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
