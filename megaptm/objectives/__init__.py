@@ -6,6 +6,7 @@ from typing import Any
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.mixtures import UNILM
 from megaptm.objectives.objective import Objective, weights_at
@@ -28,6 +29,8 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
         SpanBoundary(),
         SpanCorruption(),
+        Denoising(),
+        Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
         UNILM,
     )

@@ -64,6 +64,8 @@ EXACT = {
     ("t5", "large"): 737_668_096,
     ("t5", "3b"): 2_851_598_336,
     ("t5", "11b"): 11_307_321_344,
+    ("bart", "base"): 139_420_416,
+    ("bart", "large"): 406_291_456,
 }
 POOLED = {"roberta", "spanbert"}
 """Families whose published numbers count BERT's pooler, which their own pre-training does not have."""
