@@ -31,7 +31,7 @@ class Denoising(Objective):
     elsewhere. The decoder reads the document as it was, one token behind what it says, and first of all the `end`.
 
     The counts are those of the released code, rounded up. Its spans may fall into each other, so that it hides less
-    than it says (26 for 30 in 100); here they lie apart, and hide as much as they say.
+    than it says (27 for 30 in 100); here they lie apart, and hide as much as they say.
     """
 
     infill: Share = 0.3

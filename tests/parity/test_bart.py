@@ -13,6 +13,8 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.huggingface import described, from_hugging_face, to_hugging_face
+from megaptm.inference.generate import Draw, Sampling, answer_ids
+from megaptm.inference.loaded_model import open_exported
 from megaptm.models import build_model, fill
 from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train
@@ -97,5 +99,11 @@ def test_it_begins_to_write_as_it_was_trained(tmp_path: Path) -> None:
     assert ids == [special.begin, *tokenizer.encode("def wrap").tolist(), special.end]
     written = theirs.generate(torch.tensor([ids]), do_sample=False)[0].tolist()
     assert written[:2] == [special.end, special.begin]
-    assert len(written) <= spec.context
-    assert written[-1] == special.end
+    assert (len(written), written[-1]) == (spec.context, special.end)
+    ours, draw = open_exported(tmp_path / "out"), Draw(Sampling(temperature=0), tokenizer)
+    said = [*answer_ids(ours, ids[1:-1], tokens=100, draw=draw)]
+    assert said[: len(written) - 3] == written[2:-1]
+    assert ours.fill("def<mask>(text)", tokens=3, temperature=0)
+    for prompt, told in (("def", "the prompt needs a <mask> for"), ("<mask>" * 24, "26 tokens, the model reads 24")):
+        with pytest.raises(UserError, match=told):
+            ours.fill(prompt)
