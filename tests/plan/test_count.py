@@ -60,6 +60,8 @@ EXACT = {
     ("ernie", "base"): 99_866_112,
     ("unilm", "base"): 108_313_344,
     ("unilm", "large"): 333_583_360,
+    ("bart", "base"): 139_420_416,
+    ("bart", "large"): 406_291_456,
     ("t5-v1.1", "small"): 76_961_152,
     ("t5-v1.1", "base"): 247_577_856,
     ("t5-v1.1", "large"): 783_150_080,
@@ -75,8 +77,6 @@ EXACT = {
     ("t5", "large"): 737_668_096,
     ("t5", "3b"): 2_851_598_336,
     ("t5", "11b"): 11_307_321_344,
-    ("bart", "base"): 139_420_416,
-    ("bart", "large"): 406_291_456,
 }
 POOLED = {"roberta", "spanbert"}
 """Families whose published numbers count BERT's pooler, which their own pre-training does not have."""

@@ -27,6 +27,7 @@ COUNTERPARTS = (
     GPT1,
     GPT2,
     BERT,
+    BART,
     ROBERTA,
     ALBERT,
     SPANBERT,
@@ -41,7 +42,6 @@ COUNTERPARTS = (
     T5,
     T5_V1_1,
     MT5,
-    BART,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = ("name", "paper", "vocabulary", "tokenizer", "context", "z_loss", "init", "dropout", "objectives", "sizes")
