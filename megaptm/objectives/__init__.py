@@ -14,6 +14,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -41,6 +42,7 @@ OBJECTIVES: dict[str, Objective] = {
         Denoising(),
         Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
+        Translation(),
         UNILM,
     )
 }
