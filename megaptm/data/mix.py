@@ -12,7 +12,7 @@ import numpy as np
 from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
-from megaptm.data.order import WINDOW, Order, PairOrder, StreamOrder
+from megaptm.data.order import WINDOW, DocumentOrder, Order, PairOrder, StreamOrder
 from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
@@ -271,7 +271,8 @@ def _order(
     if task.unit == "pair":
         return PairOrder(corpus, split, length=task.raw_length(sequence), annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
-    return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
+    order = DocumentOrder if task.unit == "document" else StreamOrder
+    return order(corpus, split, cut=cut, annotations=task.annotations, **options)
 
 
 def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:

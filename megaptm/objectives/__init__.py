@@ -6,6 +6,7 @@ from typing import Any
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.mixtures import UNILM
 from megaptm.objectives.objective import Objective, weights_at
@@ -13,6 +14,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -37,7 +39,10 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedText(rate=0.5, mask=0.8, random=0.1, hide="span", ask="hidden"),
         Deshuffling(),
         DroppedTokens(),
+        Denoising(),
+        Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
+        Translation(),
         UNILM,
     )
 }

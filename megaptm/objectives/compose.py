@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.ordered import OrderedMaskedLM
@@ -23,11 +24,13 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
 TASKS: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
+    "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
     "masked-lm": MaskedLM,
@@ -37,6 +40,7 @@ TASKS: dict[str, type[Objective]] = {
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
+    "translation": Translation,
 }
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", *BY_STEP)
