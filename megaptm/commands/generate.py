@@ -13,7 +13,7 @@ from megaptm.commands.options import Finite
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--prompt", required=True, help="Text to continue (GPT) or translate, or with holes to fill (T5) or guess (BERT)."
+    "--prompt", required=True, help="Text to continue (GPT) or translate, or with holes to fill (T5, BART) or to guess."
 )
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
 @click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
@@ -55,6 +55,7 @@ def generate(
     \b
       megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200
       megaptm generate runs/t5-tiny --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
+      megaptm generate runs/bart-tiny --prompt 'The <mask> sat on the <mask>.' --greedy
       megaptm generate runs/transformer-tiny --prompt 'one line of text' --beams 4
       megaptm generate exported/bert-tiny --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
@@ -76,7 +77,7 @@ def generate(
             for piece in pieces:
                 click.echo(piece, nl=False)
             click.echo()
-        case ("encoder", "decoder") if beams or not loaded.tokenizer.special.sentinels:
+        case ("encoder", "decoder") if beams or not say.has_holes(loaded.tokenizer):
             from megaptm.inference.beam import Beam, answer
 
             click.echo(

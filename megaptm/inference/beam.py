@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.generate import require, with_cache
+from megaptm.inference.generate import asked, require, with_cache
 from megaptm.inference.loaded_model import LoadedModel
 
 Step = Callable[[list[list[int]], list[int]], Tensor]
@@ -62,13 +62,14 @@ def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
 def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
     """Answers to a text, the best first, at most `beam.width`; where no answer ends within so many tokens, cut ones."""
     special, most = loaded.tokenizer.special, loaded.tokenizer.vocabulary
+    text, heard, tokens = asked(loaded, ids, tokens)
     never = [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
     said: list[list[int]] = [[] for _ in range(beam.width)]
     # All beams begin alike: only the first is followed.
     totals = [0.0] + [-math.inf] * (beam.width - 1)
     parents = list(range(beam.width))
     ended: list[Hypothesis] = []
-    with _reading(loaded, ids, beam.width) as step:
+    with _reading(loaded, text, heard, beam.width) as step:
         for length in range(1, tokens + 1):
             logits_BV = step(said, parents)[:, :most].float().cpu()
             if not logits_BV.isfinite().all():
@@ -97,27 +98,28 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
 
 
 @contextmanager
-def _reading(loaded: LoadedModel, ids: list[int], beams: int) -> Iterator[Step]:
-    """The model once it has read a text; it remembers what beams have said, where its places allow."""
-    special, model = loaded.tokenizer.special, loaded.model
-    assert special.end is not None
-    assert special.pad is not None
+def _reading(loaded: LoadedModel, text: list[int], before: list[int], beams: int) -> Iterator[Step]:
+    """The model once it has read a text; it remembers what beams have said, where its places allow. `before`: what the
+    decoder hears first."""
+    model = loaded.model
     (encoder, reads), (decoder, says) = loaded.spec.family.prefixes.items()
     stack = model.stack(decoder)
     assert stack is not None
-    batch = {f"{reads}tokens": torch.tensor([[*ids, special.end]], device=loaded.device)}
+    batch = {f"{reads}tokens": torch.tensor([text], device=loaded.device)}
     with torch.inference_mode():
         memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
     with nullcontext() if stack.block.score_bias else with_cache(stack) as cache:
 
         def step(said: list[list[int]], parents: list[int]) -> Tensor:
-            heard = [[special.pad, *ids] for ids in said]
+            heard = torch.tensor([[*before, *ids] for ids in said], device=loaded.device)
             if cache is not None:
                 cache.follow(torch.tensor(parents, device=loaded.device))
-                batch[f"{says}positions"] = torch.full((beams, 1), len(said[0]), device=loaded.device)
-                heard = [[ids[-1]] for ids in heard]
-            batch[f"{says}tokens"] = torch.tensor(heard, device=loaded.device)
+                new = heard.shape[1] if not said[0] else 1
+                places = torch.arange(heard.shape[1], device=loaded.device)
+                batch[f"{says}positions"] = places[-new:].expand(beams, -1)
+                heard = heard[:, -new:]
+            batch[f"{says}tokens"] = heard
             with torch.inference_mode():
                 return model.logits(batch, ended={encoder: memory_SBD})["lm"][:, -1]
 

@@ -104,7 +104,6 @@ TRANSFORMER = Counterpart(
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": True,
         "is_decoder": False,
-        "forced_eos_token_id": None,
         "tie_word_embeddings": True,
     },
     rows=ROWS,
@@ -114,6 +113,6 @@ TRANSFORMER = Counterpart(
         "model.shared.weight",
     ),
     prefix="model.",
-    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": 1},
     unused=("model.encoder.embed_positions.", "model.decoder.embed_positions."),
 )
