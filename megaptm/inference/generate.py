@@ -237,7 +237,7 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) 
 
 
 def asked(loaded: LoadedModel, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
-    """A text as an encoder-decoder reads it, what its decoder hears before it speaks, and how many tokens it may say."""
+    """A text as an encoder-decoder reads it, what its decoder hears before it speaks, how many tokens it may say."""
     special, longest = loaded.tokenizer.special, loaded.spec.longest
     assert special.end is not None
     if special.sentinels or special.begin is None:
