@@ -35,6 +35,7 @@ T5 = Family(
         "mass-style",
         "deshuffling",
         "prefix-lm",
+        "text-to-text",
     ),
     sizes={
         "small": Size(layers=6, width=512, heads=8, ffn=2048),

@@ -46,7 +46,10 @@ def tiny_corpus(
     seed: int = 0,
     fingerprint: str = "tiny",
 ) -> Manifest:
-    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
+    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`.
+
+    With `parts` each document is of two, its halves.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     fields = (
@@ -57,8 +60,8 @@ def tiny_corpus(
     )
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
     key = 0
-    for split, count, parts in (("train", documents, shards), ("validation", validation, 1)):
-        for part, keys in enumerate(np.array_split(np.arange(count), parts)):
+    for split, count, files in (("train", documents, shards), ("validation", validation, 1)):
+        for part, keys in enumerate(np.array_split(np.arange(count), files)):
             with ShardWriter(folder / f"{split}-{part:06d}.tar", "uint16", fields) as writer:
                 for _ in keys:
                     tokens = rng.integers(SPECIALS, vocabulary, rng.integers(*lengths, endpoint=True))
