@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, Objective, RowWindow
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.translation import FILL, Translation
@@ -28,6 +29,10 @@ class TextToText(Translation):
     asked, rows are half full of either at 1; examples that find no room in their row wait for another epoch."""
 
     name = "text-to-text"
+
+    def __post_init__(self) -> None:
+        if not self.packed and self.fill != FILL:
+            raise UserError(f"fill ({self.fill:g}) is of rows with several examples, and packed is false: remove one.")
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         # No example counts more than a row, so that one begins in each.

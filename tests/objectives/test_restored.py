@@ -120,3 +120,5 @@ def test_what_cannot_be_served_is_refused():
         OBJECTIVES["bert-style"].check(replace(SPECIAL, mask=None, sentinels=()), 128)
     with pytest.raises(UserError, match=r"objective\.masked-text: mask and random \(1\.1 together\)"):
         objective_of({"masked-text": {"mask": 1.0}})
+    with pytest.raises(UserError, match=r"mean \(5\) is the length of spans, and tokens are hidden"):
+        objective_of({"span-corruption": {"hide": "tokens", "mean": 5}})

@@ -5,6 +5,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
+from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.spans import SpanCorruption
@@ -60,6 +61,8 @@ def test_a_row_may_hold_one_example(tmp_path):
     padded = rows(tmp_path, objective_of({"text-to-text": {"packed": False}}))
     assert len(padded) == 40
     assert all(sample["document_ids"].max() == 1 for sample in padded)
+    with pytest.raises(UserError, match=r"fill \(1\) is of rows with several examples, and packed is false"):
+        objective_of({"text-to-text": {"packed": False, "fill": 1}})
     # And where rows are packed, texts longer than several rows leave none empty.
     assert all(sample["document_ids"].max() >= 1 for sample in rows(tmp_path, "text-to-text"))
 
