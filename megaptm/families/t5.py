@@ -36,6 +36,7 @@ T5 = Family(
         "deshuffling",
         "prefix-lm",
         "text-to-text",
+        "translation",
     ),
     sizes={
         "small": Size(layers=6, width=512, heads=8, ffn=2048),

@@ -48,7 +48,7 @@ def test_what_is_longer_than_a_row_is_cut():
 
 
 def test_packed_rows_hold_whole_examples_and_most_of_them(tmp_path):
-    tiny_corpus(tmp_path, documents=300, lengths=(4, 24), halves=True)
+    tiny_corpus(tmp_path, documents=300, lengths=(4, 24), parts=True)
     found = [example for sample in rows(tmp_path, "text-to-text") for example in asked(sample)]
     assert len({*map(tuple, found)}) == len(found) > 295
     every = open_mix({str(tmp_path): 1}, objective="causal-lm", sequence=64, seed=0, special=SPECIAL)
@@ -57,7 +57,7 @@ def test_packed_rows_hold_whole_examples_and_most_of_them(tmp_path):
 
 
 def test_a_row_may_hold_one_example(tmp_path):
-    tiny_corpus(tmp_path, documents=40, lengths=(4, 200), halves=True)
+    tiny_corpus(tmp_path, documents=40, lengths=(4, 200), parts=True)
     padded = rows(tmp_path, objective_of({"text-to-text": {"packed": False}}))
     assert len(padded) == 40
     assert all(sample["document_ids"].max() == 1 for sample in padded)
@@ -68,7 +68,7 @@ def test_a_row_may_hold_one_example(tmp_path):
 
 
 def test_corpora_without_parts_are_read_in_corrupted_spans(tmp_path):
-    tiny_corpus(tmp_path / "tasks", halves=True, seed=1)
+    tiny_corpus(tmp_path / "tasks", parts=True, seed=1)
     tiny_corpus(tmp_path / "text", documents=90)
     mix = {str(tmp_path / "tasks"): 1, str(tmp_path / "text"): 1}
     opened = open_mix(
