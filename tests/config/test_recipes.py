@@ -178,6 +178,13 @@ def test_spanbert_has_the_papers_recipe(size):
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
 
 
+def test_ernie_has_the_recipe_of_the_released_code():
+    found = config("ernie/base")
+    assert found.train.batch * found.data.sequence == 8 * 8_192
+    assert (found.train.steps, found.optimizer.lr, found.optimizer.weight_decay) == (1_000_000, 1e-4, 0.01)
+    assert (found.optimizer.decay, found.optimizer.final) == ("linear", 0.0)
+
+
 @pytest.mark.parametrize(("size", "steps"), [("base", 1_000_000), ("large", 2_000_000)])
 def test_macbert_has_the_papers_masks(size, steps):
     """arXiv:2004.13922, section 3.1: n-grams of four lengths; 80% similar words, 10% random, 10% kept."""

@@ -57,6 +57,7 @@ EXACT = {
     ("electra", "small"): 13_483_008,
     ("electra", "base"): 108_891_648,
     ("electra", "large"): 334_092_288,
+    ("ernie", "base"): 99_866_112,
     ("unilm", "base"): 108_313_344,
     ("unilm", "large"): 333_583_360,
     ("t5", "small"): 60_506_624,

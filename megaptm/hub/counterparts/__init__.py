@@ -10,6 +10,7 @@ from megaptm.hub.counterparts import deberta, electra
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
+from megaptm.hub.counterparts.ernie import ERNIE
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
 from megaptm.hub.counterparts.macbert import MACBERT
@@ -31,6 +32,7 @@ COUNTERPARTS = (
     deberta.DEBERTA_V2,
     deberta.DISCRIMINATOR,
     deberta.GENERATOR,
+    ERNIE,
     PALM,
     electra.DISCRIMINATOR,
     electra.GENERATOR,

@@ -1,0 +1,17 @@
+"""ERNIE 1.0 (Sun et al., 2019): Chinese BERT whose masks are of characters, then of phrases, then of entities."""
+
+from megaptm.families.bert import BERT
+from megaptm.spec import change
+
+ERNIE = change(
+    BERT,
+    name="ernie",
+    paper="arXiv:1904.09223",
+    # The published vocabulary has 17,964 tokens; the released config rounds its table up.
+    vocabulary=18000,
+    context=513,
+    # The released code: relu where BERT has gelu, and the epsilon that its framework has by default.
+    stacks={"encoder": change(BERT.last_block, ffn="relu", norm_eps=1e-5)},
+    sizes={"base": BERT.sizes["base"]},
+    objectives=("masked-lm-next-sentence", "masked-lm", "masked-lm-whole-word", "masked-lm-whole-word-next-sentence"),
+)
