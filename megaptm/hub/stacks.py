@@ -41,8 +41,9 @@ def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> Mode
             raise UserError(f"{where}: its {stack} has wider or narrower tables; give models trained together.")
     eps = main.family.first_block.norm_eps
     stacks = {name: change(block, norm_eps=eps) for name, block in family.stacks.items()}
-    sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items() if part is not main}
-    return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=sizes))
+    sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items()}
+    others = {stack: size for stack, size in sizes.items() if size != change(main.size, embedding=None)}
+    return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=others))
 
 
 def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:

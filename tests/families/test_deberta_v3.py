@@ -99,7 +99,8 @@ class ByHand:
 
     def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Mean over what is asked."""
-        masked, judged = [], []
+        masked: list[Tensor] = []
+        judged: list[Tensor] = []
         for row, documents in enumerate(batch["document_ids"]):
             text = batch["tokens"][row, : int((documents > 0).sum())]
             asked = batch["labels"][row] != IGNORED
