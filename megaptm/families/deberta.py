@@ -56,7 +56,7 @@ LAYER_V3 = change(LAYER_V2, convolution=False)
 
 
 def _beside(discriminator: Size) -> Size:
-    """With a generator as wide and half as deep (section 4.1, and the released configs)."""
+    """With a generator as wide and half as deep (the released configs)."""
     return change(discriminator, stacks={"generator": change(discriminator, layers=discriminator.layers // 2)})
 
 

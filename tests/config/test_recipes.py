@@ -109,7 +109,7 @@ def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
 
 @pytest.mark.parametrize(("size", "rate"), [("small", 5e-4), ("base", 5e-4), ("large", 3e-4)])
 def test_deberta_v3_has_the_papers_batch_rate_and_steps(size, rate):
-    """arXiv:2111.09543, section 5."""
+    """arXiv:2111.09543, section 4."""
     found = config(f"deberta-v3/{size}")
     optimizer = found.optimizer
     assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 8192, 500_000)
