@@ -29,6 +29,8 @@ class Annotations:
     """Phrases and their labels: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
     turns: bool = False
     """Who speaks from where on, for documents whose notes have `turns`."""
+    parts: bool = False
+    """Where each of the texts begins that a document is made of; a recipe asks for it where its sources have such."""
 
     def __post_init__(self) -> None:
         if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese) and not Path(self.chinese).suffix:
@@ -43,7 +45,7 @@ class Annotations:
     def fields(self) -> tuple[str, ...]:
         """Names of the arrays that documents get, in the order a manifest lists them."""
         asked = {"sentences": self.sentences, "words": self.words, "tags": self.tags is not None, "turns": self.turns}
-        return tuple(name for name, wanted in asked.items() if wanted)
+        return tuple(name for name, wanted in (asked | {"parts": self.parts}).items() if wanted)
 
     def tables(self) -> dict[str, list[str]]:
         """What the numbers in `tags` and `turns` mean, for the manifest: number i is the i-th name."""

@@ -134,9 +134,12 @@ class Order(ABC):
         of the kinds in `annotations`."""
         self.annotations = annotations
         if missing := [name for name in annotations if name not in corpus.manifest.fields]:
+            remedy = f"build it with annotate.{missing[0]}=true"
+            if missing[0] == "parts":
+                remedy = "build it from sources with `parts` or `aligned`"
             raise UserError(
-                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: build it with "
-                f"annotate.{missing[0]}=true, or use another objective."
+                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: {remedy}, or "
+                "use another objective."
             )
         self.corpus = corpus
         self.split = split
@@ -248,6 +251,23 @@ class StreamOrder(Order):
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
+
+
+class DocumentOrder(StreamOrder):
+    """Rows of whole documents: those that begin in a row's stretch of the stream."""
+
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
+        window, row = self._find(epoch, position)
+        start, stop = row * self.cut.stride, (row + 1) * self.cut.stride
+        edges = self._epoch(epoch).measures
+        found: list[DocumentSlice] = []
+        while start < stop:
+            table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
+            first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
+            if first < after:
+                found += self._parts(table, int(table.edges[first]), int(table.edges[after]))
+            start, window = end, window + 1
+        return found
 
 
 class PairOrder(Order):

@@ -10,8 +10,10 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.mixtures import UNILM
 from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -28,7 +30,16 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
         SpanBoundary(),
         SpanCorruption(),
+        SpanCorruption(hide="tokens"),
+        PrefixLM(),
+        MaskedText(),
+        MaskedText(mask=1.0, random=0.0),
+        MaskedText(mask=0.8, random=0.1, ask="hidden"),
+        MaskedText(rate=0.5, mask=0.8, random=0.1, hide="span", ask="hidden"),
+        Deshuffling(),
+        DroppedTokens(),
         ReplacedTokens(),
+        Translation(),
         UNILM,
     )
 }

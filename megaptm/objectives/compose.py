@@ -20,18 +20,25 @@ from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
 TASKS: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
+    "deshuffling": Deshuffling,
+    "dropped-tokens": DroppedTokens,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
+    "masked-text": MaskedText,
     "ordered-masked-lm": OrderedMaskedLM,
+    "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
+    "translation": Translation,
 }
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", *BY_STEP)

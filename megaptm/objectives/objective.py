@@ -50,9 +50,9 @@ class DocumentSlice:
     slots: int
     annotations: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What is known of places here, of the kinds that the objective asks for; places count from the first token.
-    `words` and `sentences`, int32 [n]: the first token of each that begins here. `tags`, int32 [n, 3]: first token, the
-    one after the last, label, of those that lie here whole. `turns`, int32 [n, 2]: first token, role; the first row is
-    the turn that goes on here."""
+    `words`, `sentences`, `parts`, int32 [n]: the first token of each that begins here. `tags`, int32 [n, 3]: first
+    token, the one after the last, label, of those that lie here whole. `turns`, int32 [n, 2]: first token, role; the
+    first row is the turn that goes on here."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,9 @@ class Objective(ABC):
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
-    unit: Literal["stream", "pair"] = "stream"
-    """What a sample is made of: a list of `DocumentSlice` cut from the stream, or one `SentenceGroup`."""
+    unit: Literal["stream", "pair", "document"] = "stream"
+    """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
+    `SentenceGroup`."""
     every_token: ClassVar[bool] = False
     """Whether it asks for each token of a text: its loss then says how well text is compressed."""
     draws: bool = True
@@ -90,8 +91,8 @@ class Objective(ABC):
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     annotations: tuple[str, ...] = ()
-    """What slices come with: `words`, `sentences`, `tags`, `turns`; sentences of pairs with `words` alone. The corpus
-    must have it."""
+    """What slices come with: `words`, `sentences`, `tags`, `turns`, `parts`; sentences of pairs with `words` alone. The
+    corpus must have it."""
 
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""
@@ -106,7 +107,7 @@ class Objective(ABC):
         """What every sample holds."""
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        """How the stream is cut into rows (unit `stream`)."""
+        """How the stream is cut into rows (`stream`), or into stretches whose documents a row takes (`document`)."""
         raise NotImplementedError(f"{self.name} reads {self.unit}s, not a stream")
 
     @abstractmethod

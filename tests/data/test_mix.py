@@ -19,8 +19,8 @@ SPECIAL = tiny_special()
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("mix")
-    tiny_corpus(root / "a", documents=60, seed=1)
-    tiny_corpus(root / "b", documents=30, seed=2, lengths=(5, 40))
+    tiny_corpus(root / "a", documents=60, seed=1, parts=True)
+    tiny_corpus(root / "b", documents=30, seed=2, lengths=(5, 40), parts=True)
     return [str(root / "a"), str(root / "b")]
 
 
@@ -63,6 +63,19 @@ def test_weights_count_tokens_where_samples_differ_in_length(folders):
     tokens = [order.corpus.split("train").tokens / order.per_epoch for order in mix.orders]
     assert tokens[0] > 1.1 * tokens[1]
     assert mix.quotas[0] * tokens[0] == pytest.approx(mix.quotas[1] * tokens[1], rel=0.001)
+
+
+@pytest.mark.parametrize(("exponent", "limit", "ratio"), [(1.0, None, 2), (1.0, 40, 40 / 30), (0.3, None, 2**0.3)])
+@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm-next-sentence"])
+def test_documents_are_drawn_by_the_size_of_their_corpora(folders, objective, exponent, limit, ratio):
+    """T5's examples-proportional mixing, its artificial limit, and mT5's exponent; weights come on top."""
+    mix = opened({folders[0]: 3, folders[1]: 1}, objective, size_exponent=exponent, size_limit=limit)
+    assert [order.corpus.split("train").samples for order in mix.orders] == [60, 30]
+    documents = [
+        quota * order.corpus.split("train").samples / order.per_epoch
+        for quota, order in zip(mix.quotas, mix.orders, strict=True)
+    ]
+    assert documents[0] / documents[1] == pytest.approx(3 * ratio, rel=1e-3)
 
 
 def test_each_corpus_is_read_in_its_own_order_without_gaps(folders):
@@ -137,7 +150,7 @@ def test_packed_masked_rows_use_every_token_once(tmp_path):
 
 
 def test_a_corpus_named_twice_is_refused(folders, tmp_path):
-    tiny_corpus(tmp_path / "copy", documents=60, seed=1)
+    tiny_corpus(tmp_path / "copy", documents=60, seed=1, parts=True)
     with pytest.raises(UserError, match=r"names one corpus twice.*copy"):
         opened({folders[0]: 1, str(tmp_path / "copy"): 1})
 
