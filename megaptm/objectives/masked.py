@@ -152,7 +152,7 @@ class MaskedLM(Objective):
         row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
         begins = None
         if self.annotations:
-            begins = np.concatenate(laid_out([_begins(part) for part in piece], piece, ONE, ONE, document_mask))
+            begins = np.concatenate(laid_out([word_begins(part) for part in piece], piece, ONE, ONE, document_mask))
         return self.mask_row(row, special, rng, sequence, begins)
 
     def mask_row(
@@ -218,14 +218,16 @@ def laid_out(
 ) -> list[np.ndarray]:
     """What each document of a row holds: a `cls`, the piece of its part, a `sep`; without document mask all as one."""
     if document_mask:
-        return [np.concatenate((cls, piece, sep)) for piece in pieces if len(piece)]
+        return [
+            np.concatenate((cls, piece, sep)) for piece, part in zip(pieces, parts, strict=True) if len(part.tokens)
+        ]
     between = [
         array for piece, part in zip(pieces, parts, strict=True) for array in (piece, np.repeat(sep, part.slots))
     ]
     return [np.concatenate((cls, *between, sep[: not parts[-1].slots]))]
 
 
-def _begins(part: DocumentSlice) -> np.ndarray:
+def word_begins(part: DocumentSlice) -> np.ndarray:
     """int64 [tokens]: 1 where a word begins; a word that the row cut in two is a word by itself."""
     begins = np.zeros(len(part.tokens), dtype=np.int64)
     begins[part.annotations["words"]] = 1

@@ -57,8 +57,8 @@ def tiny_corpus(
     )
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
     key = 0
-    for split, count, parts in (("train", documents, shards), ("validation", validation, 1)):
-        for part, keys in enumerate(np.array_split(np.arange(count), parts)):
+    for split, count, files in (("train", documents, shards), ("validation", validation, 1)):
+        for part, keys in enumerate(np.array_split(np.arange(count), files)):
             with ShardWriter(folder / f"{split}-{part:06d}.tar", "uint16", fields) as writer:
                 for _ in keys:
                     tokens = rng.integers(SPECIALS, vocabulary, rng.integers(*lengths, endpoint=True))
