@@ -78,11 +78,7 @@ def generate(
                 click.echo(piece, nl=False)
             click.echo()
         case ("encoder", "decoder") if beams or not say.has_holes(loaded.tokenizer):
-            from megaptm.inference.beam import Beam, answer
-
-            click.echo(
-                answer(loaded, prompt, tokens=tokens, beam=Beam(width=beams or 4, length_penalty=length_penalty))
-            )
+            click.echo(loaded.answer(prompt, tokens=tokens, beams=beams or 4, length_penalty=length_penalty))
         case ("encoder", "decoder"):
             filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
             click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))

@@ -25,7 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Family -> an exported model that has opinions."""
     root = tmp_path_factory.mktemp("beams")
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("unigram", [text], vocabulary=120, sentinels=0)
+    tokenizer = train("unigram", [text], vocabulary=120, specials="marian")
     tokenizer.save(root / "tokenizer")
     for family in ("transformer", "t5"):
         spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
