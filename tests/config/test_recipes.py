@@ -107,6 +107,16 @@ def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
 
 
+@pytest.mark.parametrize(("size", "rate"), [("small", 5e-4), ("base", 5e-4), ("large", 3e-4)])
+def test_deberta_v3_has_the_papers_batch_rate_and_steps(size, rate):
+    """arXiv:2111.09543, section 4."""
+    found = config(f"deberta-v3/{size}")
+    optimizer = found.optimizer
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 8192, 500_000)
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+
+
 def test_gpt_has_the_papers_batch_and_rate():
     """Radford et al., 2018, section 4.1."""
     found = config("gpt1/base")
