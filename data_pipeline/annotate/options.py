@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipeline.annotate.phrases import phrase_finder
 from data_pipeline.annotate.tags import tagger_named
 from data_pipeline.annotate.turns import ROLES
 from data_pipeline.annotate.words import segmenter_named
@@ -22,9 +23,14 @@ class Annotations:
     """Where sentences of prose and lines of code begin: pairs of texts need them."""
     words: bool = False
     """Where words begin: masks of whole words need them, whatever the tokenizer."""
+    capitals: bool = False
+    """Which tokens are of words that begin with a capital letter: those of a tokenizer that makes letters small."""
     chinese: str = CHARACTERS
     """A Chinese word is one character (`characters`), or what jieba finds (`words`), a file of words has (see
     `dictionary.py`) or a function finds (`package.module:function`, text -> words that put end to end are it)."""
+    phrases: str | None = None
+    """Phrases: Chinese words of several characters that jieba finds (`words`), those of a file with one in each line,
+    or `package.module:function` (see `phrases.py`)."""
     tags: str | None = None
     """Phrases and their labels: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
     turns: bool = False
@@ -42,7 +48,14 @@ class Annotations:
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the arrays that documents get, in the order a manifest lists them."""
-        asked = {"sentences": self.sentences, "words": self.words, "tags": self.tags is not None, "turns": self.turns}
+        asked = {
+            "sentences": self.sentences,
+            "words": self.words,
+            "capitals": self.capitals,
+            "phrases": self.phrases is not None,
+            "tags": self.tags is not None,
+            "turns": self.turns,
+        }
         return tuple(name for name, wanted in asked.items() if wanted)
 
     def tables(self) -> dict[str, list[str]]:
@@ -52,12 +65,14 @@ class Annotations:
 
     def inputs(self) -> tuple[str, ...]:
         """Files whose content the result depends on."""
-        named = [name for name in (self.chinese, self.tags) if name not in (None, CHARACTERS, WORDS)]
+        named = [name for name in (self.chinese, self.phrases, self.tags) if name not in (None, CHARACTERS, WORDS)]
         files = [file_of(name, "annotate") if is_function(name) else name for name in named if name is not None]
         return tuple(file for file in files if file is not None)
 
     def check(self) -> None:
         """Raise a `UserError` now for a file or function that is not there, rather than in a worker."""
+        if self.phrases is not None:
+            phrase_finder(self.phrases)
         if self.tags is not None:
             tagger_named(self.tags)
         if self.chinese != CHARACTERS:

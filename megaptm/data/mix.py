@@ -157,7 +157,9 @@ class Mix:
             if is_ours(type(error)) or not has_plugin(task):
                 raise
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
-        return self._batch.widened(sample, pad=self.special.pad) if task is not self.objective else sample
+        if task is self.objective:
+            return sample
+        return self._batch.widened(source.task.told(sample), pad=self.special.pad)
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""

@@ -21,7 +21,7 @@ from megaptm.data.lru import LRUCache
 from megaptm.data.seeds import generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, SentenceGroup
+from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, SentenceGroup, marked
 
 WINDOW = 8
 """Shards whose documents are shuffled together."""
@@ -273,29 +273,28 @@ class PairOrder(Order):
         table = self._window((epoch, window))
         sample -= int(self._epoch(epoch).samples[window])
         number = int(np.searchsorted(table.edges, sample, side="right")) - 1
-        sentences = self._chunk(table, number, sample - int(table.edges[number]))
-        return SentenceGroup(sentences, other=partial(self._other, epoch, window, number))
+        shard, document = self.shards.get(int(table.shard[number])), int(table.document[number])
+        borders = self._borders(shard, document, sample - int(table.edges[number]))
+        sentences = [self._sentence(shard, document, *ends) for ends in pairwise(borders)]
 
-    def _chunk(self, window: Window, number: int, chunk: int) -> list[np.ndarray]:
-        """The sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
-        shard, document = self.shards.get(int(window.shard[number])), int(window.document[number])
+        def outside() -> list[np.ndarray]:
+            return [shard.tokens(document, 0, borders[0]), shard.tokens(document, borders[-1])]
+
+        return SentenceGroup(sentences, other=partial(self._other, epoch, window, number), outside=outside)
+
+    def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
+        """Of the sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
         starts, total = shard.sentences(document), int(shard.index[document, TOKENS])
         low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
         first, last = np.searchsorted(starts, (low, high))
         # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
         end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
-        borders = [int(start) for start in (starts[first:last] if first < last else (low,))]
-        return [self._sentence(shard, document, *ends) for ends in pairwise([*borders, int(end)])]
+        return [*(int(start) for start in (starts[first:last] if first < last else (low,))), int(end)]
 
     def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
-        """Its tokens, or where words are asked for [n, 2]: these, and 1 where a word begins."""
-        tokens = shard.tokens(document, start, stop)
-        if "words" not in self.annotations:
-            return tokens
-        marked = np.zeros((len(tokens), 2), dtype=np.int64)
-        marked[:, 0] = tokens
-        marked[shard.places("words", document, start, stop), 1] = 1
-        return marked
+        """Its tokens, with marks where annotations are asked for."""
+        known = {name: shard.places(name, document, start, stop) for name in self.annotations}
+        return marked(shard.tokens(document, start, stop), known)
 
     def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """Sentences of a random other document of the window, from a random one to its last."""

@@ -19,6 +19,7 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
+from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
@@ -26,15 +27,19 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
 TASKS: dict[str, type[Objective]] = {
+    "capitalization": Capitalization,
     "causal-lm": CausalLM,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
     "ordered-masked-lm": OrderedMaskedLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
+    "token-document": TokenDocument,
 }
 BY_STEP = ("share", "weight")
-OF_EVERY_TASK = ("task", *BY_STEP)
+OF_EVERY_TASK = ("task", "task_id", *BY_STEP)
+TASK_IDS = "task_ids"
+"""The field that says of which task a row is."""
 MOST = 1e9
 """Of a share or a weight: sums of them are numbers."""
 
@@ -65,6 +70,12 @@ class Task:
     label: str
     objective: Objective
     share: StepValue = ONE
+    task_id: int | None = None
+    """What rows say of themselves, to a model that is told the task."""
+
+    def told(self, sample: Sample) -> Sample:
+        """A sample that says of which task it is."""
+        return sample if self.task_id is None else {**sample, TASK_IDS: np.array(self.task_id, dtype=np.int64)}
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class Composed(Objective):
 
     @property
     def template(self) -> tuple[str, str]:  # type: ignore[override]
-        return self._first.template
+        return max(self.tasks, key=lambda task: task.objective.segments).objective.template
 
     @property
     def every_token(self) -> bool:  # type: ignore[override]
@@ -101,6 +112,10 @@ class Composed(Objective):
     def weights(self, step: int) -> Mapping[str, float]:
         return {loss: weight.at(step) for loss, weight in self.by_step.items()}
 
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return max(task.objective.segments for task in self.tasks)
+
     def raw_length(self, sequence: int) -> int:
         return min(task.objective.raw_length(sequence) for task in self.tasks)
 
@@ -109,11 +124,14 @@ class Composed(Objective):
         (label, first), *others = specs.items()
         streams, all_fields = dict(first.streams), dict(first.fields)
         for other, spec in others:
-            if {*spec.streams} != {*streams} or (spec.asked is None) != (first.asked is None):
+            asking = "labels" in spec.fields and "labels" in all_fields
+            if {*spec.streams} != {*streams} or (asking and (spec.asked is None) == ("masked_positions" in all_fields)):
                 raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
             streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
             for name, field in spec.fields.items():
                 all_fields[name] = _longer(all_fields.get(name, field), field)
+        if any(task.task_id is not None for task in self.tasks):
+            all_fields[TASK_IDS] = Field(())
         return BatchSpec(streams, all_fields)
 
     def make(
@@ -183,7 +201,9 @@ def kinds(objective: Objective) -> set[type[Objective]]:
     if isinstance(objective, Composed):
         return {kind for task in objective.tasks for kind in kinds(task.objective)}
     asked = objective.masked if isinstance(objective, MaskedLMOnPairs) else objective
-    return {MaskedLM if isinstance(asked, SpanBoundary) else type(asked)}  # whoever masks can be asked about borders
+    # Whoever masks can be asked about borders, and questions about texts.
+    beside = (SpanBoundary, TextQuestion, Capitalization, TokenDocument)
+    return {MaskedLM if isinstance(asked, beside) else type(asked)}
 
 
 def compose(said: Mapping[str, Any]) -> Objective:
@@ -211,11 +231,13 @@ def compose(said: Mapping[str, Any]) -> Objective:
             raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
     if questions:
         made = {label: _with_question(label, task, questions) for label, task in made.items()}
-    parts = tuple(Task(label, task, _shares(label, tasks[label])) for label, task in made.items())
+    parts = tuple(
+        Task(label, task, _shares(label, tasks[label]), _task_id(label, tasks[label])) for label, task in made.items()
+    )
     weights = _weights(entries, parts)
     _refuse_nothing("task has a share", [part.share for part in parts])
     _refuse_nothing("loss has a weight", weights.values())
-    if len(parts) == 1 and all(weight == ONE for weight in weights.values()):
+    if len(parts) == 1 and parts[0].task_id is None and all(weight == ONE for weight in weights.values()):
         return parts[0].objective
     return Composed(parts, weights)
 
@@ -242,19 +264,20 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
     elif isinstance(name, str) and name in TASKS:
         kind = TASKS[name]
     elif name in (*PAIRS,):
-        raise UserError(f"objective.{label}.task: {name} is a question: write `{name}: {{}}` beside masked-lm.")
+        kind, defaults = TextQuestion, {"question": name}
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
         raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *PAIRS])}")
     own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
-    known: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # which its name says
     for key in own:
         if key not in known:
             raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *OF_EVERY_TASK])}")
     try:
-        if not known:
+        if not names:
             return kind()
-        return _adapter(kind).validate_python({key: defaults[key] for key in known if key in defaults} | own)
+        return _adapter(kind).validate_python({key: defaults[key] for key in names if key in defaults} | own)
     except ValidationError as error:
         details = error.errors()[0]
         if details["type"] == "value_error":
@@ -286,6 +309,13 @@ def _with_question(label: str, task: Objective, questions: list[str]) -> Objecti
 
 def _shares(label: str, options: Mapping[str, Any]) -> StepValue:
     return _by_step(f"objective.{label}.share", options["share"]) if "share" in options else ONE
+
+
+def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
+    number = options.get("task_id")
+    if number is not None and (type(number) is not int or number < 0):
+        raise UserError(f"objective.{label}.task_id ({number}) must be a number from 0 on.")
+    return number
 
 
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:

@@ -1,9 +1,12 @@
-"""Two texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT)."""
+"""Texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
+sentence-distance and sentence-reordering (ERNIE 2.0)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise, permutations
+from math import factorial
 
 import numpy as np
 
@@ -22,6 +25,18 @@ class Pair:
 
     first: np.ndarray
     second: np.ndarray
+    label: int
+
+    @property
+    def texts(self) -> list[np.ndarray]:
+        return [self.first, self.second]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Some texts, and the answer to what is asked about them."""
+
+    texts: list[np.ndarray]
     label: int
 
 
@@ -60,6 +75,49 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
     return pair if rng.random() < ORDERED else Pair(pair.second, pair.first, 1)
 
 
+def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+    """Two stretches that are neighbors (label 0), apart in one document (1), or of two documents (2), each as often
+    where the group has sentences for it (arXiv:1907.12412, 4.2.2). Their lengths do not tell which.
+    """
+    sentences = up_to(group.sentences, length)
+    count = len(sentences)
+    distances = [0, 1, 2] if count > 2 else [0, 2] if count > 1 else [2]
+    label = distances[int(rng.integers(len(distances)))]
+    if count > 2:
+        first, last = (np.sort(rng.choice(count - 1, 2, replace=False)) + 1).tolist()
+    else:
+        first, last = 1, 1
+    second = sentences[last:]
+    if label == 0:
+        second = sentences[first : first + len(second)]
+    elif label == 2:
+        most = max(1, sum(map(len, second)) or length - len(sentences[0]))
+        second = [np.concatenate(up_to(group.other(rng), most))[:most]]
+    return truncated(np.concatenate(sentences[:first]), np.concatenate(second), label, rng, length)
+
+
+STRETCHES = 3
+"""Of reordered sentences, at most."""
+
+
+def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> Texts:
+    """Up to three stretches of a group in any order; which of 1! + 2! + 3! is asked (arXiv:1907.12412, 4.2.2)."""
+    sentences = up_to(group.sentences, length)
+    stretches = int(rng.integers(1, min(STRETCHES, len(sentences)), endpoint=True))
+    cuts = np.sort(rng.choice(len(sentences) - 1, stretches - 1, replace=False)) + 1
+    whole = np.concatenate(sentences)[:length]
+    starts = np.cumsum([0, *map(len, sentences)])[[0, *cuts, len(sentences)]]
+    parts = [whole[first:stop] for first, stop in pairwise(np.minimum(starts, len(whole)))]
+    order = rng.permutation(stretches).tolist()
+    return Texts([parts[place] for place in order], reordering_class(order))
+
+
+def reordering_class(order: list[int]) -> int:
+    """The number of an order among those of fewer things, and then of as many, by the alphabet."""
+    fewer = sum(factorial(count) for count in range(1, len(order)))
+    return fewer + list(permutations(range(len(order)))).index(tuple(order))
+
+
 def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
     """The first sentences, at least one, until they have `length` tokens; the last may go beyond."""
     taken: list[np.ndarray] = []
@@ -88,13 +146,18 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
     return text[front : front + keep]
 
 
-PAIRS: dict[str, Callable[[SentenceGroup, np.random.Generator, int], Pair]] = {
+PAIRS: dict[str, Callable[[SentenceGroup, np.random.Generator, int], Pair | Texts]] = {
     "next-sentence": next_sentence_pair,
     "sentence-order": sentence_order_pair,
+    "sentence-distance": sentence_distance_pair,
+    "sentence-reordering": reordered_sentences,
 }
-"""Question -> (sentences, generator, most tokens) -> the pair. The answer's field is its name, with underscores."""
+"""Question -> (sentences, generator, most tokens) -> the texts. The answer's field is its name, with underscores."""
+MOST_TEXTS = {"sentence-reordering": STRETCHES}
+"""Question -> texts of a row at most, where they are not two."""
 ANSWERS = {
     "next_sentence": ("the next one", "a random one"),
     "sentence_order": ("the next one", "the one before the first"),
+    "sentence_distance": ("the next one", "a later one", "a random one"),
 }
 """Field -> its answers 0 and 1: what the second text is."""

@@ -136,7 +136,7 @@ def test_weights_and_shares_change_at_their_steps():
         ({"masked-lm": {"weight": {0: 1, 9: 0}}}, r"no loss has a weight above 0 at step 9"),
         ({"masked-lm": {}, "sentence-order": {"weigth": 0.5}}, r"objective\.sentence-order: unknown option weigth"),
         ({"masked-lm": {}, "sentence-order": {"rate": 0.5}}, r"sentence-order: unknown option rate; a question has no"),
-        ({"a": {"task": "next-sentence"}}, r"objective\.a\.task: next-sentence is a question"),
+        ({"a": {"task": "next-sentence", "rate": 0.5}}, r"objective\.a: unknown option rate"),
         ({"a": {"task": ["masked-lm"]}}, r"objective\.a\.task \(\['masked-lm'\]\) is no task"),
         ({5: {"task": "masked-lm"}}, r"objective: 5 is no name of a task"),
         ({"masked-lm": {"weight": 10**400}}, r"objective\.masked-lm\.weight must be a number"),

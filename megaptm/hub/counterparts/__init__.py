@@ -11,7 +11,7 @@ from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
 from megaptm.hub.counterparts.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.hub.counterparts.electra import DISCRIMINATOR, GENERATOR
-from megaptm.hub.counterparts.ernie import ERNIE
+from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
 from megaptm.hub.counterparts.macbert import MACBERT
@@ -33,6 +33,7 @@ COUNTERPARTS = (
     DEBERTA_V2,
     DEBERTA_V3,
     ERNIE,
+    ERNIE_2,
     PALM,
     DISCRIMINATOR,
     GENERATOR,
