@@ -50,7 +50,7 @@ def test_the_same_numbers_mask_what_the_released_code_masks(case):
     numbers, replacements = np.array(case["numbers"]), np.array(case["replacements"])
     # 1 goes on with a unit; in a row of single tokens each is one.
     rows = zip(case["segments"], case["whole_words"], strict=True)
-    begins = np.concatenate([np.array(row) != 1 if whole else np.ones(len(row)) for row, whole in rows])
+    begins = np.concatenate([np.array(row) != 1 if whole else np.ones(len(row), dtype=bool) for row, whole in rows])
     hidden = independent(rate=RATE, most=999, begins=begins)(tokens, special, Replayed(numbers[begins > 0]))
     assert tokens[hidden].tolist() == case["labels"]
     # The first token's number has said whether the unit is hidden, and says its fate as well.
@@ -65,7 +65,7 @@ def test_each_unit_has_its_rate_and_is_hidden_whole():
     task = objective_of({"masked-lm": {"hide": "independent"}})
     rng, lengths = np.random.default_rng(0), np.random.default_rng(1)
     tokens = asked = begun = drawn = 0
-    for number in range(400):
+    for number in range(1200):
         words = np.flatnonzero(lengths.random(510) < 0.4)
         words = np.union1d([0], words)
         text = part(510, 2, seed=number)
@@ -78,14 +78,13 @@ def test_each_unit_has_its_rate_and_is_hidden_whole():
         tokens, asked = tokens + 510, asked + len(places)
         begun, drawn = begun + len(words), drawn + len(numbers)
     golden = GOLDEN["statistics"]["whole_words"]
-    assert asked / tokens == pytest.approx(golden["share_of_tokens"], abs=0.005)
-    assert drawn / begun == pytest.approx(RATE, abs=0.005)
-    assert golden["share_of_units"] == pytest.approx(RATE, abs=0.005)
+    assert asked / tokens == pytest.approx(golden["share_of_tokens"], abs=0.004)
+    assert drawn / begun == pytest.approx(golden["share_of_units"], abs=0.004)
 
 
 def test_a_row_asks_something_and_never_more_than_it_has_room_for():
     rng, tokens = np.random.default_rng(0), np.full(40, SPECIALS)
-    begins = np.ones(40)
+    begins = np.ones(40, dtype=int)
     assert {independent(rate=0.001, most=9, begins=begins)(tokens, SPECIAL, rng).sum() for _ in range(50)} == {1}
     assert max(independent(rate=0.5, most=9, begins=begins)(tokens, SPECIAL, rng).sum() for _ in range(50)) == 9
     assert not independent(rate=0.5, most=9, begins=begins)(np.full(40, SPECIAL.cls), SPECIAL, rng).any()
@@ -125,7 +124,7 @@ def corpus(folder: Path) -> Manifest:
             tokens = text_with_spans(rng, 16)
             spans = spans_of(tokens)
             known = {
-                "sentences": np.arange(0, len(tokens), 7),
+                "sentences": np.union1d([0], np.flatnonzero(tokens % 4 == 3)[::3]),
                 "words": np.arange(len(tokens)),
                 "phrases": spans,
                 "tags": np.column_stack([spans, np.zeros(len(spans), dtype=int)]),

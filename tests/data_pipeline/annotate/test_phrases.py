@@ -19,9 +19,9 @@ def test_those_of_a_file_are_found_as_whole_words_the_longest_first(tmp_path):
     file = tmp_path / "phrases.txt"
     file.write_text("# nouns\nspan of life\nspan\n哈尔滨\n\n", encoding="utf-8")
     assert found(str(file), "a span of life, spans, 哈尔滨市") == ["span of life", "哈尔滨"]
-    file.write_text("\n", encoding="utf-8")
+    (tmp_path / "none.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"annotate\.phrases: .* has no words"):
-        found(str(tmp_path / "./phrases.txt"), "x")
+        found(str(tmp_path / "none.txt"), "x")
 
 
 def test_chinese_words_of_several_characters_are_phrases(monkeypatch):
