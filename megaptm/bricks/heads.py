@@ -225,6 +225,16 @@ class SentenceDistanceHeadBrick(PairHeadBrick):
     name = "sentence-distance"
     answers = "sentence_distance"
     classes = 3
+    published = 0
+
+
+class DialogueHeadBrick(PairHeadBrick):
+    """Whether turns are of one dialogue, or one of them of another (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
+
+    name = "dialogue"
+    answers = "dialogue"
+    published = 0
+    """The pooler that is counted is another head's."""
 
 
 class SentenceReorderingHeadBrick(PairHeadBrick):
@@ -260,7 +270,7 @@ HEADS: dict[str, type[HeadBrick]] = {
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, PairHeadBrick, SentenceOrderHeadBrick),
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
-        *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick),
+        *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
     )
 }
 

@@ -55,6 +55,10 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
         yield f"objective ({name}) does not fit {family.name}; {nearest(name, family.objectives)}"
         return
     yield from _told_apart(config.task, family)
+    for part in config.task.tasks if isinstance(config.task, Composed) else ():
+        for name in part.corpora:
+            if name not in config.data.mix:
+                yield f"objective.{part.label}.corpora ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
 
 
 def _told_apart(task: Objective, family: Family) -> Iterator[str]:

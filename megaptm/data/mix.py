@@ -239,8 +239,12 @@ def open_mix(
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
         for (name, corpus), weight in zip(corpora.items(), mix.values(), strict=True):
+            if task.corpora and name not in task.corpora:
+                continue
             order = _order(task.objective, corpus, split, sequence, document_mask, options)
             sources.append(MixSource(f"{name} ({label})" if label else name, name, order, weight, task))
+    if not sources:
+        raise UserError(f"objective: no task reads any of {', '.join(corpora)}: name one of them in its `corpora`.")
     return Mix(
         sources,
         objective=whole,
@@ -256,7 +260,8 @@ def _order(
     task: Objective, corpus: Corpus, split: str, sequence: int, document_mask: bool, options: Mapping[str, Any]
 ) -> Order:
     if task.unit == "pair":
-        return PairOrder(corpus, split, length=task.raw_length(sequence), annotations=task.annotations, **options)
+        length, pieces = task.raw_length(sequence), task.pieces
+        return PairOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
     return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
 

@@ -253,12 +253,14 @@ class StreamOrder(Order):
 class PairOrder(Order):
     """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
 
-    def __init__(self, corpus: Corpus, split: str, *, length: int, **options: Any):
-        self.length = length
-        if "sentences" not in corpus.manifest.fields:
+    def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
+        """`pieces`: the annotation that says where sentences begin, or what is taken for such."""
+        self.length, self.pieces = length, pieces
+        if pieces not in corpus.manifest.fields:
+            what = "sentence boundaries" if pieces == "sentences" else pieces
             raise UserError(
-                f"{corpus.name} was built without sentence boundaries, which questions about pairs of "
-                "texts need: build it with sentences, or use objective masked-lm."
+                f"{corpus.name} was built without {what}, which questions about pairs of texts need: build it with "
+                f"annotate.{pieces}=true, or use objective masked-lm."
             )
         if corpus.split(split).samples < 2:
             raise UserError(
@@ -284,12 +286,19 @@ class PairOrder(Order):
 
     def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
         """Of the sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
-        starts, total = shard.sentences(document), int(shard.index[document, TOKENS])
+        starts, total = self._starts(shard, document), int(shard.index[document, TOKENS])
         low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
         first, last = np.searchsorted(starts, (low, high))
         # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
         end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
         return [*(int(start) for start in (starts[first:last] if first < last else (low,))), int(end)]
+
+    def _starts(self, shard: Shard, document: int) -> np.ndarray:
+        """Where each piece of a document begins; what stands before the first is one as well."""
+        starts = shard.annotation(self.pieces, document)
+        if starts.ndim == 2:
+            starts = starts[:, 0]
+        return starts if len(starts) and starts[0] == 0 else np.concatenate((np.zeros(1, dtype=starts.dtype), starts))
 
     def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
         """Its tokens, with marks where annotations are asked for."""
@@ -306,7 +315,7 @@ class PairOrder(Order):
             table = self._window((epoch, (window + 1) % len(self._epoch(epoch))))
             drawn = int(rng.integers(len(table.shard)))
         shard, document = self.shards.get(int(table.shard[drawn])), int(table.document[drawn])
-        starts = shard.sentences(document)
+        starts = self._starts(shard, document)
         first = int(rng.integers(len(starts)))
         borders = [*starts[first:].tolist(), int(shard.index[document, TOKENS])]
         return (self._sentence(shard, document, *ends) for ends in pairwise(borders))

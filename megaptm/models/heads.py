@@ -256,6 +256,7 @@ MODULES: dict[str, Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     "next-sentence": PairHead,
     "sentence-order": PairHead,
     "sentence-distance": PairHead,
+    "dialogue": PairHead,
     "sentence-reordering": PairHead,
     "replaced-token": ReplacedHead,
     "capitalization": TokenClassHead,

@@ -37,7 +37,7 @@ TASKS: dict[str, type[Objective]] = {
     "token-document": TokenDocument,
 }
 BY_STEP = ("share", "weight")
-OF_EVERY_TASK = ("task", "task_id", *BY_STEP)
+OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
 TASK_IDS = "task_ids"
 """The field that says of which task a row is."""
 MOST = 1e9
@@ -72,6 +72,8 @@ class Task:
     share: StepValue = ONE
     task_id: int | None = None
     """What rows say of themselves, to a model that is told the task."""
+    corpora: tuple[str, ...] = ()
+    """Those of the mix that it reads; none: all."""
 
     def told(self, sample: Sample) -> Sample:
         """A sample that says of which task it is."""
@@ -172,6 +174,8 @@ def with_files(said: str | dict[str, Any], place: Callable[[str], str]) -> str |
         return said
 
     def placed(key: str, value: Any) -> Any:
+        if key == "corpora" and isinstance(value, list):
+            return [place(corpus) for corpus in value]
         return place(value) if key in FILES and isinstance(value, str) and not is_plugin(value) else value
 
     return {
@@ -229,15 +233,17 @@ def compose(said: Mapping[str, Any]) -> Objective:
     for label in questions:
         if other := next((key for key in entries[label] if key != "weight"), None):
             raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
-    if questions:
-        made = {label: _with_question(label, task, questions) for label, task in made.items()}
+    asked = {label: _question(label, tasks[label], questions) for label in made}
+    made = {label: _with_question(label, task, asked[label]) if asked[label] else task for label, task in made.items()}
     parts = tuple(
-        Task(label, task, _shares(label, tasks[label]), _task_id(label, tasks[label])) for label, task in made.items()
+        Task(label, task, _shares(label, said), _task_id(label, said), _corpora(label, said))
+        for (label, task), said in zip(made.items(), tasks.values(), strict=True)
     )
     weights = _weights(entries, parts)
     _refuse_nothing("task has a share", [part.share for part in parts])
     _refuse_nothing("loss has a weight", weights.values())
-    if len(parts) == 1 and parts[0].task_id is None and all(weight == ONE for weight in weights.values()):
+    plain = Task(parts[0].label, parts[0].objective, parts[0].share)
+    if parts == (plain,) and all(weight == ONE for weight in weights.values()):
         return parts[0].objective
     return Composed(parts, weights)
 
@@ -316,6 +322,24 @@ def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
     if number is not None and (type(number) is not int or number < 0):
         raise UserError(f"objective.{label}.task_id ({number}) must be a number from 0 on.")
     return number
+
+
+def _question(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
+    """Its own, or those asked of all tasks."""
+    if (own := options.get("question")) is None:
+        return questions
+    if own not in (*PAIRS,):
+        raise UserError(f"objective.{label}.question ({own}) is not known; {nearest(own, PAIRS)}")
+    return [own]
+
+
+def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    if "corpora" not in options:
+        return ()
+    names = options["corpora"]
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise UserError(f"objective.{label}.corpora must be a list of corpora of data.mix, not {names!r}.")
+    return tuple(names)
 
 
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:

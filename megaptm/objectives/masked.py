@@ -29,7 +29,7 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import MOST_TEXTS, PAIRS
+from megaptm.objectives.pairs import PAIRS, Pair, Question, QuestionName, Texts
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -82,12 +82,12 @@ class MaskedRow:
         }
 
     @classmethod
-    def of_texts(cls, texts: list[np.ndarray], special: SpecialTokens) -> MaskedRow:
-        """`cls` A `sep` B `sep`, of one document; each text is a segment."""
+    def of_texts(cls, made: Pair | Texts, special: SpecialTokens) -> MaskedRow:
+        """`cls` A `sep` B `sep`, of one document."""
         sep = np.array([special.sep])
-        text = [np.concatenate((tokens_of(one), sep)) for one in texts]
+        text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
         text[0] = np.concatenate((np.array([special.cls]), text[0]))
-        return cls(text, [*range(len(text))], [sum(map(len, text))])
+        return cls(text, made.segments, [sum(map(len, text))])
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def tokens_of(text: np.ndarray) -> np.ndarray:
 class MaskedLMOnPairs(Objective):
     """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts; see `pairs` for those there are."""
 
-    question: Literal["next-sentence", "sentence-order", "sentence-distance", "sentence-reordering"] = "next-sentence"
+    question: QuestionName = "next-sentence"
     masked: MaskedLM = MaskedLM()
 
     unit = "pair"
@@ -290,7 +290,16 @@ class MaskedLMOnPairs(Objective):
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.masked.annotations
+        return (*self.masked.annotations, *(("turns",) if self.pieces == "turns" else ()))
+
+    @property
+    def asked(self) -> Question:
+        """What its name says."""
+        return PAIRS[self.question]
+
+    @property
+    def pieces(self) -> Literal["sentences", "turns"]:  # type: ignore[override]
+        return self.asked.pieces
 
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
@@ -298,7 +307,7 @@ class MaskedLMOnPairs(Objective):
 
     @property
     def segments(self) -> int:  # type: ignore[override]
-        return max(self.masked.segments, MOST_TEXTS.get(self.question, 2))
+        return max(self.masked.segments, self.asked.segments)
 
     @property
     def answers(self) -> str:
@@ -306,7 +315,7 @@ class MaskedLMOnPairs(Objective):
         return self.question.replace("-", "_")
 
     def raw_length(self, sequence: int) -> int:
-        return sequence - 1 - MOST_TEXTS.get(self.question, 2)
+        return sequence - 1 - self.asked.texts
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -325,9 +334,9 @@ class MaskedLMOnPairs(Objective):
         document_mask: bool,
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        made = PAIRS[self.question](piece, rng, self.raw_length(sequence))
-        row, begins = MaskedRow.of_texts(made.texts, special), None
-        if self.annotations:
+        made = self.asked.texts_of(piece, rng, self.raw_length(sequence))
+        row, begins = MaskedRow.of_texts(made, special), None
+        if self.masked.annotations:
             begins = np.concatenate([ONE, *(part for text in made.texts for part in (units(text), ONE))])
         sample = self.masked.mask_row(row, special, rng, sequence, begins)
         return sample | {self.answers: np.array(made.label, dtype=np.int64)}

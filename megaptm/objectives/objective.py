@@ -73,14 +73,18 @@ WITHIN = 2
 
 def marked(tokens: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """The tokens [n]; where something is known of them int64 [n, 1 + k], with a column of marks for each annotation: 1
-    where a thing begins or is, and where a span has ended; `WITHIN` where it goes on."""
+    where a thing begins or is, and where a span has ended; `WITHIN` where it goes on. Of `turns` the role."""
     if not known:
         return tokens
     made = np.zeros((len(tokens), 1 + len(known)), dtype=np.int64)
     made[:, 0] = tokens
-    for column, places in enumerate(known.values(), 1):
+    for column, (name, places) in enumerate(known.items(), 1):
         if places.ndim == 1:
             made[places, column] = 1
+            continue
+        if name == "turns":
+            for first, role in places:
+                made[first:, column] = role
             continue
         first, stop = places[:, 0], places[:, 1]
         made[first, column] = made[stop[stop < len(tokens)], column] = 1
@@ -120,6 +124,8 @@ class Objective(ABC):
     """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
     unit: Literal["stream", "pair"] = "stream"
     """What a sample is made of: a list of `DocumentSlice` cut from the stream, or one `SentenceGroup`."""
+    pieces: Literal["sentences", "turns"] = "sentences"
+    """What the sentences of a `SentenceGroup` are: of prose, or the turns of a dialogue."""
     segments: int = 1
     """Texts that it tells apart by their segments; a family must have as many."""
     every_token: ClassVar[bool] = False

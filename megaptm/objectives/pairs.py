@@ -1,5 +1,5 @@
 """Texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
-sentence-distance and sentence-reordering (ERNIE 2.0)."""
+sentence-distance and sentence-reordering (ERNIE 2.0), dialogue (ERNIE 1.0)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import factorial
+from typing import Literal
 
 import numpy as np
 
@@ -31,12 +32,17 @@ class Pair:
     def texts(self) -> list[np.ndarray]:
         return [self.first, self.second]
 
+    @property
+    def segments(self) -> list[int]:
+        return [0, 1]
+
 
 @dataclass(frozen=True)
 class Texts:
-    """Some texts, and the answer to what is asked about them."""
+    """Some texts, the segment of each, and the answer to what is asked about them."""
 
     texts: list[np.ndarray]
+    segments: list[int]
     label: int
 
 
@@ -109,13 +115,45 @@ def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: 
     starts = np.cumsum([0, *map(len, sentences)])[[0, *cuts, len(sentences)]]
     parts = [whole[first:stop] for first, stop in pairwise(np.minimum(starts, len(whole)))]
     order = rng.permutation(stretches).tolist()
-    return Texts([parts[place] for place in order], reordering_class(order))
+    return Texts([parts[place] for place in order], [*range(stretches)], reordering_class(order))
 
 
 def reordering_class(order: list[int]) -> int:
     """The number of an order among those of fewer things, and then of as many, by the alphabet."""
     fewer = sum(factorial(count) for count in range(1, len(order)))
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
+
+
+TURNS = 3
+FAKED = 0.5
+"""Of dialogues, those with a turn of another one: arXiv:1904.09223 does not say how many."""
+
+
+def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> Texts:
+    """Three turns that follow each other, or as many as there are; whether they are real (label 0), or one has given
+    its place to a turn of another dialogue (1). Segments are roles: 0 is who speaks first (arXiv:1904.09223, 3.3).
+
+    Turns come with roles as their last mark; one alone is asked nothing.
+    """
+    first = int(rng.integers(max(0, len(group.sentences) - TURNS), endpoint=True))
+    turns = group.sentences[first : first + TURNS]
+    roles = [int(turn[0, -1]) for turn in turns]
+    label = IGNORED if len(turns) == 1 else int(rng.random() < FAKED)
+    if label == 1:
+        turns[int(rng.integers(len(turns)))] = next(iter(group.other(rng)))
+    texts = [turn[:, 0] if turn.shape[1] == 2 else turn[:, :-1] for turn in turns]
+    room = fair_shares([len(text) for text in texts], length)
+    texts = [text[:most] for text, most in zip(texts, room, strict=True)]
+    return Texts(texts, [int(role != roles[0]) for role in roles], label)
+
+
+def fair_shares(lengths: list[int], room: int) -> list[int]:
+    """How long texts may stay that must fit together: the longest lose first."""
+    kept, left = [0] * len(lengths), room
+    for rank, place in enumerate(np.argsort(lengths).tolist()):
+        kept[place] = min(lengths[place], left // (len(lengths) - rank))
+        left -= kept[place]
+    return kept
 
 
 def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
@@ -146,18 +184,33 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
     return text[front : front + keep]
 
 
-PAIRS: dict[str, Callable[[SentenceGroup, np.random.Generator, int], Pair | Texts]] = {
-    "next-sentence": next_sentence_pair,
-    "sentence-order": sentence_order_pair,
-    "sentence-distance": sentence_distance_pair,
-    "sentence-reordering": reordered_sentences,
+@dataclass(frozen=True)
+class Question:
+    """What is asked about the texts of a row. The answer's field is its name, with underscores."""
+
+    texts_of: Callable[[SentenceGroup, np.random.Generator, int], Pair | Texts]
+    """(sentences, generator, most tokens) -> the texts."""
+    texts: int = 2
+    """Of a row, at most."""
+    segments: int = 2
+    """By which texts are told apart."""
+    pieces: Literal["sentences", "turns"] = "sentences"
+    """What it makes texts of; `turns` come with roles."""
+
+
+QuestionName = Literal["next-sentence", "sentence-order", "sentence-distance", "sentence-reordering", "dialogue"]
+PAIRS: dict[str, Question] = {
+    "next-sentence": Question(next_sentence_pair),
+    "sentence-order": Question(sentence_order_pair),
+    "sentence-distance": Question(sentence_distance_pair),
+    "sentence-reordering": Question(reordered_sentences, texts=STRETCHES, segments=STRETCHES),
+    "dialogue": Question(dialogue_turns, texts=TURNS, pieces="turns"),
 }
-"""Question -> (sentences, generator, most tokens) -> the texts. The answer's field is its name, with underscores."""
-MOST_TEXTS = {"sentence-reordering": STRETCHES}
-"""Question -> texts of a row at most, where they are not two."""
+"""By name."""
 ANSWERS = {
     "next_sentence": ("the next one", "a random one"),
     "sentence_order": ("the next one", "the one before the first"),
+    "dialogue": ("of one dialogue", "with a turn of another"),
     "sentence_distance": ("the next one", "a later one", "a random one"),
 }
 """Field -> its answers 0 and 1: what the second text is."""

@@ -14,7 +14,7 @@ import numpy as np
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import ROW, MaskedLM, MaskedRow, laid_out
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
-from megaptm.objectives.pairs import MOST_TEXTS, PAIRS
+from megaptm.objectives.pairs import PAIRS, Question, QuestionName, Texts
 from megaptm.objectives.vocabulary import SpecialTokens
 
 NOTHING = np.full(1, IGNORED)
@@ -24,7 +24,7 @@ NOTHING = np.full(1, IGNORED)
 class TextQuestion(Objective):
     """A question about the texts of a row, whose tokens are all shown."""
 
-    question: Literal["next-sentence", "sentence-order", "sentence-distance", "sentence-reordering"] = "next-sentence"
+    question: QuestionName = "next-sentence"
 
     unit = "pair"
     needs = ("pad", "cls", "sep")
@@ -39,11 +39,24 @@ class TextQuestion(Objective):
         return {self.question: 1.0}
 
     @property
+    def asked(self) -> Question:
+        """What its name says."""
+        return PAIRS[self.question]
+
+    @property
     def segments(self) -> int:  # type: ignore[override]
-        return MOST_TEXTS.get(self.question, 2)
+        return self.asked.segments
+
+    @property
+    def pieces(self) -> Literal["sentences", "turns"]:  # type: ignore[override]
+        return self.asked.pieces
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("turns",) if self.pieces == "turns" else ()
 
     def raw_length(self, sequence: int) -> int:
-        return sequence - 1 - self.segments
+        return sequence - 1 - self.asked.texts
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         answer = fields((), self.question.replace("-", "_"))
@@ -53,8 +66,7 @@ class TextQuestion(Objective):
         self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        made = PAIRS[self.question](piece, rng, self.raw_length(sequence))
-        row = MaskedRow.of_texts(made.texts, special)
+        row = MaskedRow.of_texts(made := self.asked.texts_of(piece, rng, self.raw_length(sequence)), special)
         answer = {self.question.replace("-", "_"): np.array(made.label, dtype=np.int64)}
         return row.fields(row.text, special, sequence) | answer
 
@@ -121,6 +133,6 @@ class TokenDocument(Objective):
         elsewhere = np.zeros(special.size, dtype=np.int64)
         for part in rest:
             elsewhere[part] = 1
-        row = MaskedRow.of_texts([text], special)
+        row = MaskedRow.of_texts(Texts([text], [0], IGNORED), special)
         answers = padded([NOTHING, elsewhere[text]], sequence, IGNORED)
         return row.fields(row.text, special, sequence) | {"token_document": answers}

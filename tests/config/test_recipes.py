@@ -190,7 +190,8 @@ def test_ernie_masks_characters_then_phrases_then_entities():
     """arXiv:1904.09223, section 3.2."""
     task = config("ernie/base").task
     for step, units in {0: "tokens", 333_333: "words", 666_667: "entities", 999_999: "entities"}.items():
-        (made,) = (part for part in task.tasks if part.share.at(step))
+        made, dialogues = (part for part in task.tasks if part.share.at(step))
+        assert (made.objective.question, dialogues.objective.question) == ("next-sentence", "dialogue")
         assert isinstance(made.objective, MaskedLMOnPairs)
         masked = made.objective.masked
         assert (masked.hide, masked.units, masked.rate, masked.mask, masked.random) == (

@@ -137,6 +137,13 @@ def test_weights_and_shares_change_at_their_steps():
         ({"masked-lm": {}, "sentence-order": {"weigth": 0.5}}, r"objective\.sentence-order: unknown option weigth"),
         ({"masked-lm": {}, "sentence-order": {"rate": 0.5}}, r"sentence-order: unknown option rate; a question has no"),
         ({"a": {"task": "next-sentence", "rate": 0.5}}, r"objective\.a: unknown option rate"),
+        (
+            {"masked-lm": {"question": "nextsentence"}},
+            r"objective\.masked-lm\.question \(nextsentence\) is not known; did you mean next-",
+        ),
+        ({"causal-lm": {"question": "dialogue"}}, r"dialogue is asked beside masked-lm, not beside causal-lm"),
+        ({"masked-lm": {"corpora": "books"}}, r"objective\.masked-lm\.corpora must be a list of corpora"),
+        ({"masked-lm": {"task_id": -1}}, r"objective\.masked-lm\.task_id \(-1\) must be a number from 0 on"),
         ({"a": {"task": ["masked-lm"]}}, r"objective\.a\.task \(\['masked-lm'\]\) is no task"),
         ({5: {"task": "masked-lm"}}, r"objective: 5 is no name of a task"),
         ({"masked-lm": {"weight": 10**400}}, r"objective\.masked-lm\.weight must be a number"),

@@ -1,15 +1,19 @@
 """Questions about texts that show all (ERNIE 2.0): answers equal what brute force finds."""
 
 from itertools import chain, pairwise, permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
+from megaptm.data.shards import Corpus, ShardWriter, write_manifest
+from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.compose import with_files
 from megaptm.objectives.objective import DocumentSlice, SentenceGroup
-from megaptm.objectives.pairs import reordering_class, sentence_distance_pair
+from megaptm.objectives.pairs import fair_shares, reordering_class, sentence_distance_pair
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.rows import SPECIAL, part
@@ -69,6 +73,103 @@ def test_distances_are_those_of_the_stretches():
     assert {sentence_distance_pair(group(50), rng, 40).label for _ in range(9)} == {2}
 
 
+def dialogue(*roles: int) -> SentenceGroup:
+    """Turns of five tokens that rise, with words of single tokens and roles; another one's are 999."""
+    turns = [
+        np.column_stack([np.arange(500 + 5 * at, 505 + 5 * at), np.ones(5, dtype=int), np.full(5, role)])
+        for at, role in enumerate(roles)
+    ]
+    return SentenceGroup(turns, other=lambda rng: iter([np.array([[999, 1, 2]] * 4)]))
+
+
+def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_another():
+    task = objective_of({"masked-lm": {"hide": "independent"}, "dialogue": {}})
+    assert (task.annotations, task.segments, task.raw_length(64)) == (("words", "turns"), 2, 60)
+    rng, fakes, patterns = np.random.default_rng(0), [], set()
+    for _ in range(600):
+        sample = task.make(dialogue(2, 3, 2, 2, 3, 3), SPECIAL, rng, 64, True)
+        text, real = sample["tokens"].copy(), sample["labels"] != IGNORED
+        text[sample["masked_positions"][real]] = sample["labels"][real]
+        turns = np.split(text[1:], np.flatnonzero(text[1:] == SEP) + 1)[:3]
+        roles = np.split(sample["segments"][1:], np.flatnonzero(text[1:] == SEP) + 1)[:3]
+        assert all(len({*role.tolist()}) == 1 for role in roles)
+        patterns.add("".join("QR"[role[0]] for role in roles))
+        replaced = [turn[0] == 999 for turn in turns]
+        assert sum(replaced) == sample["dialogue"]
+        known = [turn[0] - 5 * place for place, turn in enumerate(turns) if turn[0] != 999]
+        assert len({*known}) == 1  # those that stay follow each other
+        fakes.append(int(sample["dialogue"]))
+    assert patterns == {"QRQ", "QRR", "QQR"}
+    assert np.mean(fakes) == pytest.approx(0.5, abs=0.06)
+    assert task.make(dialogue(2), SPECIAL, rng, 64, True)["dialogue"] == IGNORED
+
+
+def test_texts_that_are_too_long_together_lose_the_longest_first():
+    assert fair_shares([3, 20, 9], 40) == [3, 20, 9]
+    assert fair_shares([3, 20, 9], 20) == [3, 9, 8]
+    assert fair_shares([30, 20, 9], 21) == [7, 7, 7]
+    sample = objective_of({"d": {"task": "dialogue"}}).make(
+        SentenceGroup([np.full((90, 2), 500)] * 3, other=lambda rng: iter([np.full((90, 2), 500)])),
+        SPECIAL,
+        np.random.default_rng(0),
+        32,
+        True,
+    )
+    assert (sample["document_ids"] == 1).sum() == 32
+
+
+def dialogues(folder: Path) -> str:
+    """A corpus of nine dialogues of five turns."""
+    rng, fields = np.random.default_rng(0), ("tokens", "turns")
+    folder.mkdir()
+    with ShardWriter(folder / "train-000000.tar", "uint16", fields) as writer:
+        for key in range(9):
+            turns = np.column_stack([np.arange(0, 40, 8), [2, 3, 2, 3, 3]])
+            writer.add(key, rng.integers(SPECIALS, 999, 40), {"turns": turns}, meta={}, text_bytes=99)
+    splits = {"train": [writer.close()], "validation": []}
+    tokenizer = {"kind": "byte-bpe", "vocabulary": 1000, "fingerprint": "tiny"}
+    write_manifest(folder, dtype="uint16", fields=fields, splits=splits, tokenizer=tokenizer, made_from={})
+    return str(folder)
+
+
+def test_turns_of_a_corpus_make_dialogues(tmp_path):
+    said = {"masked-lm": {}, "dialogue": {}}
+    options = {"sequence": 64, "seed": 0, "special": SPECIAL}
+    mix = open_mix({dialogues(tmp_path / "c"): 1.0}, objective=said, **options)
+    samples = [mix.sample(number) for number in range(40)]
+    assert {int(sample["dialogue"]) for sample in samples} == {0, 1}
+    assert {int((sample["document_ids"] == 1).sum()) for sample in samples} == {28}
+    with pytest.raises(UserError, match=r"built without sentence boundaries"):
+        open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-next-sentence", **options)
+    tiny_corpus(tmp_path / "d")
+    with pytest.raises(UserError, match=r"built without turns.*annotate\.turns=true"):
+        open_mix({str(tmp_path / "d"): 1.0}, objective=said, **options)
+
+
+def test_each_task_reads_the_corpora_that_it_names(tmp_path):
+    tiny_corpus(tmp_path / "prose", documents=20)
+    prose, talk = str(tmp_path / "prose"), dialogues(tmp_path / "talk")
+    said = {
+        "texts": {"task": "masked-lm", "question": "next-sentence", "corpora": [prose], "share": 3},
+        "dialogues": {"task": "masked-lm", "question": "dialogue", "corpora": [talk], "share": 1},
+    }
+    mix = open_mix({prose: 1.0, talk: 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL)
+    assert mix.quotas == [75_000, 25_000]
+    assert [source.corpus for source in mix.sources] == [prose, talk]
+    for number in range(40):
+        sample = mix.sample(number)
+        talks = mix.sources[mix.locate(number).source].corpus == talk
+        assert (sample["next_sentence"] == IGNORED) == talks
+        assert talks or sample["dialogue"] == IGNORED
+    # Where a corpus is not there, neither is its task.
+    assert len(open_mix({prose: 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL).sources) == 1
+    tiny_corpus(tmp_path / "x")
+    with pytest.raises(UserError, match=r"no task reads any of .*x: name one"):
+        open_mix({str(tmp_path / "x"): 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL)
+    placed = with_files(said, lambda place: f"/there{place}")
+    assert placed["texts"]["corpora"] == [f"/there{prose}"]
+
+
 def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
     rng = np.random.default_rng(0)
     text, rest = [np.array([200, 201, 202]), np.array([203, 200])], [np.array([201, 900]), np.array([203])]
@@ -93,8 +194,6 @@ def test_a_token_of_a_corpus_is_asked_of_its_own_document(tmp_path):
     tiny_corpus(tmp_path / "c", documents=12, lengths=(150, 200), shards=1)
     task = TokenDocument()
     mix = open_mix({str(tmp_path / "c"): 1.0}, objective=task, sequence=40, seed=0, special=SPECIAL)
-    from megaptm.data.shards import Corpus
-
     whole = [tokens.tolist() for tokens in Corpus.open(tmp_path / "c").documents("train")]
     for number in range(30):
         sample = mix.sample(number)

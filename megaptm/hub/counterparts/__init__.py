@@ -59,7 +59,7 @@ __all__ = [
 def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
     for counterpart in COUNTERPARTS:
-        if _shape(spec.family) == _shape(counterpart.table):
+        if _shape(_with_heads_of(counterpart, spec.family)) == _shape(counterpart.table):
             if "head_width" not in counterpart.numbers.values() and spec.size.heads * spec.size.key_width != (
                 spec.size.width
             ):
@@ -106,6 +106,11 @@ def counterparts_named(model_type: object, family: object = None) -> tuple[Count
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
     """Whether it is what their config is taken for where nobody says which family it is of."""
     return counterparts_named(counterpart.name)[0].family == counterpart.family
+
+
+def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
+    """Without heads that an objective has added: those stay behind when a model is exported."""
+    return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
 
 
 def _known(what: str) -> str:
