@@ -25,7 +25,7 @@ def broken(config: Config) -> Iterator[str]:
     """Every broken rule; those about the model only where the catalogue has it."""
     unknown = list(_names(config))
     yield from unknown
-    for rules in (_rows, _schedule) if unknown else (_model, _layout, _communication, _rows, _schedule):
+    for rules in (_data, _rows, _schedule) if unknown else (_model, _layout, _communication, _data, _rows, _schedule):
         yield from rules(config)
 
 
@@ -99,6 +99,11 @@ def _model(config: Config) -> Iterator[str]:
             f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
             f"{_title(config.model)} (model.context)."
         )
+
+
+def _data(config: Config) -> Iterator[str]:
+    if config.data.size_limit is not None and config.data.size_exponent is None:
+        yield "data.size_limit bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
 
 
 def _shape(model: ModelConfig) -> Iterator[str]:

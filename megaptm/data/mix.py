@@ -214,13 +214,16 @@ def open_mix(
     cache: Cache | None = None,
     opened: Mapping[str, Corpus] | None = None,
     schedule: BatchSchedule | None = None,
+    size_exponent: float | None = None,
+    size_limit: int | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
 
     Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
     `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
-    objectives whose shares change by step.
+    objectives whose shares change by step. With a `size_exponent` weights count documents, and are multiplied by that
+    power of the documents that a corpus has, at most `size_limit`.
     """
     whole = objective if isinstance(objective, Objective) else objective_of(objective)
     if not mix:
@@ -232,13 +235,17 @@ def open_mix(
     if verify != "none":
         for corpus in corpora.values():
             corpus.check(split, "size")
+    weights = {
+        name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, size_limit)
+        for name, weight in mix.items()
+    }
     tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
     sources: list[MixSource] = []
     for task in tasks:
         # Each task goes through the text by itself, in an order of its own.
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
-        for (name, corpus), weight in zip(corpora.items(), mix.values(), strict=True):
+        for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
             if task.corpora and name not in task.corpora:
                 continue
             order = _order(task.objective, corpus, split, sequence, document_mask, options)
@@ -254,6 +261,14 @@ def open_mix(
         special=special,
         schedule=schedule,
     )
+
+
+def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
+    """The weight in tokens that draws documents as T5 (arXiv:1910.10683, 3.5.2) and mT5 (arXiv:2010.11934, 3.1) draw
+    examples; by the training split, so that other splits are read in the same shares."""
+    held = corpus.split("train")
+    documents = held.samples if limit is None else min(held.samples, limit)
+    return weight * float(documents) ** exponent * held.tokens / held.samples
 
 
 def _order(

@@ -11,7 +11,7 @@ from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.spanbert import SPANBERT
-from megaptm.families.t5 import T5
+from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.unilm import UNILM
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
@@ -36,6 +36,8 @@ CATALOGUE: dict[str, Family] = {
         ERNIE,
         ERNIE_2,
         T5,
+        T5_V1_1,
+        MT5,
         UNILM,
     )
 }

@@ -1,4 +1,4 @@
-"""T5 v1.0 (Raffel et al., 2019)."""
+"""T5 v1.0 (Raffel et al., 2019), the v1.1 that was released after it, and mT5 (Xue et al., 2020), which is that one."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -26,7 +26,16 @@ T5 = Family(
     heads=("lm",),
     logit_scale="rsqrt-width",
     init="t5",
-    objectives=("span-corruption",),
+    # Section 3.3; the first is what the paper settles on.
+    objectives=(
+        "span-corruption",
+        "token-corruption",
+        "dropped-tokens",
+        "bert-style",
+        "mass-style",
+        "deshuffling",
+        "prefix-lm",
+    ),
     sizes={
         "small": Size(layers=6, width=512, heads=8, ffn=2048),
         "base": Size(layers=12, width=768, heads=12, ffn=3072),
@@ -35,3 +44,23 @@ T5 = Family(
         "11b": Size(layers=24, width=1024, heads=128, ffn=65536, head_width=128),
     },
 )
+
+# github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md: gates, a table of its own for
+# the head, no dropout in pre-training, and other shapes, whose heads are 64 wide whatever the model.
+T5_V1_1: Family = change(
+    T5,
+    name="t5-v1.1",
+    stacks={name: change(block, ffn="geglu") for name, block in T5.stacks.items()},
+    tied=False,
+    logit_scale="none",
+    dropout=0.0,
+    sizes={
+        "small": Size(layers=8, width=512, heads=6, ffn=1024, head_width=64),
+        "base": Size(layers=12, width=768, heads=12, ffn=2048),
+        "large": Size(layers=24, width=1024, heads=16, ffn=2816),
+        "xl": Size(layers=24, width=2048, heads=32, ffn=5120),
+        "xxl": Size(layers=24, width=4096, heads=64, ffn=10240),
+    },
+)
+
+MT5 = change(T5_V1_1, name="mt5", paper="arXiv:2010.11934", vocabulary=250_112, context=1024)

@@ -171,7 +171,11 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     counterpart = counterpart_of(spec)
     said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     values = {**config_values(counterpart, spec), **said, **special}
-    return _config_class(counterpart)(**values, architectures=[counterpart.model])
+    config = _config_class(counterpart)(**values, architectures=[counterpart.model])
+    if not spec.family.tied:
+        # Some of their classes say otherwise, and go by what they find; what else reads the file goes by this.
+        config.tie_word_embeddings = False
+    return config
 
 
 def _config_class(counterpart: Counterpart) -> Any:
@@ -184,8 +188,10 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
+    # By which T5's class knows whether the head scales what it reads.
+    tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
     # Without the published special ids, which a small vocabulary has not: transformers would warn.
-    complete = config_class(**numbers, bos_token_id=None, eos_token_id=None)
+    complete = config_class(**numbers, **tied, bos_token_id=None, eos_token_id=None)
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 
@@ -238,6 +244,7 @@ def _canonical(
             f"{where} has parameters that a {counterpart.model} has not: {_some(unknown)}; give the model without "
             "what was put on top of it (`model.base_model.save_pretrained`)."
         )
+    found = {name: found[source] for name, source in counterpart.tied_if_absent.items() if source in found} | found
     return {name: found[name] for name in known if name in found}
 
 

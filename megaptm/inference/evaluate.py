@@ -206,6 +206,8 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str) -> Mix:
         special=loaded.tokenizer.special,
         verify=config.data.verify,
         cache=cache_of(config),
+        size_exponent=config.data.size_exponent,
+        size_limit=config.data.size_limit,
     )
     if mix.fingerprint != loaded.tokenizer.fingerprint:
         raise UserError(

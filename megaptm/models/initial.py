@@ -65,7 +65,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     # Mesh TensorFlow's, as in the released T5 code.
     "t5": (
         (r"embed\.token\.weight", _constant(1.0)),
-        (r"head\.lm\.table\.weight", _constant(1.0)),
+        (r"head\.lm\.table\.weight", _width),
         (r"attention\.qkv\.weight", _qkv),
         (r"(attention|cross)\.query\.weight", _query),
         (r"(attention|cross)\.kv\.weight", _width),

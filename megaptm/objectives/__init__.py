@@ -10,6 +10,7 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -29,6 +30,14 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedLMOnPairs("next-sentence", MaskedLM(hide="independent", units="tokens")),
         SpanBoundary(),
         SpanCorruption(),
+        SpanCorruption(hide="tokens"),
+        PrefixLM(),
+        MaskedText(),
+        MaskedText(mask=1.0, random=0.0),
+        MaskedText(mask=0.8, random=0.1, ask="hidden"),
+        MaskedText(rate=0.5, mask=0.8, random=0.1, hide="span", ask="hidden"),
+        Deshuffling(),
+        DroppedTokens(),
         ReplacedTokens(),
         UNILM,
         ERNIE_2,

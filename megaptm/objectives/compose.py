@@ -21,6 +21,7 @@ from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -29,9 +30,13 @@ from megaptm.plugins import in_words, is_plugin, load_plugin
 TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
+    "deshuffling": Deshuffling,
+    "dropped-tokens": DroppedTokens,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
+    "masked-text": MaskedText,
     "ordered-masked-lm": OrderedMaskedLM,
+    "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
     "token-document": TokenDocument,

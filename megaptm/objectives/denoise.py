@@ -198,6 +198,50 @@ HIDES: dict[str, Callable[..., Hide]] = {
 rate and most; one that takes `begins` is told where words begin, one that takes `lengths` how many to hide together."""
 
 
+def random_tokens(*, rate: float) -> Hide:
+    """Exactly `single_count` tokens, each by itself, any as likely as another.
+
+    T5 draws for each token whether it is hidden; that it is always as many makes rows equally long.
+    """
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        hidden = np.zeros(len(tokens), dtype=bool)
+        count = single_count(len(tokens), rate=rate)
+        hidden[rng.choice(len(tokens), count, replace=False, shuffle=False)] = True
+        return hidden
+
+    return hide
+
+
+def single_count(length: int, *, rate: float) -> int:
+    """How many tokens `random_tokens` hides of `length`: round(rate x tokens), at least 1 where there is any."""
+    return max(round(rate * length), min(length, 1))
+
+
+def one_span(*, rate: float) -> Hide:
+    """As many tokens as `random_tokens` hides, one after another, beginning anywhere where they fit (MASS)."""
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        count = single_count(len(tokens), rate=rate)
+        begin = int(rng.integers(len(tokens) - count + 1))
+        places = np.arange(len(tokens))
+        hidden: np.ndarray = (places >= begin) & (places < begin + count)
+        return hidden
+
+    return hide
+
+
+def everything(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+    """All tokens."""
+    return np.ones(len(tokens), dtype=bool)
+
+
+def second_part(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+    """What follows the first 1, 2 ... or all tokens but one, each as likely; of one token, nothing."""
+    border = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 1
+    return np.arange(len(tokens)) >= border
+
+
 def random_spans(*, rate: float, mean: float) -> Hide:
     """Exactly round(rate x tokens) tokens in round(that / mean) spans, no two adjacent, the first token never hidden.
 
@@ -263,7 +307,7 @@ def _replaced(
 ) -> np.ndarray:
     """`fate` is a number from 0 to 1 for each hidden token."""
     replaced = tokens[hidden]
-    replaced[fate < mask] = special.mask
+    replaced[fate < mask] = special.blank
     drawn = (fate >= mask) & (fate < mask + random)
     replaced[drawn] = rng.choice(special.ordinary, np.count_nonzero(drawn))
     shown = tokens.copy()
@@ -322,11 +366,28 @@ def sentinel_per_span(
 
 
 def hidden_after_sentinels(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """Each hidden span after its sentinel: the shown text with hidden and kept exchanged."""
-    # The text begins with a kept span, and every kept span is followed by a hidden one: the n-th sentinel is the same.
-    return sentinel_per_span(tokens, ~hidden, special) if hidden.any() else tokens[:0]
+    """Each hidden span after the sentinel that is shown for it."""
+    (begins,) = np.nonzero(first_of_spans(hidden)[hidden])
+    return np.insert(tokens[hidden], begins, special.sentinels[: len(begins)])
 
 
 def hidden_in_place(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
     """The hidden tokens themselves, in order; the model answers where they stood."""
     return tokens[hidden]
+
+
+def whole(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
+    """The text as it was."""
+    return tokens
+
+
+def kept(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+    """What is not hidden; nothing stands for the rest."""
+    return tokens[~hidden]
+
+
+def shuffled(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+    """The hidden tokens in any order, where they stood."""
+    shown = tokens.copy()
+    shown[hidden] = rng.permutation(tokens[hidden])
+    return shown

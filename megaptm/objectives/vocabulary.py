@@ -26,6 +26,11 @@ class SpecialTokens:
     specials: frozenset[int] = frozenset()
     """Never selected for masking and never drawn as a random replacement."""
 
+    @property
+    def blank(self) -> int | None:
+        """What stands for a hidden token: the mask, or in a vocabulary without one the first sentinel (T5)."""
+        return self.sentinels[0] if self.mask is None and self.sentinels else self.mask
+
     @cached_property
     def is_special(self) -> np.ndarray:
         """bool [size]: whether an id is one of `specials`."""

@@ -11,7 +11,7 @@ attention does not keep.
 
 from __future__ import annotations
 
-from megaptm.bricks import Brick, ModelChunk, heads, kinds, memory_width, runs, sublayers
+from megaptm.bricks import Brick, ModelChunk, kinds, memory_width, runs, sublayers
 from megaptm.bricks.heads import ROWS_PROJECTED
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
@@ -109,7 +109,7 @@ def held(work: Workload, stage: int, chunks: list[ModelChunk]) -> float:
 def logits(work: Workload) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
     spec, tensor = work.spec, work.layout.tensor
-    bricks = [*heads(spec).values()]
+    bricks = [*work.heads.values()]
     brick = next((head for head in bricks if head.projects), bricks[-1] if bricks else None)
     stack = brick.stack if brick else next(reversed(spec.family.stacks))
     rows, width, element = work.layout.microbatch, spec.size_of(stack).width, work.element

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, heads, memory_width, runs, sublayers
+from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width, runs, sublayers
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective
 from megaptm.plan.workload import Workload
@@ -74,10 +74,12 @@ def product(machine: Machine, work: Workload, rows: float, inputs: float, output
     return operations + moved + machine.efficiency.kernel_microseconds * 1e-6
 
 
-def stage(machine: Machine, work: Workload, held: list[ModelChunk]) -> Passes:
-    """One micro-batch through all chunks of a stage."""
+def stage(
+    machine: Machine, work: Workload, held: list[ModelChunk], layers: dict[tuple[str, Block], Passes] | None = None
+) -> Passes:
+    """One micro-batch through all chunks of a stage; `layers` are known from other stages, and this one's added."""
     total = Passes(OperationTime(), OperationTime())
-    layers: dict[tuple[str, Block], Passes] = {}
+    layers = {} if layers is None else layers
     for chunk in held:
         for name, span in chunk.layers.items():
             for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), span).items():
@@ -86,7 +88,7 @@ def stage(machine: Machine, work: Workload, held: list[ModelChunk]) -> Passes:
                 total += layers[name, kind] * number
         if chunk.begins:
             total += embedding(machine, work, chunk.begins)
-        for one in heads(work.spec).values():
+        for one in work.heads.values():
             if one.name in chunk.heads and one.projects:
                 total += head(machine, work, one)
     return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from megaptm.bricks import ModelChunk
 from megaptm.plan import activations
-from megaptm.plan.optimizer import Remembered, remembered
-from megaptm.plan.stages import parameters, stages
+from megaptm.plan.optimizer import Remembered
+from megaptm.plan.stages import Stage, counted_stages
 from megaptm.plan.workload import Workload
 
 
@@ -34,9 +34,10 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def memory(work: Workload) -> list[Memory]:
-    """Stage -> what each of its ranks holds."""
-    return [_rank(work, stage, held) for stage, held in enumerate(stages(work))]
+def memory(work: Workload, stages: Sequence[Stage] | None = None) -> list[Memory]:
+    """Stage -> what each of its ranks holds; `stages` where they are known already."""
+    stages = counted_stages(work) if stages is None else stages
+    return [_rank(work, number, stage) for number, stage in enumerate(stages)]
 
 
 def fullest(stages: list[Memory]) -> int:
@@ -44,10 +45,9 @@ def fullest(stages: list[Memory]) -> int:
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
-def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
-    counted = parameters(work, held)
-    known = remembered(work.optimizer, work.spec, held, counted.trained, work.trained_heads, tensor=work.layout.tensor)
-    weights, gradients, optimizer = states(work, counted.trained, counted.frozen, known)
+def _rank(work: Workload, number: int, stage: Stage) -> Memory:
+    held, counted = stage.chunks, stage.parameters
+    weights, gradients, optimizer = states(work, counted.trained, counted.frozen, stage.remembered)
     logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in held) else 0.0
     buffers, workspace = activations.buffers(work), activations.workspace(work, counted.largest)
     if work.software.sharding is not None:
@@ -55,7 +55,7 @@ def _rank(work: Workload, stage: int, held: list[ModelChunk]) -> Memory:
         buffers, workspace = buffers + whole_weights, workspace + whole_gradients
     # The layers' backward passes begin when the loss has given its memory back.
     workspace = max(0.0, workspace - logits)
-    kept = activations.held(work, stage, held)
+    kept = activations.held(work, number, held)
     compared = activations.compared(work) if any(chunk.last for chunk in held) else 0.0
     return Memory(
         weights=weights,

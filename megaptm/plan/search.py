@@ -11,6 +11,7 @@ from megaptm.config.check import check
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest, memory
+from megaptm.plan.stages import Stage, counted_stages
 from megaptm.plan.step import StepTime, step
 from megaptm.plan.workload import Workload, workload_of
 
@@ -47,13 +48,18 @@ def search(config: Config, machine: Machine, devices: int) -> Search:
     too_large: list[Candidate] = []
     refused = Counter[str]()
     base = workload_of(config)
+    known: dict[tuple[int, int, int], list[Stage]] = {}  # micro-batches and recomputation leave them as they are
     for layout in _layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
         except UserError as error:
             refused[_kind(str(error))] += 1
             continue
-        one = _candidate(machine, replace(base, layout=layout, recompute=layout.recompute))
+        work = replace(base, layout=layout, recompute=layout.recompute)
+        cut = (layout.tensor, layout.pipeline, layout.virtual)
+        if cut not in known:
+            known[cut] = counted_stages(work)
+        one = _candidate(machine, work, known[cut])
         (fitting if one.bytes <= FULL * machine.usable_bytes else too_large).append(one)
     fitting.sort(key=lambda one: one.step.seconds)
     too_large.sort(key=lambda one: one.bytes)
@@ -75,10 +81,10 @@ def best(found: Search, config: Config, machine: Machine, devices: int) -> Candi
     )
 
 
-def _candidate(machine: Machine, work: Workload) -> Candidate:
-    held = memory(work)
+def _candidate(machine: Machine, work: Workload, stages: list[Stage]) -> Candidate:
+    held = memory(work, stages)
     stage = fullest(held)
-    return Candidate(work.layout, step(machine, work), held[stage].total, stage)
+    return Candidate(work.layout, step(machine, work, stages), held[stage].total, stage)
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:

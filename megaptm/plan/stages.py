@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.bricks import ModelChunk, chunks, heads, memory_width
+from megaptm.bricks import ModelChunk, chunks, memory_width
 from megaptm.bricks import held as layers_held
 from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm, kinds, sublayers
+from megaptm.plan.optimizer import Remembered, remembered
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
 
@@ -24,11 +25,31 @@ class Parameters:
     """Of the largest matrix: what its gradient needs for a moment."""
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What each rank of a pipeline stage holds, however many rows pass through it."""
+
+    chunks: list[ModelChunk]
+    parameters: Parameters
+    remembered: Remembered
+
+
 def stages(work: Workload) -> list[list[ModelChunk]]:
     """Stage -> its chunks: chunk c of stage p is the model's c * pipeline + p (`parallel.stage.build_stages`)."""
     layout = work.layout
     cut = chunks(work.spec, layout.pipeline * layout.virtual)
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
+
+
+def counted_stages(work: Workload) -> list[Stage]:
+    """The stages with what a rank of each holds."""
+    return [_counted(work, held) for held in stages(work)]
+
+
+def _counted(work: Workload, held: list[ModelChunk]) -> Stage:
+    count = parameters(work, held)
+    known = remembered(work.optimizer, work.spec, held, count.trained, work.trained_heads, tensor=work.layout.tensor)
+    return Stage(held, count, known)
 
 
 def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
@@ -44,7 +65,7 @@ def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(one.weights for sub in subs for one in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
-        here = {name: head for name, head in heads(spec).items() if name in chunk.heads}
+        here = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in here.values())
         if chunk.begins:
             trained += table_size(spec) // tensor + embedding_tables(spec, chunk.begins)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megaptm.bricks import ModelChunk
 from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective, message
-from megaptm.plan.optimizer import remembered
-from megaptm.plan.stages import parameters, stages, table_size
+from megaptm.plan.stages import Stage, counted_stages, table_size
 from megaptm.plan.workload import Workload
-from megaptm.spec import change
+from megaptm.spec import Block, change
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,12 @@ class StepTime:
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 
-def step(machine: Machine, work: Workload) -> StepTime:
-    """The time of a step of `work` on enough of these machines."""
+def step(machine: Machine, work: Workload, stages: Sequence[Stage] | None = None) -> StepTime:
+    """The time of a step of `work` on enough of these machines; `stages` where they are known already."""
     layout = work.layout
-    held = stages(work)
-    passes = [costs.stage(machine, work, chunks) for chunks in held]
+    stages = counted_stages(work) if stages is None else stages
+    layers: dict[tuple[str, Block], Passes] = {}
+    passes = [costs.stage(machine, work, stage.chunks, layers) for stage in stages]
     totals = [one.total for one in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     mine = passes[slowest] * work.microbatches
@@ -78,9 +78,9 @@ def step(machine: Machine, work: Workload) -> StepTime:
         recompute=mine.again.total,
         bubble=bubble,
         pipeline=_messages(machine, work),
-        data=max(_data(machine, work, chunks, one) for chunks, one in zip(held, passes, strict=True))
+        data=max(_data(machine, work, stage, one) for stage, one in zip(stages, passes, strict=True))
         + _features(machine, work),
-        optimizer=max(_optimizer(machine, work, chunks) for chunks in held),
+        optimizer=max(_optimizer(machine, work, stage) for stage in stages),
         flops=work.flops,
         hardware_flops=work.flops + recomputed_flops(work),
         devices=layout.processes,
@@ -114,10 +114,10 @@ def _messages(machine: Machine, work: Workload) -> float:
     return 2 * layout.virtual * work.microbatches * one * exposed
 
 
-def _data(machine: Machine, work: Workload, held: list[ModelChunk], passes: Passes) -> float:
+def _data(machine: Machine, work: Workload, stage: Stage, passes: Passes) -> float:
     """Gradients over data ranks, and the tied table's over the stages that hold it."""
     layout, software = work.layout, work.software
-    counted = parameters(work, held)
+    held, counted = stage.chunks, stage.parameters
 
     def over_data_ranks(size: float) -> float:
         return collective(machine, size, ranks=layout.data, stride=layout.tensor)
@@ -158,11 +158,10 @@ def uncovered(communication: float, products: float, beside: float) -> float:
     return communication - hidden + beside * hidden
 
 
-def _optimizer(machine: Machine, work: Workload, held: list[ModelChunk]) -> float:
+def _optimizer(machine: Machine, work: Workload, stage: Stage) -> float:
     """Norm, clipping and the update rule: bytes read and written."""
-    trained = parameters(work, held).trained
-    known = remembered(work.optimizer, work.spec, held, trained, work.trained_heads, tensor=work.layout.tensor)
-    rule = 4 * (3 + 2 * known.total / max(1, trained))
+    trained = stage.parameters.trained
+    rule = 4 * (3 + 2 * stage.remembered.total / max(1, trained))
     divided = work.layout.distributed_optimizer or work.software.sharding is not None
     mine = trained / (work.layout.data if divided else 1)
     # The norm reads a gradient, clipping reads and writes it, the rule reads it and reads and writes weights and what

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
-from megaptm.bricks import HeadBrick, heads
+from megaptm.bricks import HeadBrick
+from megaptm.bricks import heads as heads_of
 from megaptm.config import Config, Layout, OptimizerConfig, resolve_model
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
@@ -69,11 +71,16 @@ class Workload:
         """Whether all rows are passed once more, forward, for a loss that compares them (`parallel.contrast`)."""
         return bool(self.comparing)
 
-    @property
+    @cached_property
+    def heads(self) -> dict[str, HeadBrick]:
+        """The family's, by name."""
+        return heads_of(self.spec)
+
+    @cached_property
     def comparing(self) -> list[HeadBrick]:
         """Heads whose losses compare all rows, each data rank its own with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
-        return [one for name, one in heads(self.spec).items() if one.contrasts and name in trained]
+        return [one for name, one in self.heads.items() if one.contrasts and name in trained]
 
     @property
     def own(self) -> int:

@@ -39,6 +39,8 @@ class RunCorpora:
             document_mask=data.document_mask,
             special=self.tokenizer.special,
             verify=data.verify,
+            size_exponent=data.size_exponent,
+            size_limit=data.size_limit,
             schedule=self.config.batches if split == "train" else None,
         )
 

@@ -132,13 +132,21 @@ def test_bert_has_the_papers_two_phases(size):
 
 
 @pytest.mark.parametrize(
-    ("size", "batch", "steps"),
-    [("baseline", 128, 2**19), *((size, 2**11, 10**6) for size in ("small", "base", "large", "3b", "11b"))],
+    ("name", "sequence", "batch", "steps"),
+    [
+        ("t5/baseline", 512, 128, 2**19),
+        *((f"t5/{size}", 512, 2**11, 10**6) for size in CATALOGUE["t5"].sizes),
+        *((f"t5-v1.1/{size}", 512, 2**11, 10**6) for size in CATALOGUE["t5-v1.1"].sizes),
+        *((f"mt5/{size}", 1024, 2**10, 10**6) for size in CATALOGUE["mt5"].sizes),
+    ],
 )
-def test_t5_has_the_papers_batch_and_steps(size, batch, steps):
-    """arXiv:1910.10683, sections 3.1.2 and 3.7: Adafactor, at 1 / sqrt(max(n, 10^4))."""
-    found = config(f"t5/{size}")
-    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, batch, steps)
+def test_t5_has_the_papers_batch_and_steps(name, sequence, batch, steps):
+    """arXiv:1910.10683, sections 3.1.2 and 3.7; arXiv:2010.11934, section 3.2: Adafactor, at 1 / sqrt(max(n, 10^4));
+    T5 v1.1 and mT5 without dropout."""
+    found = config(name)
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (sequence, batch, steps)
+    assert resolve_model(found).dropout == (0.1 if name.startswith("t5/") else 0.0)
+    assert found.data.size_exponent == (0.3 if name.startswith("mt5/") else None)
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.momentum, optimizer.adafactor) == ("adafactor", 0.0, AdafactorConfig())
     assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.update_clip) == (0.0, None, 1.0)

@@ -65,6 +65,19 @@ def test_weights_count_tokens_where_samples_differ_in_length(folders):
     assert mix.quotas[0] * tokens[0] == pytest.approx(mix.quotas[1] * tokens[1], rel=0.001)
 
 
+@pytest.mark.parametrize(("exponent", "limit", "ratio"), [(1.0, None, 2), (1.0, 40, 40 / 30), (0.3, None, 2**0.3)])
+@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm-next-sentence"])
+def test_documents_are_drawn_by_the_size_of_their_corpora(folders, objective, exponent, limit, ratio):
+    """T5's examples-proportional mixing, its artificial limit, and mT5's exponent; weights come on top."""
+    mix = opened({folders[0]: 3, folders[1]: 1}, objective, size_exponent=exponent, size_limit=limit)
+    assert [order.corpus.split("train").samples for order in mix.orders] == [60, 30]
+    documents = [
+        quota * order.corpus.split("train").samples / order.per_epoch
+        for quota, order in zip(mix.quotas, mix.orders, strict=True)
+    ]
+    assert documents[0] / documents[1] == pytest.approx(3 * ratio, rel=1e-3)
+
+
 def test_each_corpus_is_read_in_its_own_order_without_gaps(folders):
     mix = opened({folders[0]: 0.7, folders[1]: 0.3})
     cursors = [0, 0]

@@ -178,3 +178,23 @@ def test_published_configs_are_our_tables() -> None:
             head_width=expected.size.key_width if family == "t5" else None,
         )
         assert (spec.vocabulary, spec.context, spec.dropout) == (expected.vocabulary, expected.context, 0.1)
+
+
+def test_an_mt5_that_has_become_one_with_its_table_comes_in_with_two_alike(tmp_path: Path) -> None:
+    """Their class ties the two where it is not begun from published weights, and saves the table once."""
+    config = transformers.MT5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=101)
+    theirs = transformers.MT5ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    found = from_hugging_face(tmp_path)
+    assert not found.absent
+    assert found.weights["head.lm.table.weight"].equal(found.weights["embed.token.weight"])
+
+
+@pytest.mark.parametrize("family", ["t5-v1.1", "mt5"])
+def test_configs_that_say_they_are_not_tied_are_the_later_t5s(family: str) -> None:
+    """As published: what the head does follows from `tie_word_embeddings`, which is all that the file says of it."""
+    expected = published(CATALOGUE[family], "small")
+    config = {"model_type": expected.name.partition("-")[0], "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0}
+    numbers = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": expected.vocabulary}
+    spec = described({**config, **numbers, "tie_word_embeddings": False})[1]
+    assert replace(spec, context=expected.context) == expected

@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor
 
 from megaptm.families import BERT, GPT2, PALM, T5
+from megaptm.families.t5 import T5_V1_1
 from megaptm.models import build_model, even_chunks, fill, initial_value
 from megaptm.spec import Family, ModelSpec, Size
 from tests.models.tiny import FAMILIES, tiny_spec
@@ -50,6 +51,12 @@ def test_t5_follows_mesh_tensorflow() -> None:
     assert spread(weights["encoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
     assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
     assert spread(weights["encoder.bias_table.weight"]) == pytest.approx(128**-0.5, rel=0.2)
+
+
+def test_a_head_of_its_own_gives_t5_logits_of_about_1() -> None:
+    spec, weights = filled(T5_V1_1, width=128, heads=4, ffn=512)
+    assert spread(weights["head.lm.table.weight"][: spec.vocabulary]) == pytest.approx(128**-0.5, rel=0.03)
+    assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
 
 
 def test_palm_scales_maps_by_their_inputs() -> None:

@@ -20,7 +20,7 @@ NUMBERS = {
     "gpt1": {"ffn": 128},  # Hugging Face's has no other
     "gpt3-banded": {"band": 5},
     "palm": {"head_width": 16, "kv_heads": 1},
-    "t5": {"head_width": 16},  # together wider than the model, as in its 3B
+    **{name: {"head_width": 16} for name in ("t5", "t5-v1.1", "mt5")},  # together wider than the model, as in T5's 3B
 }
 """Of a tiny model, where they differ from family to family."""
 

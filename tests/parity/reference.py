@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from megaptm.families import CATALOGUE
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import Counterpart, counterpart_of
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model, fill
@@ -30,8 +30,17 @@ def reference_of(model: Model) -> PreTrainedModel:
     missing, unexpected = theirs.load_state_dict(export_weights(counterpart.rows, model.spec, weights), strict=False)
     assert not unexpected
     assert set(missing) <= set(counterpart.tied)
-    theirs.tie_weights()
-    return theirs.eval()
+    return tied_as_said(theirs, counterpart).eval()
+
+
+def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
+    """With the parameters that are one, and no others: a config may say less than their class would tie."""
+    present = {name for name, _ in theirs.named_parameters(remove_duplicate=False)}
+    for name, source in counterpart.tied.items():
+        module, _, last = name.rpartition(".")
+        if name in present:
+            setattr(theirs.get_submodule(module), last, theirs.get_parameter(source))
+    return theirs
 
 
 def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
@@ -116,10 +125,14 @@ def random_reference(spec: ModelSpec) -> PreTrainedModel:
     torch.manual_seed(5)
     config = hugging_face_config(spec)
     config._attn_implementation = "eager"
-    theirs = getattr(transformers, counterpart_of(spec).model)(config)
+    counterpart = counterpart_of(spec)
+    theirs = tied_as_said(getattr(transformers, counterpart.model)(config), counterpart)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
+        if not spec.family.tied:
+            # Else T5's logits are so large that rounding shows.
+            theirs.get_output_embeddings().weight *= spec.width**-0.5
     return theirs.eval()
 
 

@@ -43,7 +43,7 @@ def corpus(tmp_path_factory):
 def test_samples_are_made_of_a_corpus_with_any_tokenizer(name, corpus):
     objective, special = CASES[name][0], load(corpus(name) / "tokenizer").special
     mix = open_mix({str(corpus(name)): 1.0}, objective=objective, sequence=40, seed=3, special=special)
-    rows = [mix.sample(number) for number in range(4)]
+    rows = [mix.sample(number) for number in range(16)]
     if objective.startswith("masked"):
         assert {row["tokens"][0] for row in rows} == {special.cls}
         assert all(special.sep in row["tokens"] for row in rows)

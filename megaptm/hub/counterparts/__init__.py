@@ -18,7 +18,7 @@ from megaptm.hub.counterparts.macbert import MACBERT
 from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
 from megaptm.hub.counterparts.spanbert import SPANBERT
-from megaptm.hub.counterparts.t5 import T5
+from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.spec import Family, ModelSpec, change
 
 COUNTERPARTS = (
@@ -38,6 +38,8 @@ COUNTERPARTS = (
     DISCRIMINATOR,
     GENERATOR,
     T5,
+    T5_V1_1,
+    MT5,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = ("name", "paper", "vocabulary", "tokenizer", "context", "z_loss", "init", "dropout", "objectives", "sizes")
@@ -58,7 +60,8 @@ __all__ = [
 
 def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
-    for counterpart in COUNTERPARTS:
+    # Families of one shape have models of their own there: the family's comes first.
+    for counterpart in sorted(COUNTERPARTS, key=lambda one: one.family != spec.name):
         if _shape(_with_heads_of(counterpart, spec.family)) == _shape(counterpart.table):
             if "head_width" not in counterpart.numbers.values() and spec.size.heads * spec.size.key_width != (
                 spec.size.width

@@ -32,6 +32,8 @@ class Counterpart:
     rows: tuple[TensorRule, ...]
     tied: dict[str, str] = field(default_factory=dict)
     """Their parameters that are other names of parameters in `rows`: the other name -> the one in `rows`."""
+    tied_if_absent: dict[str, str] = field(default_factory=dict)
+    """The same of parameters that are others of ours, and that a folder may lack: theirs are then one."""
     prefix: str = ""
     """What the names of the bare model, saved without its heads (`BertModel`), begin with inside `model`."""
     special: dict[str, int | None] = field(default_factory=dict)

@@ -1,13 +1,16 @@
-"""`T5ForConditionalGeneration`."""
+"""`T5ForConditionalGeneration`, versions 1.0 and 1.1, and `MT5ForConditionalGeneration`."""
+
+from dataclasses import replace
 
 from megaptm.hub.counterparts.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule
 
 
-def _stack(stack: str, ffn: int) -> tuple[TensorRule, ...]:
+def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
     """Rows that both stacks have; the feed-forward is the last of a block's sub-layers, number `ffn`."""
     block = f"{stack}.block.{{n}}.layer"
-    attention = f"{block}.0.SelfAttention"
+    attention, dense = f"{block}.0.SelfAttention", f"{block}.{ffn}.DenseReluDense"
+    plain, gate_and_value = (f"{dense}.wi.weight",), (f"{dense}.wi_0.weight", f"{dense}.wi_1.weight")
     return (
         TensorRule(
             f"{stack}.bias_table.weight", (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",)
@@ -16,22 +19,31 @@ def _stack(stack: str, ffn: int) -> tuple[TensorRule, ...]:
         TensorRule(f"{stack}.{{n}}.attention.qkv.weight", tuple(f"{attention}.{name}.weight" for name in "qkv"), QKV),
         TensorRule(f"{stack}.{{n}}.attention.output.weight", (f"{attention}.o.weight",)),
         TensorRule(f"{stack}.{{n}}.ffn_norm.weight", (f"{block}.{ffn}.layer_norm.weight",)),
-        TensorRule(f"{stack}.{{n}}.ffn.up.weight", (f"{block}.{ffn}.DenseReluDense.wi.weight",)),
-        TensorRule(f"{stack}.{{n}}.ffn.down.weight", (f"{block}.{ffn}.DenseReluDense.wo.weight",)),
+        TensorRule(f"{stack}.{{n}}.ffn.up.weight", gate_and_value, GATE_AND_VALUE)
+        if gated
+        else TensorRule(f"{stack}.{{n}}.ffn.up.weight", plain),
+        TensorRule(f"{stack}.{{n}}.ffn.down.weight", (f"{dense}.wo.weight",)),
         TensorRule(f"{stack}.final.weight", (f"{stack}.final_layer_norm.weight",)),
     )
 
 
 CROSS = "decoder.block.{n}.layer.1.EncDecAttention"
-ROWS = (
-    TensorRule("embed.token.weight", ("shared.weight",), VOCABULARY),
-    *_stack("encoder", ffn=1),
-    *_stack("decoder", ffn=2),
-    TensorRule("decoder.{n}.cross_norm.weight", ("decoder.block.{n}.layer.1.layer_norm.weight",)),
-    TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q.weight",)),
-    TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k.weight", f"{CROSS}.v.weight"), KV),
-    TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.o.weight",)),
-)
+
+
+def _rows(*, gated: bool) -> tuple[TensorRule, ...]:
+    return (
+        TensorRule("embed.token.weight", ("shared.weight",), VOCABULARY),
+        *_stack("encoder", ffn=1, gated=gated),
+        *_stack("decoder", ffn=2, gated=gated),
+        TensorRule("decoder.{n}.cross_norm.weight", ("decoder.block.{n}.layer.1.layer_norm.weight",)),
+        TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q.weight",)),
+        TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k.weight", f"{CROSS}.v.weight"), KV),
+        TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.o.weight",)),
+    )
+
+
+INPUTS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 
 
 T5 = Counterpart(
@@ -49,14 +61,29 @@ T5 = Counterpart(
         "dropout_rate": "dropout",
     },
     fixed={
+        **BUCKETS,
         "feed_forward_proj": "relu",
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
         "scale_decoder_outputs": True,
     },
-    rows=ROWS,
-    tied=dict.fromkeys(
-        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
-    ),
+    rows=_rows(gated=False),
+    tied=dict.fromkeys((*INPUTS, "lm_head.weight"), "shared.weight"),
     special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+)
+
+T5_V1_1 = replace(
+    T5,
+    family="t5-v1.1",
+    model_type="t5",
+    fixed={**BUCKETS, "feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
+    rows=(*_rows(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
+    tied=dict.fromkeys(INPUTS, "shared.weight"),
+    tied_if_absent={"lm_head.weight": "shared.weight"},
+)
+
+MT5 = replace(
+    T5_V1_1,
+    family="mt5",
+    model="MT5ForConditionalGeneration",
+    model_type="mt5",
+    fixed={**BUCKETS, "feed_forward_proj": "gated-gelu"},
 )

@@ -1,0 +1,124 @@
+"""What a decoder says of a text that the encoder reads spoiled: rows of documents, each with its own two sides."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.errors import UserError
+from megaptm.objectives.denoise import Denoise
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of, padded
+from megaptm.objectives.vocabulary import SpecialTokens
+
+
+@dataclass(frozen=True)
+class EncoderDecoder(Objective):
+    """Each document of a row is noised by itself, with its own sentinels, end and number on both sides."""
+
+    losses: ClassVar = {"lm": 1.0}
+    needs = ("pad", "end")
+    template: ClassVar = ("A end", "A end B end")
+
+    @property
+    @abstractmethod
+    def noise(self) -> Denoise:
+        """What is hidden of a document, shown to the encoder and asked of the decoder."""
+
+    @abstractmethod
+    def input_length(self, raw: int) -> int:
+        """The most encoder tokens that `raw` tokens become, their end among them; never fewer for more."""
+
+    @abstractmethod
+    def target_length(self, raw: int) -> int:
+        """The same of the decoder."""
+
+    def sentinels(self, raw: int) -> int:
+        """The most sentinels that `raw` tokens take."""
+        return 0
+
+    def raw_length(self, sequence: int) -> int:
+        """The most raw tokens that fit an encoder of `sequence`: of T5's, 568 for 512, whose targets are 114 long."""
+        return _raw_length(self, sequence)
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=self.raw_length(sequence))
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        targets = self.target_length(self.raw_length(sequence))
+        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "labels")
+        return BatchSpec({"": sequence, "decoder_": targets}, fields((sequence,), "tokens", "document_ids") | said)
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        if (spans := self.sentinels(self.raw_length(sequence))) > len(special.sentinels):
+            raise UserError(
+                f"objective {self.name} hides {spans} spans in a row of {sequence} tokens but the tokenizer has "
+                f"{len(special.sentinels)} sentinels: use a tokenizer with more, or a shorter data.sequence."
+            )
+
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        assert isinstance(piece, list)
+        assert special.pad is not None
+        targets = self.target_length(self.raw_length(sequence))
+        texts = [part.tokens.astype(np.int64) for part in piece]
+        texts = self._fitting(texts, sequence, targets) if document_mask else [np.concatenate(texts)]
+        start, end = np.array([special.pad]), np.array([special.end])
+        noise = self.noise
+        inputs, spoken, heard = [], [], []
+        for text in texts:
+            _, shown, asked = noise(text, special, rng)
+            inputs.append(np.concatenate((shown, end)))
+            spoken.append(np.concatenate((asked, end)))
+            heard.append(np.concatenate((start, asked)))
+        return {
+            "tokens": padded(inputs, sequence, special.pad),
+            "document_ids": documents_of([len(text) for text in inputs], sequence)[0],
+            "decoder_tokens": padded(heard, targets, special.pad),
+            "decoder_document_ids": documents_of([len(text) for text in heard], targets)[0],
+            "labels": padded(spoken, targets, IGNORED),
+        }
+
+    def _fitting(self, texts: list[np.ndarray], inputs: int, targets: int) -> list[np.ndarray]:
+        """The texts that fit the two rows once noised; the first that does not is shortened, the rest dropped.
+
+        A row that holds one document is exactly full. Each further document costs an end on both sides, and the short
+        decoder row feels it first: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a row.
+        """
+        fit: list[np.ndarray] = []
+        for text in texts:
+            room = min(
+                bisect_right(range(len(text) + 1), inputs, key=self.input_length) - 1,
+                bisect_right(range(len(text) + 1), targets, key=self.target_length) - 1,
+            )
+            if room < 1:
+                break
+            fit.append(text[:room])
+            inputs -= self.input_length(room)
+            targets -= self.target_length(room)
+            if room < len(text):
+                break
+        return fit
+
+
+@lru_cache
+def _raw_length(task: EncoderDecoder, sequence: int) -> int:
+    # One raw token more is one encoder token more or none, so every length of at least 2 is filled exactly; but where
+    # spans are long and many, 2 tokens of text may add none, and the share that is hidden does not say how many more
+    # than a row may fit.
+    most = 2 * sequence
+    while task.input_length(most) <= sequence:
+        most *= 2
+    return bisect_right(range(most), sequence, key=task.input_length) - 1

@@ -1,0 +1,121 @@
+"""The other objectives that T5 was compared with (arXiv:1910.10683, section 3.3, table 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megaptm.errors import UserError
+from megaptm.objectives.denoise import (
+    Denoise,
+    everything,
+    hidden_in_place,
+    kept,
+    masked,
+    one_span,
+    random_tokens,
+    second_part,
+    shuffled,
+    single_count,
+    whole,
+)
+from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.objective import Rate, Share
+from megaptm.objectives.spans import RATE
+from megaptm.objectives.vocabulary import SpecialTokens
+
+
+@dataclass(frozen=True)
+class _Restored(EncoderDecoder):
+    """Of objectives that show as many tokens as there are, and ask for all of them."""
+
+    def input_length(self, raw: int) -> int:
+        return raw + 1
+
+    def target_length(self, raw: int) -> int:
+        return raw + 1
+
+
+@dataclass(frozen=True)
+class PrefixLM(_Restored):
+    """The second part of a text from the first, which ends anywhere: both rows are as long as a text may be."""
+
+    name = "prefix-lm"
+
+    @property
+    def noise(self) -> Denoise:
+        return Denoise(hide=second_part, show=kept, ask=hidden_in_place)
+
+
+@dataclass(frozen=True)
+class MaskedText(_Restored):
+    """The text, of which some tokens are masked where they stand; or these alone."""
+
+    rate: Rate = RATE
+    """Share of the tokens that are hidden."""
+    mask: Share = 0.9
+    """Share of the hidden that are shown as the mask, or the first sentinel where there is none."""
+    random: Share = 0.1
+    """Share of the hidden in whose place a random token is shown; the rest stays."""
+    hide: Literal["tokens", "span"] = "tokens"
+    """What is hidden: `tokens`, each by itself; or one `span`, anywhere (MASS, arXiv:1905.02450, 3.1)."""
+    ask: Literal["whole", "hidden"] = "whole"
+    """What is asked: the `whole` text, or what is `hidden`, in order."""
+
+    def __post_init__(self) -> None:
+        if (told := self.mask + self.random) > 1 + 1e-9:
+            raise UserError(f"mask and random ({told:g} together) are more than all that is hidden: lower one.")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        if self.ask == "hidden":
+            return "seq2seq-masked-lm" if self.hide == "tokens" else "mass"
+        return "bert-style" if self.random else "mass-style"
+
+    @property
+    def noise(self) -> Denoise:
+        hide = random_tokens(rate=self.rate) if self.hide == "tokens" else one_span(rate=self.rate)
+        show = masked(mask=self.mask, random=self.random)
+        return Denoise(hide=hide, show=show, ask=whole if self.ask == "whole" else hidden_in_place)
+
+    def target_length(self, raw: int) -> int:
+        return super().target_length(raw if self.ask == "whole" else single_count(raw, rate=self.rate))
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        if special.blank is None:
+            raise UserError(
+                f"objective {self.name} needs a tokenizer with a `mask` token, or with sentinels: build the corpus "
+                "with tokenizer.kind=unigram."
+            )
+
+
+@dataclass(frozen=True)
+class Deshuffling(_Restored):
+    """The whole text, of which the tokens are shown in any order."""
+
+    name = "deshuffling"
+
+    @property
+    def noise(self) -> Denoise:
+        return Denoise(hide=everything, show=shuffled, ask=whole)
+
+
+@dataclass(frozen=True)
+class DroppedTokens(EncoderDecoder):
+    """The tokens that are left out of a text, one after another; nothing says where they stood."""
+
+    rate: Rate = RATE
+    """Share of the tokens that are left out."""
+
+    name = "dropped-tokens"
+
+    @property
+    def noise(self) -> Denoise:
+        return Denoise(hide=random_tokens(rate=self.rate), show=kept, ask=hidden_in_place)
+
+    def input_length(self, raw: int) -> int:
+        return raw - single_count(raw, rate=self.rate) + 1
+
+    def target_length(self, raw: int) -> int:
+        return single_count(raw, rate=self.rate) + 1
