@@ -28,7 +28,7 @@ class Document:
     """`prose` or `code`: how it divides into sentences."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What readers and steps learned, as JSON can say it: `language`, `url`, `turns` ([[first character, role], ...]),
-    `image` (the file that the text belongs to)."""
+    `parts` (the first character of each text that it is made of), `image` (the file that the text belongs to)."""
 
 
 @dataclass

@@ -68,11 +68,20 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("sources must name at least one file, folder or glob.")
+        if len({source.has_parts for source in self.sources}) > 1:
+            raise UserError("sources must have parts all or none: build a corpus of each kind.")
+        if self.annotate is not None and self.annotate.parts and not self.has_parts:
+            raise UserError("annotate.parts needs sources with `parts` or `aligned`: give them, or remove it.")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
         for name in ("limit_bytes", "shard_bytes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be 1 or more, not {value}.")
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its documents are of several texts."""
+        return self.sources[0].has_parts
 
     def plain(self) -> dict[str, Any]:
         """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""

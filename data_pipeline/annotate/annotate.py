@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
 from data_pipeline.annotate.options import Annotations
+from data_pipeline.annotate.parts import parts_of
 from data_pipeline.annotate.phrases import phrases_of
 from data_pipeline.annotate.sentences import sentence_begins
 from data_pipeline.annotate.tags import tagger_named
@@ -23,18 +25,36 @@ def annotate(documents: Sequence[Document], tokenizer: Tokenizer, wanted: Annota
 
     `sentences` and `words` int32 [n]: the token where each starts. `capitals` int32 [n]: tokens. `phrases` int32 [n,
     2], and `tags` [n, 3]: first token, the token after the last, number of the label. `turns` int32 [n, 2]: first
-    token, number of the role. All rise by their first column. A thing starts at the first token that holds a character
-    of it, but no word is cut for another that shares a token with it; what has no token (white space, for WordPiece) is
-    left out.
+    token, number of the role. All rise by their first column. `labels` int32 [1, 2]: 0, number of the document's.
+
+    `parts` int32 [n] is as `sentences`, but no token holds characters of two; one without a token is left out. A thing
+    starts at the first token that holds a character of it, but no word is cut for another that shares a token with it;
+    what has no token (white space, for WordPiece) is left out.
     """
-    texts = [document.text for document in documents]
     if not wanted.fields:
-        return [(ids, {}) for ids in tokenizer.encode_batch(texts)]
-    encoded = tokenizer.encode_batch_with_ends(texts)
+        return [(ids, {}) for ids in tokenizer.encode_batch([document.text for document in documents])]
+    encoded = _encoded(documents, tokenizer, by_parts=wanted.parts)
     return [
         (ids, {name: _places(name, document, ends, wanted) for name in wanted.fields})
         for document, (ids, ends) in zip(documents, encoded, strict=True)
     ]
+
+
+def _encoded(
+    documents: Sequence[Document], tokenizer: Tokenizer, *, by_parts: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each document ids, and the character of the text after each token's last."""
+    if not by_parts:
+        return tokenizer.encode_batch_with_ends([document.text for document in documents])
+    parts = [parts_of(document) for document in documents]
+    encoded = iter(tokenizer.encode_batch_with_ends(list(chain(*parts))))
+    found = []
+    for document, texts in zip(documents, parts, strict=True):
+        ids, ends = zip(*(next(encoded) for _ in texts), strict=True)
+        begins = document.notes.get("parts", [0])
+        shifted = [own + begin for own, begin in zip(ends, begins, strict=True)]
+        found.append((np.concatenate(ids), np.concatenate(shifted).astype(np.int32)))
+    return found
 
 
 def _places(name: str, document: Document, ends: np.ndarray, wanted: Annotations) -> np.ndarray:
@@ -52,6 +72,12 @@ def _places(name: str, document: Document, ends: np.ndarray, wanted: Annotations
         tagger = tagger_named(wanted.tags)
         number = {label: number for number, label in enumerate(tagger.labels)}
         return _spans([(first, stop, number[label]) for first, stop, label in tagger.tags(document)], ends)
+    if name == "labels":
+        return _label(document, wanted.labels)
+    if name == "parts":
+        begins = document.notes.get("parts", [0])
+        starts = np.unique(np.searchsorted(ends, begins, side="right")).astype(np.int32)
+        return starts[starts < len(ends)]
     return _turns(document, ends)
 
 
@@ -64,6 +90,13 @@ def _spans(found: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarra
     stops = np.maximum(stops, np.searchsorted(ends, spans[:, 1], side="right"))
     rows = np.stack([starts, stops, spans[:, 2]], axis=1).astype(np.int32)
     return np.unique(rows[starts < stops], axis=0)
+
+
+def _label(document: Document, labels: Sequence[str]) -> np.ndarray:
+    """int32 [1, 2]; raises `ValueError` where the document's label is none of these."""
+    if (label := str(document.notes.get("label"))) not in labels:
+        raise ValueError(f"the label {label!r} is none of {', '.join(labels)}")
+    return np.array([[0, labels.index(label)]], dtype=np.int32)
 
 
 def _tokens_within(spans: np.ndarray) -> np.ndarray:

@@ -35,6 +35,10 @@ class Annotations:
     """Phrases and their labels: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
     turns: bool = False
     """Who speaks from where on, for documents whose notes have `turns`."""
+    parts: bool = False
+    """Where each of the texts begins that a document is made of; a recipe asks for it where its sources have such."""
+    labels: tuple[str, ...] = ()
+    """Those that documents may have, in the order of their numbers; a document's is its note `label`."""
 
     def __post_init__(self) -> None:
         if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese) and not Path(self.chinese).suffix:
@@ -42,6 +46,8 @@ class Annotations:
                 f"annotate.chinese ({self.chinese}) must be `{CHARACTERS}`, `{WORDS}`, a file of words such as "
                 "words.txt, or `package.module:function`."
             )
+        if len({*self.labels}) < len(self.labels):
+            raise UserError(f"annotate.labels ({', '.join(self.labels)}) has one twice: remove it.")
         if self.chinese != CHARACTERS and not self.words:
             raise UserError("annotate.chinese says how words are found: ask for annotate.words too.")
 
@@ -55,12 +61,15 @@ class Annotations:
             "phrases": self.phrases is not None,
             "tags": self.tags is not None,
             "turns": self.turns,
+            "parts": self.parts,
+            "labels": bool(self.labels),
         }
         return tuple(name for name, wanted in asked.items() if wanted)
 
     def tables(self) -> dict[str, list[str]]:
         """What the numbers in `tags` and `turns` mean, for the manifest: number i is the i-th name."""
         labels = {"tags": list(tagger_named(self.tags).labels)} if self.tags is not None else {}
+        labels |= {"labels": list(self.labels)} if self.labels else {}
         return labels | ({"turns": list(ROLES)} if self.turns else {})
 
     def inputs(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from data_pipeline.annotate.parts import parts_of
 from data_pipeline.clean.step import Change, Filter, require, with_text
 from data_pipeline.document import Document, Dropped
 
@@ -20,10 +21,10 @@ class Normalize(Change):
 
 @dataclass(frozen=True)
 class DropEmpty(Filter):
-    """Nothing but white space is no document."""
+    """Nothing but white space is no document, and no part of one."""
 
     def reason(self, document: Document) -> str | None:
-        return None if document.text.strip() else "empty"
+        return None if all(part.strip() for part in parts_of(document)) else "empty"
 
 
 @dataclass(frozen=True)

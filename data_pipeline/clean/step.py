@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from data_pipeline.annotate.parts import parts_of, with_parts
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from megaptm.errors import UserError
 
@@ -86,11 +87,14 @@ def batches(
 
 
 class Change:
-    """A step that changes the text of documents."""
+    """A step that changes the text of documents, and of those in parts each by itself."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
-            yield with_text(document, self.change(document.text))
+            if "parts" in document.notes:
+                yield with_parts(document, [self.change(part) for part in parts_of(document)])
+            else:
+                yield with_text(document, self.change(document.text))
 
     def change(self, text: str) -> str:
         raise NotImplementedError
@@ -100,12 +104,14 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
     """The document with another text, and more notes.
 
     `turns` are places in the old text: those that both texts have are kept where one text is the beginning of the
-    other, else all are dropped. Every other note stays.
+    other, else all are dropped; `parts` are dropped with any change. Every other note stays.
     """
     old = document.text
     if text == old and not notes:
         return document
     notes = {**document.notes, **notes}
+    if text != old:
+        notes.pop("parts", None)
     if "turns" in notes and text != old:
         turns = notes.pop("turns")
         if text.startswith(old) or old.startswith(text):

@@ -76,6 +76,7 @@ def build_corpus(
         tokenizer.save(output.scratch / "tokenizer")  # where workers find it
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
         annotations = recipe.annotate or usual(tokenizer)
+        annotations = dataclasses.replace(annotations, parts=recipe.has_parts)
         images = any(source.format == "image-text" for source in recipe.sources)
         results = write_shards(recipe, selection, tokenizer, annotations, work, images=images)
         for result in itertools.chain(*results.values()):

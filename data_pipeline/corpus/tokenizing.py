@@ -7,7 +7,7 @@ again writes the same bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -156,8 +156,8 @@ def write_shard(job: ShardJob) -> ShardResult:
                     continue
                 ids, annotations = annotated
                 blobs = _image(document) if job.images else {}
-                if not len(ids) or blobs is None:
-                    dropped.add("no image" if blobs is None else "no tokens", document.source, document.text)
+                if blobs is None or (reason := _unfit(ids, annotations)):
+                    dropped.add("no image" if blobs is None else reason, document.source, document.text)
                     continue
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
@@ -184,7 +184,16 @@ def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotati
 
 def _meta(document: Document) -> dict[str, Any]:
     """What is kept of where a text came from, and of what was learned on the way; places in it are annotations."""
-    return {"source": document.source, **{name: note for name, note in document.notes.items() if name != "turns"}}
+    notes = {name: note for name, note in document.notes.items() if name not in ("turns", "parts")}
+    return {"source": document.source, **notes}
+
+
+def _unfit(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
+    """Why a document is none for a shard; empty: it is."""
+    if not len(ids):
+        return "no tokens"
+    # One part is what is left where a step changed the text as a whole, or where the others have no token.
+    return "no parts" if len(annotations.get("parts", (0, 0))) < 2 else ""
 
 
 def _image(document: Document) -> dict[str, bytes] | None:

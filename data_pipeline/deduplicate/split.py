@@ -29,8 +29,8 @@ def without(document: Document, repeated: Sequence[bool], options: Paragraphs) -
 
 def _divided(document: Document, options: Paragraphs) -> list[str]:
     """Paragraph, what divides it from the next, paragraph, ..."""
-    # Turns are places in the text, and a dialogue with a gap is none.
-    if (document.form == "code" and not options.code) or document.notes.get("turns"):
+    # Turns and parts are places in the text, and a dialogue with a gap is none.
+    if (document.form == "code" and not options.code) or document.notes.keys() & {"turns", "parts"}:
         return []
     return BETWEEN[options.between].split(document.text)
 

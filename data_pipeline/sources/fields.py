@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.turns import text_and_turns
 from data_pipeline.sources.bad import BadRecord
 from data_pipeline.sources.source import Source
 
 
-def text_of(record: Any, field: str) -> str:
-    """The string in a field; raises `BadRecord`."""
+def text_of(record: Any, field: str, option: str = "text") -> str:
+    """The string in a field, which an option names; raises `BadRecord`."""
     text = record.get(field) if isinstance(record, Mapping) else None
     if not isinstance(text, str):
         names = (
@@ -21,8 +22,15 @@ def text_of(record: Any, field: str) -> str:
         )
         there = f", but in {', '.join(names[:20])}" if names else ""
         what = f"has no string in its field `{field}`{there}"
-        raise BadRecord("no text field", what, "add it, or name another with `text`")
+        raise BadRecord("no text field", what, f"add it, or name another with `{option}`")
     return text
+
+
+def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """The text of a record, and where the parts begin of one that has such; raises `BadRecord`."""
+    if not source.parts:
+        return text_of(record, source.text), {}
+    return text_and_parts([text_of(record, field, "parts") for field in source.parts])
 
 
 def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:

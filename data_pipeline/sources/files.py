@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from data_pipeline.document import Dropped
 from data_pipeline.sources.archives import archive_kind
-from data_pipeline.sources.formats import FORMATS, passed_over
+from data_pipeline.sources.compression import without_compression
+from data_pipeline.sources.formats import FORMATS, format_of, passed_over
 from data_pipeline.sources.formats.image_text import is_image, is_metadata
+from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
 from data_pipeline.sources.open import is_remote
@@ -58,9 +61,9 @@ SAID = {
 
 def _files_of(source: Source, passed: Dropped) -> list[InputFile]:
     listing = _list(source)
-    paired = _with_images if source.format == "image-text" else _without_images
+    paired = _with_images if source.format == "image-text" else _aligned if source.aligned else _alone
     files = sorted(paired(source, listing), key=lambda file: (file.name, file.path))
-    taken = {file.path for file in files}
+    taken = {file.path for file in files} | {file.aligned.path for file in files if file.aligned is not None}
     left_out = [
         (passed_over(file.name, source, listing.kind) or "no known format", file.name)
         for file in listing.files
@@ -91,10 +94,27 @@ def _list(source: Source) -> Listing:
     return listing
 
 
-def _without_images(source: Source, listing: Listing) -> Iterator[InputFile]:
+def _alone(source: Source, listing: Listing) -> Iterator[InputFile]:
     for file in listing.files:
         if listing.kind == "file" or archive_kind(file.name) or not passed_over(file.name, source, listing.kind):
             yield _input(file, source)
+
+
+def _aligned(source: Source, listing: Listing) -> Iterator[InputFile]:
+    """Files with those beside them that have the suffix `Source.aligned`, and the same compression."""
+    assert source.aligned is not None
+    for file in _alone(source, listing):
+        inner = without_compression(file.name)
+        name = str(PurePosixPath(inner).with_suffix(source.aligned)) + file.name[len(inner) :]
+        if name == file.name:
+            continue  # one of those beside others
+        if format_of(file).reader is not read_text:
+            raise UserError(f"source {source.path}: aligned is for lines of text, and {file.path} is none: use parts.")
+        path = file.path.removesuffix(PurePosixPath(file.name).name) + PurePosixPath(name).name
+        other = list_url(path) if is_remote(path) else list_path(path)
+        if other is None:
+            raise UserError(f"source {source.path}: there is no {path} beside {file.path}: put it there.")
+        yield replace(file, aligned=_input(other.files[0], source))
 
 
 def _with_images(source: Source, listing: Listing) -> Iterator[InputFile]:

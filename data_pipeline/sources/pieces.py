@@ -53,4 +53,4 @@ def _cut(text: str, start: int) -> int:
 
 def _of_piece(notes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Without what counts characters of the whole text."""
-    return {name: value for name, value in notes.items() if name != "turns"}
+    return {name: value for name, value in notes.items() if name not in ("turns", "parts")}

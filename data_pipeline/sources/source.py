@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, get_args
 
@@ -33,6 +34,12 @@ class Source:
     """JSON lines, CSV, Parquet, image-text: the field that holds the text."""
     messages: str | None = None
     """JSON lines: the field that holds a conversation, a list of {role, content}, in the place of a text."""
+    parts: tuple[str, ...] = ()
+    """JSON lines, CSV, Parquet: fields whose texts are the parts of a document, in the place of a text: a sentence and
+    its translation, an input and its answer."""
+    aligned: str | None = None
+    """Text: suffix of the file beside each, whose lines are the second parts of documents that its own lines begin:
+    `.de` for train.en and train.de."""
     keep: tuple[str, ...] = ()
     """JSON lines, CSV, Parquet, image-text: fields kept as the document's notes, such as `url` or `language`."""
     documents: Documents = "file"
@@ -54,12 +61,30 @@ class Source:
                 raise UserError(f"source {self.path}: {name} ({value}) must be one of {', '.join(get_args(kind))}.")
         if unknown := sorted(set(self.leave_out) - set(MARKUP)):
             raise UserError(f"source {self.path}: leave_out ({unknown[0]}) must be one of {', '.join(MARKUP)}.")
+        if len(self.parts) == 1 or len({*self.parts}) < len(self.parts):
+            raise UserError(f"source {self.path}: parts ({', '.join(self.parts)}) must be several different fields.")
+        if sum((bool(self.parts), self.messages is not None, self.aligned is not None)) > 1:
+            raise UserError(
+                f"source {self.path}: documents come from one of parts, messages and aligned: remove the rest."
+            )
+        if self.aligned is not None and not re.fullmatch(r"\.[^./\\]+", self.aligned):
+            raise UserError(f"source {self.path}: aligned ({self.aligned}) must be a suffix, such as .de.")
         if self.delimiter is not None and not (len(self.delimiter) == 1 and self.delimiter.isascii()):
             raise UserError(f"source {self.path}: delimiter ({self.delimiter}) must be one ASCII character.")
         if self.encoding != "auto" and not _is_codec(self.encoding):
             raise UserError(
                 f"source {self.path}: encoding ({self.encoding}) is not known to Python: use utf-8, latin-1, auto, ..."
             )
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its documents are of several texts."""
+        return bool(self.parts) or self.aligned is not None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of a record that hold its text, or its texts."""
+        return self.parts or (self.text,)
 
 
 def _is_codec(name: str) -> bool:
@@ -83,6 +108,8 @@ class InputFile:
     source: Source = field(default_factory=lambda: Source(""))
     image: str | None = None
     """Image-text: path or URL of the image whose caption this file is."""
+    aligned: InputFile | None = None
+    """Text: the file whose lines are the second parts of what its lines begin."""
     label: str = ""
     """What people are told instead of the path, where that is of a copy."""
 

@@ -237,6 +237,26 @@ class DialogueHeadBrick(PairHeadBrick):
     """The pooler that is counted is another head's."""
 
 
+class DiscourseHeadBrick(PairHeadBrick):
+    """Which of 174 connectives stood between two texts, by the labels of a corpus (ERNIE 2.0, arXiv:1907.12412, 4.2.3;
+    Discovery, arXiv:1903.11850)."""
+
+    name = "discourse"
+    answers = "discourse"
+    classes = 174
+    published = 0
+
+
+class RelevanceHeadBrick(PairHeadBrick):
+    """Whether a title was clicked for a query, only shown, or neither, by the labels of a corpus (ERNIE 2.0,
+    arXiv:1907.12412, 4.2.3)."""
+
+    name = "relevance"
+    answers = "relevance"
+    classes = 3
+    published = 0
+
+
 class SentenceReorderingHeadBrick(PairHeadBrick):
     """The order in which up to three stretches of a document stand (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
@@ -271,6 +291,7 @@ HEADS: dict[str, type[HeadBrick]] = {
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, PairHeadBrick, SentenceOrderHeadBrick),
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
+        *(DiscourseHeadBrick, RelevanceHeadBrick),
     )
 }
 

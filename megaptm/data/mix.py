@@ -12,7 +12,7 @@ import numpy as np
 from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
-from megaptm.data.order import WINDOW, Order, PairOrder, StreamOrder
+from megaptm.data.order import WINDOW, DocumentOrder, Order, PairOrder, StreamOrder
 from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
@@ -274,11 +274,18 @@ def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) 
 def _order(
     task: Objective, corpus: Corpus, split: str, sequence: int, document_mask: bool, options: Mapping[str, Any]
 ) -> Order:
+    known = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
+    if "labels" in task.annotations and known > task.answers:
+        raise UserError(
+            f"{corpus.name} has {known} labels, and the question {task.name} has {task.answers} answers: build it with "
+            "fewer (annotate.labels), or ask another question."
+        )
     if task.unit == "pair":
         length, pieces = task.raw_length(sequence), task.pieces
         return PairOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
-    return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
+    order = DocumentOrder if task.unit == "document" else StreamOrder
+    return order(corpus, split, cut=cut, annotations=task.annotations, **options)
 
 
 def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:

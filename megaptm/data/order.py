@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from megaptm.batch import IGNORED
 from megaptm.data.lru import LRUCache
 from megaptm.data.seeds import generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
@@ -25,6 +26,15 @@ from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Senten
 
 WINDOW = 8
 """Shards whose documents are shuffled together."""
+REMEDIES = {
+    "parts": "build it from sources with `parts` or `aligned`",
+    "labels": "build it with annotate.labels, a list of what the note `label` of its documents may be",
+    "phrases": "build it with annotate.phrases, a file of them",
+    "tags": "build it with annotate.tags, a file of them",
+}
+"""What to do where a corpus lacks an annotation that is more than a switch."""
+OF_GROUPS = ("parts", "labels")
+"""Annotations that say what a group is, and are no marks in it."""
 MOST_COUNTED = 100_000
 """Shards whose indexes are read to count pairs of sentences: a minute from a disk, longer from elsewhere."""
 
@@ -134,9 +144,10 @@ class Order(ABC):
         of the kinds in `annotations`."""
         self.annotations = annotations
         if missing := [name for name in annotations if name not in corpus.manifest.fields]:
+            remedy = REMEDIES.get(missing[0], f"build it with annotate.{missing[0]}=true")
             raise UserError(
-                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: build it with "
-                f"annotate.{missing[0]}=true, or use another objective."
+                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: {remedy}, or "
+                "use another objective."
             )
         self.corpus = corpus
         self.split = split
@@ -250,19 +261,35 @@ class StreamOrder(Order):
         return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
 
 
+class DocumentOrder(StreamOrder):
+    """Rows of whole documents: those that begin in a row's stretch of the stream."""
+
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
+        window, row = self._find(epoch, position)
+        start, stop = row * self.cut.stride, (row + 1) * self.cut.stride
+        edges = self._epoch(epoch).measures
+        found: list[DocumentSlice] = []
+        while start < stop:
+            table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
+            first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
+            if first < after:
+                found += self._parts(table, int(table.edges[first]), int(table.edges[after]))
+            start, window = end, window + 1
+        return found
+
+
 class PairOrder(Order):
     """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
 
     def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
         """`pieces`: the annotation that says where sentences begin, or what is taken for such."""
         self.length, self.pieces = length, pieces
-        if pieces not in corpus.manifest.fields:
-            what = "sentence boundaries" if pieces == "sentences" else pieces
+        if pieces == "sentences" and pieces not in corpus.manifest.fields:
             raise UserError(
-                f"{corpus.name} was built without {what}, which questions about pairs of texts need: build it with "
-                f"annotate.{pieces}=true, or use objective masked-lm."
+                f"{corpus.name} was built without sentence boundaries, which questions about pairs of "
+                "texts need: build it with sentences, or use objective masked-lm."
             )
-        if corpus.split(split).samples < 2:
+        if pieces != "parts" and corpus.split(split).samples < 2:
             raise UserError(
                 f"{corpus.name} has a single document in its split `{split}`, so there is no other one to draw a "
                 "random next sentence from: build the corpus from more documents, or use objective masked-lm."
@@ -282,7 +309,9 @@ class PairOrder(Order):
         def outside() -> list[np.ndarray]:
             return [shard.tokens(document, 0, borders[0]), shard.tokens(document, borders[-1])]
 
-        return SentenceGroup(sentences, other=partial(self._other, epoch, window, number), outside=outside)
+        label = int(shard.annotation("labels", document)[0, 1]) if "labels" in self.annotations else IGNORED
+        other = partial(self._other, epoch, window, number)
+        return SentenceGroup(sentences, other=other, label=label, outside=outside)
 
     def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
         """Of the sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
@@ -302,7 +331,8 @@ class PairOrder(Order):
 
     def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
         """Its tokens, with marks where annotations are asked for."""
-        known = {name: shard.places(name, document, start, stop) for name in self.annotations}
+        marks = [name for name in self.annotations if name not in OF_GROUPS]
+        known = {name: shard.places(name, document, start, stop) for name in marks}
         return marked(shard.tokens(document, start, stop), known)
 
     def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

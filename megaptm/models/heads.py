@@ -257,6 +257,8 @@ MODULES: dict[str, Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     "sentence-order": PairHead,
     "sentence-distance": PairHead,
     "dialogue": PairHead,
+    "discourse": PairHead,
+    "relevance": PairHead,
     "sentence-reordering": PairHead,
     "replaced-token": ReplacedHead,
     "capitalization": TokenClassHead,

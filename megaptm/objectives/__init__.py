@@ -13,6 +13,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -39,6 +40,7 @@ OBJECTIVES: dict[str, Objective] = {
         Deshuffling(),
         DroppedTokens(),
         ReplacedTokens(),
+        Translation(),
         UNILM,
         ERNIE_2,
     )

@@ -24,6 +24,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
@@ -40,6 +41,7 @@ TASKS: dict[str, type[Objective]] = {
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
     "token-document": TokenDocument,
+    "translation": Translation,
 }
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)

@@ -29,7 +29,7 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import PAIRS, Pair, Question, QuestionName, Texts
+from megaptm.objectives.pairs import PAIRS, Pair, Question, QuestionName, Texts, field_of
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -290,7 +290,7 @@ class MaskedLMOnPairs(Objective):
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.masked.annotations, *(("turns",) if self.pieces == "turns" else ()))
+        return (*self.masked.annotations, *self.asked.annotations)
 
     @property
     def asked(self) -> Question:
@@ -298,8 +298,12 @@ class MaskedLMOnPairs(Objective):
         return PAIRS[self.question]
 
     @property
-    def pieces(self) -> Literal["sentences", "turns"]:  # type: ignore[override]
+    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
         return self.asked.pieces
+
+    @property
+    def answers(self) -> int:  # type: ignore[override]
+        return self.asked.answers
 
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
@@ -308,11 +312,6 @@ class MaskedLMOnPairs(Objective):
     @property
     def segments(self) -> int:  # type: ignore[override]
         return max(self.masked.segments, self.asked.segments)
-
-    @property
-    def answers(self) -> str:
-        """The field with the answer to the question."""
-        return self.question.replace("-", "_")
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 1 - self.asked.texts
@@ -323,7 +322,7 @@ class MaskedLMOnPairs(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = self.masked.batch(sequence, document_mask)
-        return BatchSpec(masked.streams, {**masked.fields, **fields((), self.answers)})
+        return BatchSpec(masked.streams, {**masked.fields, **fields((), field_of(self.question))})
 
     def make(
         self,
@@ -339,4 +338,4 @@ class MaskedLMOnPairs(Objective):
         if self.masked.annotations:
             begins = np.concatenate([ONE, *(part for text in made.texts for part in (units(text), ONE))])
         sample = self.masked.mask_row(row, special, rng, sequence, begins)
-        return sample | {self.answers: np.array(made.label, dtype=np.int64)}
+        return sample | {field_of(self.question): np.array(made.label, dtype=np.int64)}

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec
+from megaptm.batch import IGNORED, BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_ours, is_plugin, plugin_error
@@ -50,9 +50,9 @@ class DocumentSlice:
     slots: int
     annotations: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What is known of places here, of the kinds that the objective asks for; places count from the first token.
-    `words` and `sentences`, int32 [n]: the first token of each that begins here; `capitals`: tokens. `phrases`, int32
-    [n, 2], and `tags`, [n, 3]: first token, the one after the last, label, of those that lie here whole. `turns`, int32
-    [n, 2]: first token, role; the first row is the turn that goes on here."""
+    `words`, `sentences`, `parts`, int32 [n]: the first token of each that begins here; `capitals`: tokens. `phrases`,
+    int32 [n, 2], and `tags`, [n, 3]: first token, the one after the last, label, of those that lie here whole. `turns`,
+    int32 [n, 2]: first token, role; the first row is the turn that goes on here."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class SentenceGroup:
     """Tokens [n], or as `marked` with what the objective asks for."""
     other: Callable[[np.random.Generator], Iterable[np.ndarray]]
     """The sentences of a random other document, from a random one to its last."""
+    label: int = IGNORED
+    """The document's, where the objective asks for `labels`."""
     outside: Callable[[], list[np.ndarray]] = list
     """What of the document's tokens comes before the sentences, and after them."""
 
@@ -122,12 +124,15 @@ class Objective(ABC):
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
-    unit: Literal["stream", "pair"] = "stream"
-    """What a sample is made of: a list of `DocumentSlice` cut from the stream, or one `SentenceGroup`."""
-    pieces: Literal["sentences", "turns"] = "sentences"
-    """What the sentences of a `SentenceGroup` are: of prose, or the turns of a dialogue."""
+    unit: Literal["stream", "pair", "document"] = "stream"
+    """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
+    `SentenceGroup`."""
+    pieces: Literal["sentences", "turns", "parts"] = "sentences"
+    """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
     segments: int = 1
     """Texts that it tells apart by their segments; a family must have as many."""
+    answers: int = 0
+    """How many there may be, where they are the `labels` of a corpus."""
     every_token: ClassVar[bool] = False
     """Whether it asks for each token of a text: its loss then says how well text is compressed."""
     draws: bool = True
@@ -137,8 +142,8 @@ class Objective(ABC):
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     annotations: tuple[str, ...] = ()
-    """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`; sentences of
-    pairs as `marked` says. The corpus must have it."""
+    """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
+    of pairs as `marked` says. The corpus must have it."""
 
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""
@@ -153,7 +158,7 @@ class Objective(ABC):
         """What every sample holds."""
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        """How the stream is cut into rows (unit `stream`)."""
+        """How the stream is cut into rows (`stream`), or into stretches whose documents a row takes (`document`)."""
         raise NotImplementedError(f"{self.name} reads {self.unit}s, not a stream")
 
     @abstractmethod

@@ -124,6 +124,15 @@ def reordering_class(order: list[int]) -> int:
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
 
 
+def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Texts:
+    """The two parts of a document, whose label is asked; the longer one loses its end first."""
+    texts = group.sentences[:2]
+    if len(texts) < 2:  # a stretch of a document that is longer than a row
+        return Texts([texts[0][:length]], [0], IGNORED)
+    room = fair_shares([*map(len, texts)], length)
+    return Texts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
+
+
 TURNS = 3
 FAKED = 0.5
 """Of dialogues, those with a turn of another one: arXiv:1904.09223 does not say how many."""
@@ -194,17 +203,39 @@ class Question:
     """Of a row, at most."""
     segments: int = 2
     """By which texts are told apart."""
-    pieces: Literal["sentences", "turns"] = "sentences"
+    pieces: Literal["sentences", "turns", "parts"] = "sentences"
     """What it makes texts of; `turns` come with roles."""
+    answers: int = 0
+    """How many there may be, where the corpus has them as labels."""
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """That texts and answers are made of."""
+        return {"sentences": (), "turns": ("turns",), "parts": ("parts", "labels")}[self.pieces]
 
 
-QuestionName = Literal["next-sentence", "sentence-order", "sentence-distance", "sentence-reordering", "dialogue"]
+def field_of(question: str) -> str:
+    """Of a batch, with the answer."""
+    return question.replace("-", "_")
+
+
+QuestionName = Literal[
+    "next-sentence",
+    "sentence-order",
+    "sentence-distance",
+    "sentence-reordering",
+    "dialogue",
+    "discourse",
+    "relevance",
+]
 PAIRS: dict[str, Question] = {
     "next-sentence": Question(next_sentence_pair),
     "sentence-order": Question(sentence_order_pair),
     "sentence-distance": Question(sentence_distance_pair),
     "sentence-reordering": Question(reordered_sentences, texts=STRETCHES, segments=STRETCHES),
     "dialogue": Question(dialogue_turns, texts=TURNS, pieces="turns"),
+    "discourse": Question(labeled_pair, pieces="parts", answers=174),
+    "relevance": Question(labeled_pair, pieces="parts", answers=3),
 }
 """By name."""
 ANSWERS = {

@@ -14,7 +14,7 @@ import numpy as np
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import ROW, MaskedLM, MaskedRow, laid_out
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
-from megaptm.objectives.pairs import PAIRS, Question, QuestionName, Texts
+from megaptm.objectives.pairs import PAIRS, Question, QuestionName, Texts, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 NOTHING = np.full(1, IGNORED)
@@ -48,18 +48,22 @@ class TextQuestion(Objective):
         return self.asked.segments
 
     @property
-    def pieces(self) -> Literal["sentences", "turns"]:  # type: ignore[override]
+    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
         return self.asked.pieces
 
     @property
+    def answers(self) -> int:  # type: ignore[override]
+        return self.asked.answers
+
+    @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("turns",) if self.pieces == "turns" else ()
+        return self.asked.annotations
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 1 - self.asked.texts
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        answer = fields((), self.question.replace("-", "_"))
+        answer = fields((), field_of(self.question))
         return BatchSpec({"": sequence}, fields((sequence,), *ROW) | answer)
 
     def make(
@@ -67,7 +71,7 @@ class TextQuestion(Objective):
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
         row = MaskedRow.of_texts(made := self.asked.texts_of(piece, rng, self.raw_length(sequence)), special)
-        answer = {self.question.replace("-", "_"): np.array(made.label, dtype=np.int64)}
+        answer = {field_of(self.question): np.array(made.label, dtype=np.int64)}
         return row.fields(row.text, special, sequence) | answer
 
 

@@ -40,6 +40,7 @@ def tiny_corpus(
     lengths: tuple[int, int] = (5, 120),
     sentences: bool = True,
     words: bool = True,
+    parts: bool = False,
     shards: int = 4,
     validation: int = 6,
     seed: int = 0,
@@ -48,11 +49,16 @@ def tiny_corpus(
     """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    fields = ("tokens", *(("sentences",) if sentences else ()), *(("words",) if words else ()))
+    fields = (
+        "tokens",
+        *(("sentences",) if sentences else ()),
+        *(("words",) if words else ()),
+        *(("parts",) if parts else ()),
+    )
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
     key = 0
-    for split, count, parts in (("train", documents, shards), ("validation", validation, 1)):
-        for part, keys in enumerate(np.array_split(np.arange(count), parts)):
+    for split, count, files in (("train", documents, shards), ("validation", validation, 1)):
+        for part, keys in enumerate(np.array_split(np.arange(count), files)):
             with ShardWriter(folder / f"{split}-{part:06d}.tar", "uint16", fields) as writer:
                 for _ in keys:
                     tokens = rng.integers(SPECIALS, vocabulary, rng.integers(*lengths, endpoint=True))
@@ -61,6 +67,8 @@ def tiny_corpus(
                     known = {"sentences": np.union1d([0], starts)} if sentences else {}
                     if words:
                         known["words"] = word_starts(tokens)
+                    if parts:
+                        known["parts"] = np.array([0, len(tokens) // 2])
                     writer.add(key, tokens, known, meta={"source": split}, text_bytes=4 * len(tokens))
                     key += 1
             splits[split].append(writer.close())

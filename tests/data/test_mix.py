@@ -19,8 +19,8 @@ SPECIAL = tiny_special()
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("mix")
-    tiny_corpus(root / "a", documents=60, seed=1)
-    tiny_corpus(root / "b", documents=30, seed=2, lengths=(5, 40))
+    tiny_corpus(root / "a", documents=60, seed=1, parts=True)
+    tiny_corpus(root / "b", documents=30, seed=2, lengths=(5, 40), parts=True)
     return [str(root / "a"), str(root / "b")]
 
 
@@ -150,7 +150,7 @@ def test_packed_masked_rows_use_every_token_once(tmp_path):
 
 
 def test_a_corpus_named_twice_is_refused(folders, tmp_path):
-    tiny_corpus(tmp_path / "copy", documents=60, seed=1)
+    tiny_corpus(tmp_path / "copy", documents=60, seed=1, parts=True)
     with pytest.raises(UserError, match=r"names one corpus twice.*copy"):
         opened({folders[0]: 1, str(tmp_path / "copy"): 1})
 

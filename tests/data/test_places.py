@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from megaptm.data.manifest import ANNOTATIONS, write_manifest
+from megaptm.data.manifest import write_manifest
 from megaptm.data.order import StreamOrder
 from megaptm.data.shards import Corpus
 from megaptm.data.writer import ShardWriter
@@ -11,7 +11,8 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, RowWindow
 from tests.data.corpora import tiny_corpus
 
-FIELDS = ("tokens", *ANNOTATIONS)
+KNOWN = ("sentences", "words", "tags", "turns")
+FIELDS = ("tokens", *KNOWN)
 
 
 def known_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -54,8 +55,8 @@ def corpus(tmp_path_factory):
 
 @pytest.mark.parametrize("stride", [5, 16, 64])
 def test_places_are_those_of_the_slice(corpus, stride):
-    order = StreamOrder(corpus, "train", cut=RowWindow(stride=stride), annotations=tuple(ANNOTATIONS), seed=0)
-    seen = dict.fromkeys(ANNOTATIONS, 0)
+    order = StreamOrder(corpus, "train", cut=RowWindow(stride=stride), annotations=KNOWN, seed=0)
+    seen = dict.fromkeys(KNOWN, 0)
     for position in range(order.per_epoch):
         for part in order.piece(0, position):
             assert isinstance(part, DocumentSlice)

@@ -142,7 +142,7 @@ def test_turns_of_a_corpus_make_dialogues(tmp_path):
     with pytest.raises(UserError, match=r"built without sentence boundaries"):
         open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-next-sentence", **options)
     tiny_corpus(tmp_path / "d")
-    with pytest.raises(UserError, match=r"built without turns.*annotate\.turns=true"):
+    with pytest.raises(UserError, match=r"built without the places of turns.*annotate\.turns=true"):
         open_mix({str(tmp_path / "d"): 1.0}, objective=said, **options)
 
 

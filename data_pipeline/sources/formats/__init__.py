@@ -48,7 +48,7 @@ class Format:
 
 
 def _has_records(source: Source) -> bool:
-    return source.documents != "file"
+    return source.documents != "file" and source.aligned is None
 
 
 def _always(source: Source) -> bool:

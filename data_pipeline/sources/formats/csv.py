@@ -9,7 +9,7 @@ from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
-from data_pipeline.sources.fields import notes_of, text_of
+from data_pipeline.sources.fields import notes_of, text_and_notes
 from data_pipeline.sources.lines import LONGEST_LINE, Line, lines_of, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import InputFile, Span
@@ -23,10 +23,10 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
     encoding = encoding_of_records(span.file)
     rows = _rows(span, encoding, bad)
     header = [encoding.decode(name.encode(BYTES))[0] for name in next(rows, (0, []))[1]]
-    wanted = [name for name in (source.text, *source.keep) if name in header]
-    if source.text not in wanted:
-        what = f"has no column `{source.text}` in its first line, but {', '.join(header[:20])}"
-        raise Unreadable("no text column", what, "name the column with `text`")
+    wanted = [name for name in (*source.fields, *source.keep) if name in header]
+    if lacking := [name for name in source.fields if name not in wanted]:
+        what = f"has no column `{lacking[0]}` in its first line, but {', '.join(header[:20])}"
+        raise Unreadable("no text column", what, f"name the column with `{'parts' if source.parts else 'text'}`")
     for offset, row in rows:
         try:
             if len(row) != len(header):
@@ -34,7 +34,8 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
                 raise BadRecord("wrong number of fields", what, "correct it")
             read = {name: encoding.decode(row[header.index(name)].encode(BYTES)) for name in wanted}
             record = {name: value for name, (value, _) in read.items()}
-            text, notes = text_of(record, source.text), read[source.text][1]
+            text, places = text_and_notes(record, source)
+            notes = {**read[source.fields[0]][1], **places}
         except Exception as error:
             bad.line(offset, bad_record(error), ",".join(row).encode(BYTES))
             continue

@@ -9,7 +9,7 @@ from typing import Any
 from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, bad_record, needed
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
-from data_pipeline.sources.fields import conversation_of, notes_of, text_of
+from data_pipeline.sources.fields import conversation_of, notes_of, text_and_notes
 from data_pipeline.sources.json_values import has_values, values_of
 from data_pipeline.sources.lines import lines_of, too_long
 from data_pipeline.sources.pieces import documents_of
@@ -32,11 +32,11 @@ def read_json_lines(span: Span, bad: Bad) -> Iterator[Document]:
             continue
         try:
             record, notes = parse(line)
-            text, turns = _text_and_turns(record, source)
+            text, places = _text_and_places(record, source)
         except Exception as error:
             bad.line(offset, bad_record(error), line or b"")
             continue
-        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, {**notes, **turns}))
+        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, {**notes, **places}))
 
 
 def _read_values(span: Span, encoding: Encoding, bad: Bad) -> Iterator[Document]:
@@ -46,15 +46,15 @@ def _read_values(span: Span, encoding: Encoding, bad: Bad) -> Iterator[Document]
             if isinstance(value, BadRecord):
                 raise value
             record = _checked(value, source)
-            text, turns = _text_and_turns(record, source)
+            text, places = _text_and_places(record, source)
         except Exception as error:
             bad.line(offset, bad_record(error))
             continue
-        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, {**encoding.notes, **turns}))
+        yield from documents_of(text, f"{name}@{offset}", notes_of(record, source, {**encoding.notes, **places}))
 
 
-def _text_and_turns(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
-    return (text_of(record, source.text), {}) if source.messages is None else conversation_of(record, source.messages)
+def _text_and_places(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    return text_and_notes(record, source) if source.messages is None else conversation_of(record, source.messages)
 
 
 def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray | None], Parsed]:
@@ -86,7 +86,7 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
 
 def _checked(record: Any, source: Source) -> Any:
     """The same; raises `BadRecord` if what is wanted of it is no text."""
-    names = (source.text, source.messages, *source.keep)
+    names = (*source.fields, source.messages, *source.keep)
     wanted = {name: record.get(name) for name in names} if isinstance(record, dict) else record
     try:
         json.dumps(wanted, ensure_ascii=False).encode()

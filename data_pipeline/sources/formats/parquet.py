@@ -10,9 +10,9 @@ from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record, ne
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, HEAD_BYTES, open_file
 from data_pipeline.sources.encodings import Encoding
-from data_pipeline.sources.fields import notes_of, text_of
+from data_pipeline.sources.fields import notes_of, text_and_notes
 from data_pipeline.sources.pieces import documents_of
-from data_pipeline.sources.source import Span
+from data_pipeline.sources.source import Source, Span
 from megaptm.credentials import in_brief
 
 if TYPE_CHECKING:
@@ -49,17 +49,17 @@ def _documents(table: ParquetFile, span: Span, bad: Bad) -> Iterator[Document]:
     for row, record in _records(table, span, bad):
         try:
             decoded = {field: _value(value, encoding) for field, value in record.items()}
-            text = text_of(decoded, source.text)
+            text, places = text_and_notes(decoded, source)
         except Exception as error:
             bad.record(f"{name}@{row}", f"row {row:,}", bad_record(error))
             continue
-        yield from documents_of(text, f"{name}@{row}", notes_of(decoded, source, encoding.notes))
+        yield from documents_of(text, f"{name}@{row}", notes_of(decoded, source, {**encoding.notes, **places}))
 
 
 def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row numbers of the file, from 0, and the wanted columns. What of a row group is damaged counts once."""
     source, start = span.file.source, 0
-    columns = _columns(table, source.text, source.keep)
+    columns = _columns(table, source)
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
         row, start = start, start + group.num_rows
@@ -84,15 +84,15 @@ def _complaint(error: Exception) -> str:
     return in_brief(error)
 
 
-def _columns(table: ParquetFile, text: str, keep: tuple[str, ...]) -> list[str]:
+def _columns(table: ParquetFile, source: Source) -> list[str]:
     """Of those wanted the ones that are there; raises `Unreadable` without a text."""
     schema = table.schema_arrow
-    if text not in schema.names or not _is_text(schema.field(text).type):
-        kinds = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:20])
-        raise Unreadable(
-            "no text column", f"has no text in a column `{text}`, but {kinds}", "name the column with `text`"
-        )
-    return [name for name in schema.names if name == text or name in keep]
+    for text in source.fields:
+        if text not in schema.names or not _is_text(schema.field(text).type):
+            kinds = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:20])
+            remedy = f"name the column with `{'parts' if source.parts else 'text'}`"
+            raise Unreadable("no text column", f"has no text in a column `{text}`, but {kinds}", remedy)
+    return [name for name in schema.names if name in source.fields or name in source.keep]
 
 
 def _batch_rows(group: Any, columns: list[str]) -> int:

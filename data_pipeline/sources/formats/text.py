@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, zip_longest
 
+from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.document import Document
-from data_pipeline.sources.bad import Bad, BadRecord
+from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.encodings import encoding_of_records, encoding_of_whole, texts
-from data_pipeline.sources.lines import lines_of, too_long
+from data_pipeline.sources.lines import Line, lines_of, too_long
 from data_pipeline.sources.paragraphs import paragraphs_of
 from data_pipeline.sources.pieces import LONGEST, documents_of, documents_of_stream
-from data_pipeline.sources.source import Span
+from data_pipeline.sources.source import InputFile, Span
 
 
 def read_text(span: Span, bad: Bad, form: str = "prose") -> Iterator[Document]:
+    if span.file.aligned is not None:
+        return _read_aligned(span.file, span.file.aligned, bad, form)
     read = {"file": _read_file, "line": _read_lines, "blank-line": _read_paragraphs}[span.file.source.documents]
     return read(span, bad, form)
 
@@ -42,6 +45,32 @@ def _read_lines(span: Span, bad: Bad, form: str) -> Iterator[Document]:
             yield from documents_of(text, f"{name}@{offset}", notes, form)
         elif text and not text.isspace():
             yield Document(text, f"{name}@{offset}", form, notes)
+
+
+def _read_aligned(first: InputFile, second: InputFile, bad: Bad, form: str) -> Iterator[Document]:
+    """A document of each line of one file and the same line of the other; of none where both are blank."""
+    encodings = [encoding_of_records(file) for file in (first, second)]
+    ones, others = (lines_of(Span(file), encoding) for file, encoding in zip((first, second), encodings, strict=True))
+    for (offset, one), (_, other) in _both(ones, others, second.place):
+        try:
+            (text, notes), (translation, _) = (
+                encoding.decode(_content(line)) for encoding, line in zip(encodings, (one, other), strict=True)
+            )
+        except BadRecord as error:
+            bad.line(offset, error, one or b"")
+            continue
+        if text.strip() or translation.strip():
+            whole, places = text_and_parts((text, translation))
+            yield from documents_of(whole, f"{first.name}@{offset}", {**notes, **places}, form)
+
+
+def _both(first: Iterator[Line], second: Iterator[Line], place: str) -> Iterator[tuple[Line, Line]]:
+    """Line by line; raises `Unreadable` where one has more."""
+    for number, (one, other) in enumerate(zip_longest(first, second)):
+        if one is None or other is None:
+            what = f"has {'fewer' if one is None else 'more'} lines than {place}: line {number + 1:,} has no partner"
+            raise Unreadable("not aligned", what, "give files of as many lines, where each line has its partner")
+        yield one, other
 
 
 def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:

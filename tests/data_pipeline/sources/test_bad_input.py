@@ -215,11 +215,11 @@ WIKI = """<mediawiki><page><title>a</title><ns>0</ns><id>1</id><revision><text>o
         (
             "a.jsonl",
             '{"text": "one"}\n{"text": "bad"}\n{"text": "two"}\n',
-            "json_lines.text_of",
+            "json_lines.text_and_notes",
             lambda record: record["text"] == "bad",
             "line 2",
         ),
-        ("a.csv", "text\none\nbad\ntwo\n", "csv.text_of", lambda record: record["text"] == "bad", "line 3"),
+        ("a.csv", "text\none\nbad\ntwo\n", "csv.text_and_notes", lambda record: record["text"] == "bad", "line 3"),
         ("a.xml", WIKI, "wikipedia.text_of_markup", lambda markup: markup == "bad", "page 2"),
     ],
 )

@@ -1,0 +1,31 @@
+"""Documents of several texts that belong together, such as a sentence and its translation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from data_pipeline.document import Document
+
+BETWEEN = "\n"
+
+
+def text_and_parts(texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The texts on lines of their own, and the note `parts`: the first character of each."""
+    begins = accumulate((len(text) + len(BETWEEN) for text in texts[:-1]), initial=0)
+    return BETWEEN.join(texts), {"parts": [*begins]}
+
+
+def parts_of(document: Document) -> list[str]:
+    """The texts of a document; without the note it is one."""
+    begins = document.notes.get("parts", [0])
+    ends = [*(begin - len(BETWEEN) for begin in begins[1:]), len(document.text)]
+    return [document.text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def with_parts(document: Document, texts: Sequence[str]) -> Document:
+    """The document with others in the place of its texts."""
+    text, note = text_and_parts(texts)
+    return replace(document, text=text, notes={**document.notes, **note})

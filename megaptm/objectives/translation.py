@@ -1,0 +1,90 @@
+"""The second part of each document, by the decoder, from the first: supervised translation (arXiv:1706.03762)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of, padded
+from megaptm.objectives.vocabulary import SpecialTokens
+
+FILL = 0.875
+"""Share of a row's places for which pairs are dealt to it. Of pairs of sentences, 28 tokens on average on a side, rows
+of 448 places then have no room for one in 200, and rows of 256 for one in 50: others in each epoch."""
+
+
+@dataclass(frozen=True)
+class Translation(Objective):
+    """Rows of whole pairs: each is read and said by itself, with its own end, places and number on both sides.
+
+    A pair that finds no room in its row waits for another epoch; one that is longer than a row is never read.
+    """
+
+    targets: Annotated[int, Field(ge=4)] | None = None
+    """Places of the decoder's row; absent: as many as the encoder's."""
+
+    name = "translation"
+    losses: ClassVar = {"lm": 1.0}
+    unit = "document"
+    draws = False
+    needs = ("pad", "end")
+    template: ClassVar = ("A end", "A end B end")
+    annotations = ("parts",)
+
+    def target_length(self, sequence: int) -> int:
+        """Places of the decoder's row."""
+        return sequence if self.targets is None else self.targets
+
+    def raw_length(self, sequence: int) -> int:
+        """Of the longest source."""
+        return sequence - 1
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        # A pair takes its tokens and an end on either side.
+        return RowWindow(stride=max(1, int(FILL * (sequence + self.target_length(sequence)))), slots=2)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        targets = self.target_length(sequence)
+        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
+        read = fields((sequence,), "tokens", "document_ids", "positions")
+        return BatchSpec({"": sequence, "decoder_": targets}, read | said)
+
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        assert isinstance(piece, list)
+        assert special.pad is not None
+        targets = self.target_length(sequence)
+        start, end = np.array([special.pad]), np.array([special.end])
+        read, heard, said = [], [], []
+        rooms = [sequence, targets]
+        for document in piece:
+            texts = np.split(document.tokens.astype(np.int64), document.annotations["parts"][1:])[:2]
+            left = [room - len(text) - 1 for room, text in zip(rooms, texts, strict=True)]
+            if min(left) < 0:
+                continue
+            rooms = left
+            source, target = texts
+            read.append(np.concatenate((source, end)))
+            heard.append(np.concatenate((start, target)))
+            said.append(np.concatenate((target, end)))
+        documents, positions = documents_of([len(text) for text in read], sequence)
+        decoder_documents, decoder_positions = documents_of([len(text) for text in heard], targets)
+        return {
+            "tokens": padded(read, sequence, special.pad),
+            "document_ids": documents,
+            "positions": positions,
+            "decoder_tokens": padded(heard, targets, special.pad),
+            "decoder_document_ids": decoder_documents,
+            "decoder_positions": decoder_positions,
+            "labels": padded(said, targets, IGNORED),
+        }

@@ -1,0 +1,75 @@
+"""Rows of whole pairs."""
+
+import numpy as np
+import pytest
+
+from megaptm.batch import IGNORED
+from megaptm.data.order import DocumentOrder
+from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
+from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.objective import DocumentSlice, RowWindow
+from tests.data.corpora import tiny_corpus
+from tests.objectives.rows import SPECIAL, documents, part
+
+TASK = OBJECTIVES["translation"]
+END, PAD = SPECIAL.end, SPECIAL.pad
+
+
+def pair(source: int, target: int, seed: int = 0) -> DocumentSlice:
+    return DocumentSlice(part(source + target, seed=seed).tokens, 2, {"parts": np.array([0, source], np.int32)})
+
+
+def test_each_pair_of_a_row_is_read_and_said_by_itself():
+    piece = [pair(9, 5), pair(3, 8, seed=1)]
+    sample = TASK.make(piece, SPECIAL, np.random.default_rng(0), 32, True)
+    TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
+    sources, targets = zip(*(np.split(p.tokens, p.annotations["parts"][1:]) for p in piece), strict=True)
+    assert documents(sample) == [[*source, END] for source in sources]
+    assert documents(sample, "decoder_tokens", "decoder_document_ids") == [[PAD, *target] for target in targets]
+    assert documents(sample, "labels", "decoder_document_ids") == [[*target, END] for target in targets]
+    assert documents(sample, "positions") == [[*range(10)], [*range(4)]]
+    assert documents(sample, "decoder_positions", "decoder_document_ids") == [[*range(6)], [*range(9)]]
+    assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
+    assert (sample["tokens"][sample["document_ids"] == 0] == PAD).all()
+
+
+def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
+    piece = [pair(9, 9), pair(4, 12, seed=1), pair(5, 5, seed=2), pair(40, 3, seed=3)]
+    sample = TASK.make(piece, SPECIAL, np.random.default_rng(0), 16, True)
+    assert [len(source) for source in documents(sample)] == [10, 6]
+    shorter = objective_of({"translation": {"targets": 8}})
+    sample = shorter.make([pair(9, 9), pair(3, 7)], SPECIAL, np.random.default_rng(0), 16, True)
+    assert sample["labels"].shape == (8,)
+    assert [len(source) for source in documents(sample)] == [4]
+
+
+def test_a_row_that_no_pair_begins_in_asks_nothing():
+    sample = TASK.make([], SPECIAL, np.random.default_rng(0), 16, True)
+    assert (sample["labels"] == IGNORED).all()
+    assert not sample["document_ids"].any()
+
+
+@pytest.mark.parametrize("stride", [7, 64, 300])
+@pytest.mark.parametrize("window", [1, 2, 8])
+def test_an_epoch_has_each_document_whole_and_once(tmp_path, stride, window):
+    tiny_corpus(tmp_path, lengths=(1, 90))
+    corpus = Corpus.open(tmp_path)
+    order = DocumentOrder(
+        corpus, "train", cut=RowWindow(stride=stride, slots=2), annotations=("words",), window=window, seed=3
+    )
+    rows = [order.piece(0, position) for position in range(order.per_epoch)]
+    found = sorted(one.tokens.tolist() for row in rows for one in row)
+    everything = sorted(tokens.tolist() for tokens in corpus.documents("train"))
+    assert all(one.slots == 2 and one.annotations["words"][0] == 0 for row in rows for one in row)
+    # The documents that begin behind the last whole row wait for another epoch.
+    assert all(one in everything for one in found)
+    missing = sum(map(len, everything)) - sum(map(len, found)) + 2 * (len(everything) - len(found))
+    assert len(found) == len({tuple(one) for one in found})
+    assert missing < stride + 90
+
+
+def test_a_corpus_without_parts_is_refused(tmp_path):
+    tiny_corpus(tmp_path)
+    with pytest.raises(UserError, match=r"without the places of parts.*`parts` or `aligned`"):
+        DocumentOrder(Corpus.open(tmp_path), "train", cut=RowWindow(stride=8), annotations=TASK.annotations, seed=0)
