@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from megaptm.batch import IGNORED
+from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
@@ -231,6 +232,32 @@ def test_rows_of_a_mixture_say_which_task_they_are_of(tmp_path):
         seen.append(int(sample["task_ids"]))
         assert [task for task, field in fields.items() if (sample[field] != IGNORED).any()] == seen[-1:]
     assert np.bincount(seen)[[0, 2, 3]] / 400 == pytest.approx([0.25, 0.25, 0.5], abs=0.07)
+
+
+SCHEDULES = {
+    "joint": ({0: 1}, {0: 1}, [[1, 1]]),
+    "continual": ({0: 1, 10: 0}, {0: 0, 10: 1}, [[1, 0], [0, 1]]),
+    "sequential": ({0: 1, 10: 1}, {0: 0, 10: 3}, [[1, 0], [1, 3]]),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [*SCHEDULES.values()], ids=[*SCHEDULES])
+def test_stages_deal_exactly_what_their_shares_say(tmp_path, first, second, expected):
+    tiny_corpus(tmp_path / "c", documents=20, lengths=(150, 200))
+    said = {
+        "masks": {"task": "masked-lm", "share": first, "task_id": 0},
+        "distance": {"task": "sentence-distance", "share": second, "task_id": 1},
+    }
+    options = {"objective": said, "sequence": 40, "seed": 0, "special": SPECIAL}
+    mix = open_mix({str(tmp_path / "c"): 1.0}, schedule=BatchSchedule(8), **options)
+    for phase, shares, sample in zip(mix.phases, expected, (0, 80), strict=False):
+        assert phase.first == sample
+        assert phase.quotas == [100_000 * share / sum(shares) for share in shares]
+    assert len(mix.phases) == len(expected)
+    # Which task a sample is of follows from its number alone: so a run goes on as it would have.
+    again = open_mix({str(tmp_path / "c"): 1.0}, schedule=BatchSchedule(8), **options)
+    ahead = {at: again.sample(at)["task_ids"] for at in (90, 80, 79, 75)}
+    assert ahead == {at: mix.sample(at)["task_ids"] for at in (75, 79, 80, 90)}
 
 
 def test_the_mixture_of_ernie_2_asks_four_questions_with_four_ids():

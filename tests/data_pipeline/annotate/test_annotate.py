@@ -128,6 +128,15 @@ def test_tags_cover_their_phrases(kind, tokenizers):
 
 
 @pytest.mark.parametrize("kind", SPELLING)
+def test_capitals_are_tokens_of_words_that_begin_so(kind, tokenizers):
+    text = "The parser is Kind, iPhone NOT"
+    [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(capitals=True))
+    assert squeezed(tokenizers[kind].decode(ids[arrays["capitals"]])) == "thekindnot"
+    [(_, arrays)] = annotate([Document("none", "x")], tokenizers[kind], Annotations(capitals=True))
+    assert arrays["capitals"].shape == (0,)
+
+
+@pytest.mark.parametrize("kind", SPELLING)
 def test_turns_start_where_their_messages_do(kind, tokenizers):
     messages = [("system", "The parser is kind."), ("user", "Is it?"), ("gpt", "Yes! It returns.")]
     text, turns = text_and_turns([{"role": role, "content": content} for role, content in messages])
