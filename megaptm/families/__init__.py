@@ -2,6 +2,7 @@
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
+from megaptm.families.bart import BART
 from megaptm.families.bert import BERT
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
@@ -38,6 +39,7 @@ CATALOGUE: dict[str, Family] = {
         T5,
         T5_V1_1,
         MT5,
+        BART,
         UNILM,
     )
 }

@@ -6,6 +6,7 @@ from typing import Any
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective, weights_at
@@ -39,6 +40,8 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedText(rate=0.5, mask=0.8, random=0.1, hide="span", ask="hidden"),
         Deshuffling(),
         DroppedTokens(),
+        Denoising(),
+        Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
         Translation(),
         UNILM,

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.ordered import OrderedMaskedLM
@@ -31,6 +32,7 @@ from megaptm.plugins import in_words, is_plugin, load_plugin
 TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
+    "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
     "masked-lm": MaskedLM,

@@ -1,7 +1,6 @@
 """Hide, show, ask: the three functions a denoising task is made of, and the bricks for them.
 
-The tasks to come are lines of the same kind: BART's infilling is `poisson_spans`, one mask a span and `ask` everything;
-ELECTRA's generator differs from BERT in `show` alone.
+BART's noises are not made of them (`denoising`): they move tokens, and hide spans of none.
 """
 
 from __future__ import annotations

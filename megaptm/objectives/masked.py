@@ -261,11 +261,18 @@ def laid_out(
 ) -> list[np.ndarray]:
     """What each document of a row holds: a `cls`, the piece of its part, a `sep`; without document mask all as one."""
     if document_mask:
-        return [np.concatenate((cls, piece, sep)) for piece in pieces if len(piece)]
+        return [
+            np.concatenate((cls, piece, sep)) for piece, part in zip(pieces, parts, strict=True) if len(part.tokens)
+        ]
     between = [
         array for piece, part in zip(pieces, parts, strict=True) for array in (piece, np.repeat(sep, part.slots))
     ]
     return [np.concatenate((cls, *between, sep[: not parts[-1].slots]))]
+
+
+def word_begins(part: DocumentSlice) -> np.ndarray:
+    """int64 [tokens]: 1 where a word begins; a word that the row cut in two is a word by itself."""
+    return units(marked(part.tokens, {"words": part.annotations["words"]}))
 
 
 def tokens_of(text: np.ndarray) -> np.ndarray:

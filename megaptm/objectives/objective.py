@@ -176,7 +176,9 @@ class Objective(ABC):
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
         remedy = f"tokenizer.kind={kind}"
-        if "mask" in self.needs:
+        if {"mask", "begin"} <= {*self.needs}:
+            remedy = "tokenizer.specials=roberta (albert, deberta)"
+        elif "mask" in self.needs:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
         for role in self.needs:
             if getattr(special, role) is None:
