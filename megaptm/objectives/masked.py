@@ -29,7 +29,7 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import PAIRS, Pair, Question, QuestionName, Texts, field_of
+from megaptm.objectives.pairs import PAIRS, AskedTexts, Pair, Question, QuestionName, field_of
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -82,7 +82,7 @@ class MaskedRow:
         }
 
     @classmethod
-    def of_texts(cls, made: Pair | Texts, special: SpecialTokens) -> MaskedRow:
+    def of_texts(cls, made: Pair | AskedTexts, special: SpecialTokens) -> MaskedRow:
         """`cls` A `sep` B `sep`, of one document."""
         sep = np.array([special.sep])
         text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]

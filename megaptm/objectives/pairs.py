@@ -1,4 +1,4 @@
-"""Texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
+"""AskedTexts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
 sentence-distance and sentence-reordering (ERNIE 2.0), dialogue (ERNIE 1.0)."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Texts:
+class AskedTexts:
     """Some texts, the segment of each, and the answer to what is asked about them."""
 
     texts: list[np.ndarray]
@@ -106,7 +106,7 @@ STRETCHES = 3
 """Of reordered sentences, at most."""
 
 
-def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> Texts:
+def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
     """Up to three stretches of a group in any order; which of 1! + 2! + 3! is asked (arXiv:1907.12412, 4.2.2)."""
     sentences = up_to(group.sentences, length)
     stretches = int(rng.integers(1, min(STRETCHES, len(sentences)), endpoint=True))
@@ -115,7 +115,7 @@ def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: 
     starts = np.cumsum([0, *map(len, sentences)])[[0, *cuts, len(sentences)]]
     parts = [whole[first:stop] for first, stop in pairwise(np.minimum(starts, len(whole)))]
     order = rng.permutation(stretches).tolist()
-    return Texts([parts[place] for place in order], [*range(stretches)], reordering_class(order))
+    return AskedTexts([parts[place] for place in order], [*range(stretches)], reordering_class(order))
 
 
 def reordering_class(order: list[int]) -> int:
@@ -124,13 +124,13 @@ def reordering_class(order: list[int]) -> int:
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
 
 
-def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Texts:
+def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
     """The two parts of a document, whose label is asked; the longer one loses its end first."""
     texts = group.sentences[:2]
     if len(texts) < 2:  # a stretch of a document that is longer than a row
-        return Texts([texts[0][:length]], [0], IGNORED)
+        return AskedTexts([texts[0][:length]], [0], IGNORED)
     room = fair_shares([*map(len, texts)], length)
-    return Texts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
+    return AskedTexts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
 
 
 TURNS = 3
@@ -138,7 +138,7 @@ FAKED = 0.5
 """Of dialogues, those with a turn of another one: arXiv:1904.09223 does not say how many."""
 
 
-def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> Texts:
+def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
     """Three turns that follow each other, or as many as there are; whether they are real (label 0), or one has given
     its place to a turn of another dialogue (1). Segments are roles: 0 is who speaks first (arXiv:1904.09223, 3.3).
 
@@ -153,7 +153,7 @@ def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) 
     texts = [turn[:, 0] if turn.shape[1] == 2 else turn[:, :-1] for turn in turns]
     room = fair_shares([len(text) for text in texts], length)
     texts = [text[:most] for text, most in zip(texts, room, strict=True)]
-    return Texts(texts, [int(role != roles[0]) for role in roles], label)
+    return AskedTexts(texts, [int(role != roles[0]) for role in roles], label)
 
 
 def fair_shares(lengths: list[int], room: int) -> list[int]:
@@ -197,7 +197,7 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
 class Question:
     """What is asked about the texts of a row. The answer's field is its name, with underscores."""
 
-    texts_of: Callable[[SentenceGroup, np.random.Generator, int], Pair | Texts]
+    texts_of: Callable[[SentenceGroup, np.random.Generator, int], Pair | AskedTexts]
     """(sentences, generator, most tokens) -> the texts."""
     texts: int = 2
     """Of a row, at most."""

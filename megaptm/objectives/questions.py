@@ -14,7 +14,7 @@ import numpy as np
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import ROW, MaskedLM, MaskedRow, laid_out
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
-from megaptm.objectives.pairs import PAIRS, Question, QuestionName, Texts, field_of
+from megaptm.objectives.pairs import PAIRS, AskedTexts, Question, QuestionName, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 NOTHING = np.full(1, IGNORED)
@@ -137,6 +137,6 @@ class TokenDocument(Objective):
         elsewhere = np.zeros(special.size, dtype=np.int64)
         for part in rest:
             elsewhere[part] = 1
-        row = MaskedRow.of_texts(Texts([text], [0], IGNORED), special)
+        row = MaskedRow.of_texts(AskedTexts([text], [0], IGNORED), special)
         answers = padded([NOTHING, elsewhere[text]], sequence, IGNORED)
         return row.fields(row.text, special, sequence) | {"token_document": answers}
