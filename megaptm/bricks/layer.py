@@ -133,8 +133,7 @@ def input_tables(family: Family) -> dict[str, int]:
 def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     """Parameters at the input of some stacks besides the token table."""
     family, width = spec.family, spec.size.table_width
-    # Stacks that read the same fields have their tables in common.
-    blocks = {family.prefixes[name]: family.stacks[name] for name in stacks}.values()
+    blocks = {family.tables[name]: family.stacks[name] for name in stacks}.values()
     positions = sum(spec.positions for block in blocks if block.position == "learned")
     rows = positions + sum(input_tables(family).values())
     norms = [norm_parameters(block, width) for block in blocks] if family.embedding_norm else []

@@ -33,7 +33,8 @@ def generate(
 ) -> None:
     """Let a MODEL speak: the folder of a run, or of an exported model.
 
-    A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) guesses its masks.
+    A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) or a generator
+    (ELECTRA) guesses its masks.
 
     \b
       megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -248,8 +248,12 @@ def open_mix(
         for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
             if task.corpora and name not in task.corpora:
                 continue
-            order = _order(task.objective, corpus, split, sequence, document_mask, options)
-            sources.append(MixSource(f"{name} ({label})" if label else name, name, order, weight, task))
+            own = task.objective.of_corpus(corpus.manifest.fields)
+            if own is not task.objective:
+                own.check(special, sequence)
+            order = _order(own, corpus, split, sequence, document_mask, options)
+            shown = f"{name} ({label})" if label else name
+            sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
     if not sources:
         raise UserError(f"objective: no task reads any of {', '.join(corpora)}: name one of them in its `corpora`.")
     return Mix(

@@ -177,6 +177,17 @@ class Order(ABC):
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         """How many samples start before a point of the epoch."""
 
+    def _counted(self) -> np.ndarray:
+        """The same by the length of each document, which the manifest does not know: read once, when the mix is
+        opened."""
+        if len(self.shards) > MOST_COUNTED:
+            raise UserError(
+                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
+                f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use an objective on single texts."
+            )
+        indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
+        return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
+
     def _deal(self, number: int) -> Epoch:
         order = self._generator("shards", number).permutation(len(self.shards))
         windows = np.add.reduceat(self.shard_measures[order], np.arange(0, len(order), self.window))
@@ -273,9 +284,24 @@ class DocumentOrder(StreamOrder):
             table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
             first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
             if first < after:
-                found += self._parts(table, int(table.edges[first]), int(table.edges[after]))
+                found += [self._whole(table, number) for number in range(first, after)]
             start, window = end, window + 1
         return found
+
+    def _whole(self, window: Window, number: int) -> DocumentSlice:
+        shard, document = self.shards.get(int(window.shard[number])), int(window.document[number])
+        length = int(shard.index[document, TOKENS])
+        known = {name: shard.places(name, document, 0, length) for name in self.annotations}
+        return DocumentSlice(shard.tokens(document, 0, length), slots=self.cut.slots, annotations=known)
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        whole = super().measure(tokens)
+        return whole if self.cut.most is None else np.minimum(whole, self.cut.most)
+
+    def _shard_measures(self) -> np.ndarray:
+        if self.cut.most == 1:
+            return self.shards.sums("samples")
+        return super()._shard_measures() if self.cut.most is None else self._counted()
 
 
 class PairOrder(Order):
@@ -354,14 +380,7 @@ class PairOrder(Order):
         return np.maximum(1, -(-tokens // self.length))
 
     def _shard_measures(self) -> np.ndarray:
-        # Read once, when the mix is opened: the manifest does not know how many chunks of this length documents make.
-        if len(self.shards) > MOST_COUNTED:
-            raise UserError(
-                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
-                f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use objective masked-lm."
-            )
-        indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
-        return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
+        return self._counted()
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return measures

@@ -17,7 +17,7 @@ from megaptm.hub.config_fields import check_pad, checked_number, config_values, 
 from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.library import transformers
-from megaptm.hub.stacks import alone, renamed, together
+from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
@@ -155,7 +155,7 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in others}, counterpart.stack: model}
     spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
-    weights = renamed(family, {stack: part.weights for stack, part in parts.items()})
+    weights = joined(family, {stack: part.weights for stack, part in parts.items()})
     return ImportedModel(spec, weights, renamed(family, {stack: part.absent for stack, part in parts.items()}))
 
 

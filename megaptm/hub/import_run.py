@@ -92,7 +92,7 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
     if (family := CATALOGUE.get(spec.name)) is None:
-        whole = next(name for name in CATALOGUE if spec.name.startswith(f"{name}-"))
+        whole = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
         raise UserError(
             f"{source} is a part of {whole}, which is trained whole: put its {' and '.join(rest)} into a folder of "

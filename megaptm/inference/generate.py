@@ -1,4 +1,5 @@
-"""Text from a model: a decoder continues a prompt, an encoder-decoder fills holes, an encoder guesses masks."""
+"""Text from a model: a decoder continues a prompt, an encoder-decoder fills holes, an encoder guesses masks, and so
+does ELECTRA's generator."""
 
 # S sequence, B batch, H heads, K head width, V vocabulary
 
@@ -19,7 +20,11 @@ from megaptm.layers.attention import Attend
 from megaptm.layers.layer import Layer, Stack
 from megaptm.tokenizers import Tokenizer
 
-ASKED = {("decoder",): "generate", ("encoder", "decoder"): "fill", ("encoder",): "guess"}
+ASKED = {
+    ("decoder",): "generate",
+    ("encoder", "decoder"): "fill",
+    **dict.fromkeys((("encoder",), ("generator",), ("generator", "discriminator")), "guess"),
+}
 """Stacks -> what such a model can be asked for."""
 
 
@@ -243,7 +248,7 @@ class Guess:
 
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
-    """For each mask in the prompt, an encoder's likeliest tokens."""
+    """For each mask in the prompt, the likeliest tokens of an encoder, or a generator."""
     _require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None or special.cls is None or special.sep is None:

@@ -14,6 +14,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
@@ -32,6 +33,7 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedLMOnPairs("next-sentence", MaskedLM(hide="independent", units="tokens")),
         SpanBoundary(),
         SpanCorruption(),
+        TextToText(),
         SpanCorruption(hide="tokens"),
         PrefixLM(),
         MaskedText(),

@@ -25,6 +25,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
@@ -42,6 +43,7 @@ TASKS: dict[str, type[Objective]] = {
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
+    "text-to-text": TextToText,
     "token-document": TokenDocument,
     "translation": Translation,
 }

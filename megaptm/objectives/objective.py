@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal
@@ -40,6 +40,8 @@ class RowWindow:
     lookahead: int = 0
     """Tokens and slots a row sees of the next one (a causal row needs the label of its last token)."""
     slots: int = 0
+    most: int | None = None
+    """Tokens and slots that a document counts at most, of rows of whole documents (unit `document`)."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,10 @@ class Objective(ABC):
     annotations: tuple[str, ...] = ()
     """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
     of pairs as `marked` says. The corpus must have it."""
+
+    def of_corpus(self, annotations: Collection[str]) -> Objective:
+        """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
+        return self
 
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""

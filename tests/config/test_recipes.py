@@ -10,6 +10,7 @@ from megaptm.config import Config, load, resolve_model
 from megaptm.config.learning_rate import rate_of
 from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLMOnPairs
 from tests.plan.test_count import EXACT, as_published
 
@@ -108,6 +109,16 @@ def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
 
 
+@pytest.mark.parametrize(("size", "rate"), [("small", 5e-4), ("base", 5e-4), ("large", 3e-4)])
+def test_deberta_v3_has_the_papers_batch_rate_and_steps(size, rate):
+    """arXiv:2111.09543, section 4."""
+    found = config(f"deberta-v3/{size}")
+    optimizer = found.optimizer
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 8192, 500_000)
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+
+
 def test_gpt_has_the_papers_batch_and_rate():
     """Radford et al., 2018, section 4.1."""
     found = config("gpt1/base")
@@ -163,6 +174,24 @@ def test_roberta_has_the_papers_recipe(size, rate, warmup):
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (warmup, "linear", 0.0, None)
+
+
+def test_bart_has_the_papers_recipe():
+    """arXiv:1910.13461, section 5.1; rate and warm-up are the released command's. No dropout in the last tenth."""
+    first, last, base = config("bart/large"), config("bart/large-no-dropout"), config("bart/base")
+    assert (first.data.sequence, first.train.batch, first.objective) == (512, 8000, "denoising")
+    assert (first.train.steps, last.train.after, last.train.steps) == (450_000, 450_000, 500_000)
+    assert (resolve_model(first).dropout, resolve_model(last).dropout) == (0.1, 0.0)
+    assert (last.run, last.optimizer) == (first.run, first.optimizer)
+    assert (base.train.steps, base.train.batch, base.optimizer) == (500_000, 8000, first.optimizer)
+    optimizer = first.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (4e-4, (0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay_steps) == (10_000, 500_000)
+    assert (optimizer.decay, optimizer.final, optimizer.clip) == ("linear", 0.0, None)
+    task = first.task
+    assert isinstance(task, Denoising)
+    assert (task.infill, task.mean, task.permute) == (0.3, 3.0, 1.0)
+    assert (task.mask, task.delete, task.rotate, task.random) == (0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("size", "dropout"), [("base", 0.1), ("large", 0.1), ("xlarge", 0.1), ("xxlarge", 0.0)])

@@ -46,7 +46,10 @@ def tiny_corpus(
     seed: int = 0,
     fingerprint: str = "tiny",
 ) -> Manifest:
-    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
+    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`.
+
+    With `parts` each document is of two, its halves.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     fields = (

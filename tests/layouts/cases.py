@@ -22,7 +22,7 @@ from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size
 from tests.models.grammar import VARIANTS, variant
-from tests.models.tiny import boundaries
+from tests.models.tiny import boundaries, generators
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -47,7 +47,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     table = CATALOGUE[family]
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
-    stacks = dict.fromkeys(table.scaffolds, narrow)
+    stacks = generators(table, narrow)
     own = NUMBERS.get(family, {})
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **own)
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)

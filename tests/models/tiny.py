@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size
 
 FAMILIES = tuple(CATALOGUE)
 VOCABULARY = 101
@@ -41,12 +41,18 @@ def has_counterpart(family: str, *, with_decoder: bool = True) -> bool:
     return True
 
 
+def generators(table: Family, narrow: Size) -> dict[str, Size]:
+    """Stacks that serve pre-training alone, narrower than the others where they were published so."""
+    size = next(iter(table.sizes.values()))
+    return {stack: narrow for stack in table.scaffolds if size.stacks[stack].width < size.width}
+
+
 def tiny_spec(family: str, *, layers: int = 2, dropout: float = 0.0) -> ModelSpec:
-    """Width 32, 4 heads; a generator half as wide."""
+    """Width 32, 4 heads; a generator half as wide where it was published narrower."""
     table = CATALOGUE[family]
     narrow = Size(layers=layers, width=16, heads=2, ffn=32)
     numbers = {"ffn": 64} | NUMBERS.get(family, {})
-    size = Size(layers=layers, width=32, heads=4, **numbers, stacks=dict.fromkeys(table.scaffolds, narrow))
+    size = Size(layers=layers, width=32, heads=4, **numbers, stacks=generators(table, narrow))
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=24, dropout=dropout)
 
 

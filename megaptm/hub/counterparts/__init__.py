@@ -7,12 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from megaptm.errors import UserError
+from megaptm.hub.counterparts import deberta, electra
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
-from megaptm.hub.counterparts.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
-from megaptm.hub.counterparts.electra import DISCRIMINATOR, GENERATOR
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
@@ -32,14 +31,15 @@ COUNTERPARTS = (
     ALBERT,
     SPANBERT,
     MACBERT,
-    DEBERTA,
-    DEBERTA_V2,
-    DEBERTA_V3,
+    deberta.DEBERTA,
+    deberta.DEBERTA_V2,
+    deberta.DISCRIMINATOR,
+    deberta.GENERATOR,
     ERNIE,
     ERNIE_2,
     PALM,
-    DISCRIMINATOR,
-    GENERATOR,
+    electra.DISCRIMINATOR,
+    electra.GENERATOR,
     T5,
     T5_V1_1,
     MT5,
