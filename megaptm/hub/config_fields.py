@@ -42,7 +42,8 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     """The fields of their config that describe this model."""
     ours = numbers_of(spec)
-    return {**{theirs: ours[name] for theirs, name in counterpart.numbers.items()}, **counterpart.fixed}
+    said = {**counterpart.numbers, **counterpart.written}
+    return {**{theirs: ours[name] for theirs, name in said.items()}, **counterpart.fixed}
 
 
 def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
