@@ -180,13 +180,15 @@ class Family:
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input, besides learned positions: `token`, `segment`."""
+    """What is summed at the input, besides learned positions: `token`, `segment`, `task`."""
     embedding_scale: str = "none"
     """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
     first_position: int = 0
     """Row of the table of positions that a text begins with (RoBERTa and BART: 2)."""
     segments: int = 0
     """Number of segment ids (BERT: 2)."""
+    tasks: int = 0
+    """Number of ids of tasks, one of which a row is of (ERNIE 2.0: 4)."""
     embedding_norm: bool = False
     """A norm right after the sum of the inputs, one for each stack (BERT, BART)."""
     stacks: dict[str, Block] = field(default_factory=dict)

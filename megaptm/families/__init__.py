@@ -6,7 +6,7 @@ from megaptm.families.bart import BART
 from megaptm.families.bert import BERT
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
-from megaptm.families.ernie import ERNIE
+from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
 from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
@@ -37,6 +37,7 @@ CATALOGUE: dict[str, Family] = {
         DEBERTA_V3,
         ELECTRA,
         ERNIE,
+        ERNIE_2,
         T5,
         T5_V1_1,
         MT5,

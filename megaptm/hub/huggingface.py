@@ -117,7 +117,9 @@ def _converted(
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
     """Their config, generation config and weights of our model."""
     counterpart = counterpart_of(spec)
-    theirs = export_weights(counterpart.rows, spec, weights)
+    added = tuple(f"head.{head}." for head in spec.family.heads if head not in counterpart.table.heads)
+    known = {name: weight for name, weight in weights.items() if not name.startswith(added)} if added else weights
+    theirs = export_weights(counterpart.rows, spec, known)
     theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer)
     check_pad(counterpart, special["pad_token_id"])

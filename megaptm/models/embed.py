@@ -17,19 +17,20 @@ from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.spec import Family, ModelSpec
 
-INPUTS = ("token", "segment")
+INPUTS = ("token", "segment", "task")
 DRAWN_TABLES = ("shared", "disentangled")
 
 
 class Embed(nn.Module):
-    """Tokens and segments, as the family's `inputs` say, and positions, learned or sines; then norm (BERT) and dropout;
-    and a map to the width of the stream, where tables are not as wide (ALBERT).
+    """Tokens, segments and tasks, as the family's `inputs` say, and positions, learned or sines; then norm (BERT) and
+    dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
 
     A stack whose token table is disentangled from that of another adds a difference of its own to what it finds there.
     Without stacks it is just the token table that a tied output projection reads, under the same name.
     """
 
     segment: Embedding | None
+    task: Embedding | None
 
     def __init__(self, spec: ModelSpec, stacks: Collection[str]) -> None:
         """`stacks`: those whose text is embedded here."""
@@ -44,7 +45,7 @@ class Embed(nn.Module):
             raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
         self.scale = scales[family.embedding_scale]
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
-        self.segment = None
+        self.segment = self.task = None
         if not stacks:
             return
         self.first_position = family.first_position
@@ -64,6 +65,8 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
+        if "task" in family.inputs:
+            self.task = Embedding(family.tasks, width)
         self.dropout = Dropout(spec.dropout, region="residual")
         self.prefixes, self.tables = family.prefixes, family.tables
         self.widenings = {
@@ -74,7 +77,8 @@ class Embed(nn.Module):
                 self.add_module(self.widenings[name], Linear.of(map_))
 
     def forward(self, batch: dict[str, Tensor], stack: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S]."""
+        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids`
+        [B] (absent: 0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
@@ -88,6 +92,8 @@ class Embed(nn.Module):
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if self.segment is not None:
             x = x + self.segment(batch[prefix + "segments"].t())
+        if self.task is not None:
+            x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
         x = self.dropout(enter(x))

@@ -8,7 +8,7 @@ from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.compose import Composed, Task, compose
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.mixtures import UNILM
+from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
@@ -30,6 +30,7 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedLMOnPairs("next-sentence", MaskedLM(hide="whole-words")),
         MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams")),
         MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
+        MaskedLMOnPairs("next-sentence", MaskedLM(hide="independent", units="tokens")),
         SpanBoundary(),
         SpanCorruption(),
         TextToText(),
@@ -46,6 +47,7 @@ OBJECTIVES: dict[str, Objective] = {
         ReplacedTokens(),
         Translation(),
         UNILM,
+        ERNIE_2,
     )
 }
 """Those with a name of their own."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import Map, ModelChunk, chunks, convolution_map, memory_width, sublayers, widening
 from megaptm.bricks import heads as heads_of
-from megaptm.bricks.layer import decoding_places
+from megaptm.bricks.layer import decoding_places, input_tables
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import BIAS_BUCKETS, ModelSpec
 
@@ -84,8 +84,8 @@ def _tables(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
         if block.position == "learned":
             yield Map(width, spec.positions, False)
-    if "segment" in family.inputs:
-        yield Map(width, family.segments, False)
+    for rows in input_tables(family).values():
+        yield Map(width, rows, False)
     yield from (one for name, one in widening(spec).items() if name in stacks)
 
 

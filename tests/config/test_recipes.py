@@ -1,5 +1,6 @@
 """What the published configs say is what their papers say."""
 
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
@@ -236,6 +237,38 @@ def test_ernie_has_the_recipe_of_the_released_code():
     assert found.train.batch * found.data.sequence == 8 * 8_192
     assert (found.train.steps, found.optimizer.lr, found.optimizer.weight_decay) == (1_000_000, 1e-4, 0.01)
     assert (found.optimizer.decay, found.optimizer.final) == ("linear", 0.0)
+
+
+def test_ernie_masks_characters_then_phrases_then_entities():
+    """arXiv:1904.09223, section 3.2."""
+    task = config("ernie/base").task
+    for step, units in {0: "tokens", 333_333: "words", 666_667: "entities", 999_999: "entities"}.items():
+        made, dialogues = (part for part in task.tasks if part.share.at(step))
+        assert (made.objective.question, dialogues.objective.question) == ("next-sentence", "dialogue")
+        assert isinstance(made.objective, MaskedLMOnPairs)
+        masked = made.objective.masked
+        assert (masked.hide, masked.units, masked.rate, masked.mask, masked.random) == (
+            *("independent", units),
+            *(0.15, 0.8, 0.1),
+        )
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_ernie_2_learns_a_task_more_in_each_stage(size):
+    """arXiv:1907.12412, table 1: steps of each task in each stage, 50,000 in all; 5.1.3: 393,216 tokens a step."""
+    found = config(f"ernie-2/{size}")
+    assert found.train.batch * found.data.sequence == 393_216
+    assert (found.optimizer.betas, found.optimizer.lr, found.optimizer.warmup_steps) == ((0.9, 0.98), 5e-5, 4_000)
+    borders = [0, 20_000, 60_000, 120_000, found.train.steps]
+    expected = {0: [20, 10, 10, 10], 1: [0, 30, 10, 10], 2: [0, 0, 40, 10], 3: [0, 0, 0, 50]}
+    made = {number: [0.0] * 4 for number in expected}
+    for stage, (first, stop) in enumerate(pairwise(borders)):
+        shares = [(task.task_id, task.share.at(first)) for task in found.task.tasks]
+        assert shares == [(task.task_id, task.share.at(stop - 1)) for task in found.task.tasks]
+        for number, share in shares:
+            made[number][stage] += share / sum(share for _, share in shares) * (stop - first) / 1000
+    for number, steps in expected.items():
+        assert made[number] == pytest.approx(steps)
 
 
 @pytest.mark.parametrize(("size", "steps"), [("base", 1_000_000), ("large", 2_000_000)])

@@ -55,7 +55,7 @@ def tiny_corpus(
     fields = (
         "tokens",
         *(("sentences",) if sentences else ()),
-        *(("words",) if words else ()),
+        *(("words", "capitals") if words else ()),
         *(("parts",) if parts else ()),
     )
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
@@ -70,6 +70,7 @@ def tiny_corpus(
                     known = {"sentences": np.union1d([0], starts)} if sentences else {}
                     if words:
                         known["words"] = word_starts(tokens)
+                        known["capitals"] = np.flatnonzero(tokens % 5 == 0)
                     if parts:
                         known["parts"] = np.array([0, len(tokens) // 2])
                     writer.add(key, tokens, known, meta={"source": split}, text_bytes=4 * len(tokens))

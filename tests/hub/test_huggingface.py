@@ -60,6 +60,18 @@ def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: 
         assert weights_of(model)[name].equal(weight), name
 
 
+def test_a_head_that_an_objective_has_added_stays_behind(tmp_path: Path) -> None:
+    spec = tiny_spec("bert")
+    spec = replace(spec, family=change(spec.family, heads=(*spec.family.heads, "sentence-distance")))
+    fill(model := build_model(spec), seed=1)
+    to_hugging_face(spec, weights_of(model), None, tmp_path / "out")
+    load(tmp_path / "out", spec)
+    found = from_hugging_face(tmp_path / "out")
+    assert {*weights_of(model)} - {*found.weights} == {
+        f"head.sentence-distance.{name}.{kind}" for name in ("pooler", "classify") for kind in ("weight", "bias")
+    }
+
+
 def test_bfloat16_is_written_when_asked(tmp_path: Path) -> None:
     model = tiny_model("gpt2")
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", dtype=torch.bfloat16)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.bricks import HEADS
+from megaptm.bricks.heads import CapitalizationHeadBrick
 from megaptm.checkpoint.tensors import Piece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
@@ -80,6 +81,8 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
     if "segment" in table.inputs:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
+    if "task" in table.inputs:
+        fields["task_ids"] = torch.arange(ROWS) % table.tasks
     if any(block.visibility == "ordered" for block in table.stacks.values()):
         fields["order"] = (torch.arange(LENGTH) - LENGTH // 3).clamp(min=0).expand(ROWS, -1).clone()
     for head in table.heads:
@@ -107,6 +110,8 @@ def _asked(head: str, documents: Tensor, ids: Callable[..., Tensor], generator: 
     if head == "replaced-token":
         return {"replaced": torch.where(documents > 0, 0, -100)}
     brick = HEADS[head]
+    if issubclass(brick, CapitalizationHeadBrick):  # asks of each token
+        return {brick.answers: ids(*documents.shape, brick.classes).masked_fill(documents == 0, -100)}
     answers = torch.randint(0, brick.classes, (ROWS,), generator=generator)
     if head != "next-sentence":  # of which every pair is asked
         answers[1::4] = -100

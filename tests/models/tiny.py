@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from megaptm.bricks import HEADS
+from megaptm.bricks.heads import CapitalizationHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
@@ -88,6 +89,8 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
         batch |= {f"{prefix}tokens": ids(length), f"{prefix}document_ids": documents(length)}
     if "segment" in table.inputs:
         batch["segments"] = torch.randint(table.segments, (rows, sequence), generator=generator)
+    if "task" in table.inputs:
+        batch["task_ids"] = torch.randint(table.tasks, (rows,), generator=generator)
     if any(block.visibility == "ordered" for block in table.stacks.values()):
         # A prefix that all see, and then each what is before it.
         batch["order"] = (torch.arange(sequence) - sequence // 3).clamp(min=0).expand(rows, -1).clone()
@@ -102,6 +105,9 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
                 batch["draws"] = torch.rand(rows, 3, generator=generator)
         elif head == "span-boundary":
             batch |= boundaries(rows, ids(3))
+        elif issubclass(HEADS[head], CapitalizationHeadBrick):  # asks of each token
+            asked = torch.randint(HEADS[head].classes, (rows, sequence), generator=generator)
+            batch[HEADS[head].answers] = asked.masked_fill(batch["document_ids"] == 0, -100)
         elif head == "replaced-token":
             batch["replaced"] = torch.where(batch["document_ids"] > 0, 0, -100)
         else:

@@ -60,6 +60,8 @@ EXACT = {
     ("electra", "base"): 108_891_648,
     ("electra", "large"): 334_092_288,
     ("ernie", "base"): 99_866_112,
+    ("ernie-2", "base"): 109_486_848,
+    ("ernie-2", "large"): 335_148_032,
     ("unilm", "base"): 108_313_344,
     ("unilm", "large"): 333_583_360,
     ("bart", "base"): 139_420_416,

@@ -12,7 +12,7 @@ from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
-from megaptm.hub.counterparts.ernie import ERNIE
+from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
 from megaptm.hub.counterparts.macbert import MACBERT
@@ -37,6 +37,7 @@ COUNTERPARTS = (
     deberta.DISCRIMINATOR,
     deberta.GENERATOR,
     ERNIE,
+    ERNIE_2,
     PALM,
     electra.DISCRIMINATOR,
     electra.GENERATOR,
@@ -69,7 +70,7 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
     # Families of one shape have models of their own there: the family's comes first.
     for counterpart in sorted(COUNTERPARTS, key=lambda one: one.family != spec.name):
-        if _shape(spec.family) == _shape(counterpart.table):
+        if _shape(_with_heads_of(counterpart, spec.family)) == _shape(counterpart.table):
             check_sharing(counterpart, spec)
             sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
             for size in sizes.values():
@@ -137,6 +138,11 @@ def counterparts_named(model_type: object, family: object = None) -> tuple[Count
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
     """Whether it is what their config is taken for where nobody says which family it is of."""
     return counterparts_named(counterpart.name)[0].family == counterpart.family
+
+
+def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
+    """Without heads that an objective has added: those stay behind when a model is exported."""
+    return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
 
 
 def _known(what: str) -> str:
