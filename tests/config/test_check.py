@@ -1,5 +1,6 @@
 """The rules that tie keys together."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+LATER_PHASE = re.compile("-512$|-no-dropout$")
+"""Of a config that goes on with the run of another."""
 OF_FAMILIES = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name in CATALOGUE)
 
 
 @pytest.mark.parametrize("path", OF_FAMILIES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_loads_and_names_its_own_model(path):
     config = load(path)
-    assert config.run == f"runs/{path.parent.name}-{path.stem.removesuffix('-512')}"
+    assert config.run == f"runs/{path.parent.name}-{LATER_PHASE.sub('', path.stem)}"
     assert config.model.family == path.parent.name
     assert path.stem.startswith("tiny" if config.model.size == "custom" else config.model.size)
 
