@@ -205,8 +205,9 @@ class Family:
     """How much of the squared logarithm of the softmax's normalizer is added to the loss of each token, in training
     (PaLM, arXiv:2204.02311, section 5)."""
     init: str = "normal"
-    """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules.
-    `fan-in`: each map by the root of its inputs, tables by 1 (PaLM)."""
+    """`normal`: N(0, 0.02). `truncated`: the same, and nothing beyond 0.04 (BERT). `gpt2`: residual outputs over
+    sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules. `fan-in`: each map by the root of its inputs, tables by 1
+    (PaLM)."""
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""

@@ -186,10 +186,16 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
-    # By which T5's class knows whether the head scales what it reads.
-    tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    # By which T5's class knows whether the head scales what it reads; and what older files say in place of
+    # `rope_parameters`.
+    read_on = ("tie_word_embeddings", "rope_theta", "rope_scaling")
+    others = {name: config[name] for name in read_on if name in config}
     # Without the published special ids, which a small vocabulary has not: transformers would warn.
-    complete = config_class(**numbers, **tied, bos_token_id=None, eos_token_id=None)
+    try:
+        complete = config_class(**numbers, **others, bos_token_id=None, eos_token_id=None)
+    except Exception as error:  # of many kinds
+        said = str(error).splitlines()[-1].strip()[:120]
+        raise UserError(f"{counterpart.model} config: transformers refuses it ({said}); restore it.") from None
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 

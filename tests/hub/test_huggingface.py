@@ -14,7 +14,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, GPT2
 from megaptm.hub.counterparts import counterpart_of
-from megaptm.hub.huggingface import described, from_hugging_face, to_hugging_face
+from megaptm.hub.huggingface import described, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.tokenizers import train
@@ -153,6 +153,20 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
 def test_what_we_could_not_honor_is_named(config: transformers.GPT2Config, said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_hugging_face(transformers.GPT2LMHeadModel(config))
+
+
+def test_what_turns_queries_is_read_where_older_files_have_it() -> None:
+    config = hugging_face_config(tiny_spec("palm")).to_dict()
+    del config["rope_parameters"]
+    assert described(config | {"rope_theta": 10_000, "rope_scaling": None})[1].size == tiny_spec("palm").size
+    for more, said in (
+        ({"rope_theta": 500.0}, "'rope_theta': 500.0"),
+        ({"rope_theta": 10_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'factor': 2.0"),
+        ({"rope_scaling": "twice"}, "transformers refuses it"),
+        ({"rope_theta": 10_000, "attention_dropout": 0.1}, "attention_dropout is 0.1; only 0.0 can be imported"),
+    ):
+        with pytest.raises(UserError, match=said):
+            described(config | more)
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
