@@ -5,8 +5,9 @@ CONSTRAINTS ?= .ci/constraints.txt
 VENV := .venv/bin
 READY := .venv/.ready
 
-# All tests in two processes; real clusters first, those of Ray in one and of Slurm in the other (tests/conftest.py).
-BESIDE := -n 2 --no-loadscope-reorder
+# All tests in three processes; real clusters first (tests/conftest.py): two of the three wait for those of Ray and of
+# Slurm, and leave two cores to the third.
+BESIDE := -n 3 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test format-check lint types tests drills loaded fuzz fmt bench clean

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from common.alone import join_alone
 from common.options import Options
+from common.rounds import median_seconds
 
 from megaptm.families import CATALOGUE
 from megaptm.plan.count import step_flops
@@ -91,18 +92,6 @@ def matmul_flops(dtype: torch.dtype, shape: Shape) -> float:
         a @ b
         times.append(time.perf_counter() - begun)
     return 2 * rows * width * 4 * width / statistics.median(times)
-
-
-def median_seconds(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for step in contenders.values():
-        step()  # warm up
-    for _ in range(rounds):
-        for name, step in contenders.items():
-            begun = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def main() -> None:

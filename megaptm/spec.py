@@ -177,11 +177,13 @@ class Family:
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input, besides learned positions: `token`, `segment`."""
+    """What is summed at the input, besides learned positions: `token`, `segment`, `task`."""
     first_position: int = 0
     """Row of the table of positions that a text begins with (RoBERTa and BART: 2)."""
     segments: int = 0
     """Number of segment ids (BERT: 2)."""
+    tasks: int = 0
+    """Number of ids of tasks, one of which a row is of (ERNIE 2.0: 4)."""
     embedding_norm: bool = False
     """A norm right after the sum of the inputs, one for each stack (BERT, BART)."""
     stacks: dict[str, Block] = field(default_factory=dict)
@@ -195,7 +197,11 @@ class Family:
     drawn: Mapping[str, str] = field(default_factory=dict)
     """Stack -> the head, of a stack before it, that draws what it reads: the same text, with a token drawn from what
     the head says at each place that it is asked about (ELECTRA's discriminator). It reads the fields of that stack, by
-    the same tables."""
+    the tables that `drawn_tables` says."""
+    drawn_tables: str = "shared"
+    """Of a stack that reads what is drawn: `shared` (those of the stack that the draws come from); `disentangled` (a
+    token table that is that one's, which gets no gradient from here, plus a difference of its own, zero at first; and a
+    norm of its own: arXiv:2111.09543, section 3.3)."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
@@ -219,6 +225,17 @@ class Family:
         own = {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
         return {name: own[self.source(name)] if name in self.drawn else prefix for name, prefix in own.items()}
 
+    @property
+    def disentangled(self) -> tuple[str, ...]:
+        """Stacks whose token table is another's plus a difference."""
+        return tuple(self.drawn) if self.drawn_tables == "disentangled" else ()
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """Stack -> what the names of its tables at the input begin with, but the tokens'. Stacks that read the same
+        fields have them in common, unless they are disentangled."""
+        return {name: f"{name}_" if name in self.disentangled else prefix for name, prefix in self.prefixes.items()}
+
     def source(self, stack: str) -> str:
         """The stack whose head draws what this one reads."""
         read = self.reads[self.drawn[stack]]
@@ -228,8 +245,8 @@ class Family:
         """One stack by itself, with the heads that read it."""
         last = next(reversed(self.stacks))
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
-        stacks = {stack: self.stacks[stack]}
-        return replace(self, name=f"{self.name}-{stack}", stacks=stacks, heads=heads, reads={}, drawn={})
+        alone = replace(self, name=f"{self.name}-{stack}", stacks={stack: self.stacks[stack]}, heads=heads)
+        return replace(alone, reads={}, drawn={}, drawn_tables="shared")
 
     @property
     def scaffolds(self) -> frozenset[str]:

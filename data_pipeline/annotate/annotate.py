@@ -9,10 +9,11 @@ import numpy as np
 
 from data_pipeline.annotate.options import Annotations
 from data_pipeline.annotate.parts import parts_of
+from data_pipeline.annotate.phrases import phrases_of
 from data_pipeline.annotate.sentences import sentence_begins
-from data_pipeline.annotate.tags import Tag, tagger_named
+from data_pipeline.annotate.tags import tagger_named
 from data_pipeline.annotate.turns import role_number
-from data_pipeline.annotate.words import word_starts
+from data_pipeline.annotate.words import capital_words, word_starts
 from data_pipeline.document import Document
 from megaptm.tokenizers import Tokenizer, starts_of
 
@@ -22,11 +23,13 @@ Annotated = tuple[np.ndarray, dict[str, np.ndarray]]
 def annotate(documents: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated]:
     """For each document int32 [tokens] ids, and an array for each of `wanted.fields`.
 
-    `sentences` and `words` int32 [n]: the token where each starts. `tags` int32 [n, 3]: first token, the token after
-    the last, number of the label. `turns` int32 [n, 2]: first token, number of the role. All rise by their first
-    column. `parts` int32 [n] is as `sentences`, but no token holds characters of two; one without a token is left out.
-    A thing starts at the first token that holds a character of it, but no word is cut for another that shares a token
-    with it; what has no token (white space, for WordPiece) is left out.
+    `sentences` and `words` int32 [n]: the token where each starts. `capitals` int32 [n]: tokens. `phrases` int32 [n,
+    2], and `tags` [n, 3]: first token, the token after the last, number of the label. `turns` int32 [n, 2]: first
+    token, number of the role. All rise by their first column. `labels` int32 [1, 2]: 0, number of the document's.
+
+    `parts` int32 [n] is as `sentences`, but no token holds characters of two; one without a token is left out. A thing
+    starts at the first token that holds a character of it, but no word is cut for another that shares a token with it;
+    what has no token (white space, for WordPiece) is left out.
     """
     if not wanted.fields:
         return [(ids, {}) for ids in tokenizer.encode_batch([document.text for document in documents])]
@@ -59,10 +62,18 @@ def _places(name: str, document: Document, ends: np.ndarray, wanted: Annotations
         return starts_of(ends, sentence_begins(document.text, document.form))
     if name == "words":
         return word_starts(document.text, ends, wanted.chinese)
+    if name == "capitals":
+        return _tokens_within(_spans(capital_words(document.text), ends))
+    if name == "phrases":
+        assert wanted.phrases is not None
+        return _spans([(*places, 0) for places in phrases_of(wanted.phrases, document)], ends)[:, :2]
     if name == "tags":
         assert wanted.tags is not None
         tagger = tagger_named(wanted.tags)
-        return _tags(tagger.tags(document), ends, tagger.labels)
+        number = {label: number for number, label in enumerate(tagger.labels)}
+        return _spans([(first, stop, number[label]) for first, stop, label in tagger.tags(document)], ends)
+    if name == "labels":
+        return _label(document, wanted.labels)
     if name == "parts":
         begins = document.notes.get("parts", [0])
         starts = np.unique(np.searchsorted(ends, begins, side="right")).astype(np.int32)
@@ -70,16 +81,28 @@ def _places(name: str, document: Document, ends: np.ndarray, wanted: Annotations
     return _turns(document, ends)
 
 
-def _tags(tags: Sequence[Tag], ends: np.ndarray, labels: Sequence[str]) -> np.ndarray:
-    """int32 [tags, 3]"""
-    number = {label: number for number, label in enumerate(labels)}
-    spans = np.array([(first, stop) for first, stop, _ in tags], dtype=np.int64).reshape(-1, 2)
+def _spans(found: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarray:
+    """int32 [spans, 3], of (first character, the character after the last, number of the label)."""
+    spans = np.array(found, dtype=np.int64).reshape(-1, 3)
     starts = np.searchsorted(ends, spans[:, 0], side="right")
     # Up to the token that holds the last character, or the last of several that share it.
     stops = np.minimum(np.searchsorted(ends, spans[:, 1], side="left") + 1, len(ends))
     stops = np.maximum(stops, np.searchsorted(ends, spans[:, 1], side="right"))
-    rows = np.stack([starts, stops, [number[label] for _, _, label in tags]], axis=1).astype(np.int32)
+    rows = np.stack([starts, stops, spans[:, 2]], axis=1).astype(np.int32)
     return np.unique(rows[starts < stops], axis=0)
+
+
+def _label(document: Document, labels: Sequence[str]) -> np.ndarray:
+    """int32 [1, 2]; raises `ValueError` where the document's label is none of these."""
+    if (label := str(document.notes.get("label"))) not in labels:
+        raise ValueError(f"the label {label!r} is none of {', '.join(labels)}")
+    return np.array([[0, labels.index(label)]], dtype=np.int32)
+
+
+def _tokens_within(spans: np.ndarray) -> np.ndarray:
+    """int32 [n]: all tokens of spans, each once."""
+    tokens = [np.arange(first, stop, dtype=np.int32) for first, stop in spans[:, :2].tolist()]
+    return np.unique(np.concatenate(tokens)) if tokens else np.zeros(0, dtype=np.int32)
 
 
 def _turns(document: Document, ends: np.ndarray) -> np.ndarray:

@@ -31,13 +31,18 @@ class Dictionary:
 def dictionary_of(path: str) -> Dictionary:
     """Of a file with a word at the beginning of each line; what else a line says, such as how often it comes, is passed
     over, and so are lines that begin with #."""
+    return Dictionary(line.split()[0] for line in read_words(path, SETTING))
+
+
+def read_words(path: str, setting: str) -> list[str]:
+    """The lines of a file that say something: blank ones and those that begin with # are passed over."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{SETTING}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."
+            f"{setting}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."
         ) from None
-    words = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+    words = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not words:
-        raise UserError(f"{SETTING}: {path} has no words: add one to a line.")
-    return Dictionary(words)
+        raise UserError(f"{setting}: {path} has no words: add one to a line.")
+    return words

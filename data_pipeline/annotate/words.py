@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,6 +54,12 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
 def word_begins(text: str, chinese: str = "characters") -> np.ndarray:
     """int64 [words]: the first character of each word; `chinese` as in `Annotations`."""
     return _begins(text, _kinds_of(text), chinese)
+
+
+def capital_words(text: str) -> list[tuple[int, int, int]]:
+    """(first character, the character after the last, 0) of each word that begins with a capital letter."""
+    borders = pairwise([*word_begins(text).tolist(), len(text)])
+    return [(first, stop, 0) for first, stop in borders if text[first].isupper()]
 
 
 def _begins(text: str, kinds: np.ndarray, chinese: str) -> np.ndarray:

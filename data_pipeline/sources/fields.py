@@ -8,7 +8,7 @@ from typing import Any
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.turns import text_and_turns
 from data_pipeline.sources.bad import BadRecord
-from data_pipeline.sources.source import Source
+from data_pipeline.sources.source import NAMED_FIELD, Source
 
 
 def text_of(record: Any, field: str, option: str = "text") -> str:
@@ -30,7 +30,14 @@ def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
     """The text of a record, and where the parts begin of one that has such; raises `BadRecord`."""
     if not source.parts:
         return text_of(record, source.text), {}
-    return text_and_parts([text_of(record, field, "parts") for field in source.parts])
+    return text_and_parts(source.with_prefix([_part(record, said) for said in source.parts]))
+
+
+def _part(record: Any, said: str) -> str:
+    """The text of a field, or what is said with the texts of fields in the place of their names."""
+    if not NAMED_FIELD.search(said):
+        return text_of(record, said, "parts")
+    return NAMED_FIELD.sub(lambda name: text_of(record, name[1], "parts"), said)
 
 
 def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:

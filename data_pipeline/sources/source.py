@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 from typing import Literal, get_args
 
 from data_pipeline.document import OnError
@@ -17,6 +19,8 @@ __all__ = ["Documents", "FormatName", "Html", "InputFile", "OnError", "Source", 
 Documents = Literal["file", "line", "blank-line"]
 Html = Literal["main", "all"]
 
+NAMED_FIELD = re.compile(r"\{([^{}]+)\}")
+"""The name of a field, in a part that is made of several."""
 MARKUP = ("headers", "lists", "tables")
 """What of an article's markup can be left out."""
 
@@ -36,10 +40,13 @@ class Source:
     """JSON lines: the field that holds a conversation, a list of {role, content}, in the place of a text."""
     parts: tuple[str, ...] = ()
     """JSON lines, CSV, Parquet: fields whose texts are the parts of a document, in the place of a text: a sentence and
-    its translation, an input and its answer."""
+    its translation, an input and its answer. A part of several fields is written with their names in braces:
+    `question: {question} context: {context}`."""
     aligned: str | None = None
     """Text: suffix of the file beside each, whose lines are the second parts of documents that its own lines begin:
     `.de` for train.en and train.de."""
+    prefix: str = ""
+    """What stands before the first of parts, to tell the task: `translate English to German: `."""
     keep: tuple[str, ...] = ()
     """JSON lines, CSV, Parquet, image-text: fields kept as the document's notes, such as `url` or `language`."""
     documents: Documents = "file"
@@ -69,6 +76,8 @@ class Source:
             )
         if self.aligned is not None and not re.fullmatch(r"\.[^./\\]+", self.aligned):
             raise UserError(f"source {self.path}: aligned ({self.aligned}) must be a suffix, such as .de.")
+        if self.prefix and not self.has_parts:
+            raise UserError(f"source {self.path}: prefix stands before the first of parts: give parts, or aligned.")
         if self.delimiter is not None and not (len(self.delimiter) == 1 and self.delimiter.isascii()):
             raise UserError(f"source {self.path}: delimiter ({self.delimiter}) must be one ASCII character.")
         if self.encoding != "auto" and not _is_codec(self.encoding):
@@ -84,7 +93,12 @@ class Source:
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields of a record that hold its text, or its texts."""
-        return self.parts or (self.text,)
+        named = (NAMED_FIELD.findall(part) or [part] for part in self.parts)
+        return tuple(dict.fromkeys(chain(*named))) or (self.text,)
+
+    def with_prefix(self, texts: Sequence[str]) -> list[str]:
+        """The texts of a document, with the prefix before the first, if that is not blank: it would not be left out."""
+        return [self.prefix * (not texts[0].isspace() and bool(texts[0])) + texts[0], *texts[1:]]
 
 
 def _is_codec(name: str) -> bool:

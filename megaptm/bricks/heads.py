@@ -179,7 +179,7 @@ class SpanBoundaryHeadBrick(HeadBrick):
 
 
 class PairHeadBrick(HeadBrick):
-    """Two classes of a pair of texts, read at the first place through BERT's pooler."""
+    """Classes of a row of texts, two of a pair, read at the first place through BERT's pooler."""
 
     name = "next-sentence"
     answers = "next_sentence"
@@ -188,7 +188,7 @@ class PairHeadBrick(HeadBrick):
     @property
     def maps(self) -> Mapping[str, Map]:
         width = self.size.width
-        return {"pooler": Map(width, width, True), "classify": Map(width, 2, True)}
+        return {"pooler": Map(width, width, True), "classify": Map(width, self.classes, True)}
 
     @property
     def published(self) -> int:
@@ -219,11 +219,79 @@ class SentenceOrderHeadBrick(PairHeadBrick):
     answers = "sentence_order"
 
 
+class SentenceDistanceHeadBrick(PairHeadBrick):
+    """Whether two stretches are neighbors, of one document, or of two (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
+
+    name = "sentence-distance"
+    answers = "sentence_distance"
+    classes = 3
+    published = 0
+
+
+class DialogueHeadBrick(PairHeadBrick):
+    """Whether turns are of one dialogue, or one of them of another (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
+
+    name = "dialogue"
+    answers = "dialogue"
+    published = 0
+    """The pooler that is counted is another head's."""
+
+
+class DiscourseHeadBrick(PairHeadBrick):
+    """Which of 174 connectives stood between two texts, by the labels of a corpus (ERNIE 2.0, arXiv:1907.12412, 4.2.3;
+    Discovery, arXiv:1903.11850)."""
+
+    name = "discourse"
+    answers = "discourse"
+    classes = 174
+    published = 0
+
+
+class RelevanceHeadBrick(PairHeadBrick):
+    """Whether a title was clicked for a query, only shown, or neither, by the labels of a corpus (ERNIE 2.0,
+    arXiv:1907.12412, 4.2.3)."""
+
+    name = "relevance"
+    answers = "relevance"
+    classes = 3
+    published = 0
+
+
+class SentenceReorderingHeadBrick(PairHeadBrick):
+    """The order in which up to three stretches of a document stand (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
+
+    name = "sentence-reordering"
+    answers = "sentence_reordering"
+    classes = 9
+    """1! + 2! + 3!"""
+
+
+class CapitalizationHeadBrick(HeadBrick):
+    """Of each token whether its word began with a capital letter (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+
+    name = "capitalization"
+    answers = "capitalization"
+    projects = False
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"classify": Map(self.size.width, self.classes, True)}
+
+
+class TokenDocumentHeadBrick(CapitalizationHeadBrick):
+    """Of each token whether the rest of its document has it as well (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+
+    name = "token-document"
+    answers = "token_document"
+
+
 HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, PairHeadBrick, SentenceOrderHeadBrick),
-        *(ReplacedHeadBrick,),
+        *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
+        *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
+        *(DiscourseHeadBrick, RelevanceHeadBrick),
     )
 }
 

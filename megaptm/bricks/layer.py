@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from megaptm.bricks.brick import Brick, Map, brick_of
-from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
+from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
 """Words of `Block.norm` -> parameters for each feature."""
@@ -124,13 +124,18 @@ def final_norm(block: Block, size: Size) -> int:
     return norm_parameters(block, size.width) if block.norm_place != "post" else 0
 
 
+def input_tables(family: Family) -> dict[str, int]:
+    """Rows of the small tables whose rows all stacks add: of segments, of tasks."""
+    rows = {"segment": family.segments, "task": family.tasks}
+    return {name: rows[name] for name in family.inputs if name in rows}
+
+
 def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     """Parameters at the input of some stacks besides the token table."""
     family, width = spec.family, spec.size.table_width
-    # Stacks that read the same fields have their tables in common.
-    blocks = {family.prefixes[name]: family.stacks[name] for name in stacks}.values()
+    blocks = {family.tables[name]: family.stacks[name] for name in stacks}.values()
     positions = sum(spec.positions for block in blocks if block.position == "learned")
-    rows = positions + (family.segments if "segment" in family.inputs else 0)
+    rows = positions + sum(input_tables(family).values())
     norms = [norm_parameters(block, width) for block in blocks] if family.embedding_norm else []
     return rows * width + sum(norms) + sum(one.whole for name, one in widening(spec).items() if name in stacks)
 

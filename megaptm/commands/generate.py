@@ -12,7 +12,7 @@ from megaptm.commands.options import Finite
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--prompt", required=True, help="Text to continue (GPT), or with holes to fill (T5) or guess (BERT).")
+@click.option("--prompt", required=True, help="Text to continue (GPT), or with holes to fill (T5, BART) or to guess.")
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
 @click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
 @click.option("--top-k", type=int, default=50, show_default=True, help="Draw from so many likeliest tokens; 0: all.")
@@ -33,11 +33,13 @@ def generate(
 ) -> None:
     """Let a MODEL speak: the folder of a run, or of an exported model.
 
-    A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) guesses its masks.
+    A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) or a generator
+    (ELECTRA) guesses its masks.
 
     \b
       megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200
       megaptm generate runs/t5-tiny --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
+      megaptm generate runs/bart-tiny --prompt 'The <mask> sat on the <mask>.' --greedy
       megaptm generate exported/bert-tiny --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
     from megaptm.report.terminal import TimedLog

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig, model_spec, resolve_model
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
-from megaptm.objectives import objective_of, weights_at
+from megaptm.objectives import Composed, Objective, objective_of, weights_at
 from megaptm.objectives.compose import TASKS, kinds
 from megaptm.spec import Family, ModelSpec, Size
 
@@ -53,6 +53,25 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
     if any(kind in TASKS.values() and kind not in known for kind in tasks):
         name = config.objective if isinstance(config.objective, str) else config.task.name
         yield f"objective ({name}) does not fit {family.name}; {nearest(name, family.objectives)}"
+        return
+    yield from _told_apart(config.task, family)
+    for part in config.task.tasks if isinstance(config.task, Composed) else ():
+        for name in part.corpora:
+            if name not in config.data.mix:
+                yield f"objective.{part.label}.corpora ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
+
+
+def _told_apart(task: Objective, family: Family) -> Iterator[str]:
+    """Segments and ids of tasks are rows of the family's tables."""
+    if "segment" in family.inputs and task.segments > family.segments:
+        known = f"{family.name} {family.segments}"
+        yield f"objective ({task.name}) tells {task.segments} texts apart by segments, {known}: use another."
+    ids = [(part.label, part.task_id) for part in task.tasks] if isinstance(task, Composed) else []
+    for label, number in ((label, number) for label, number in ids if number is not None):
+        if "task" not in family.inputs:
+            yield f"objective.{label}.task_id ({number}) means nothing to {family.name}: remove it, or use ernie-2."
+        elif number >= family.tasks:
+            yield f"objective.{label}.task_id ({number}) must be one of the {family.tasks} of {family.name}, from 0 on."
 
 
 def _family_and_size(model: ModelConfig) -> Iterator[str]:

@@ -26,10 +26,12 @@ MANIFEST = "manifest.json"
 SUMMED = ("samples", "tokens", "bytes")
 """Columns of the table of shards whose sums the manifest has."""
 
-ANNOTATIONS = {"sentences": 1, "words": 1, "tags": 3, "turns": 2, "parts": 1}
+ANNOTATIONS = {"sentences": 1, "words": 1, "capitals": 1, "phrases": 2, "tags": 3, "turns": 2, "parts": 1, "labels": 2}
 """What may be known of places in a document, and how many int32 each place takes. The first is always the token where
-the thing starts, rising; a tag goes on with the token after its last and the number of its label, a turn with the
-number of its role."""
+the thing starts, rising; a phrase and a tag go on with the token after their last, a tag with the number of its label,
+a turn with that of its role; the only row of labels has that of the document's."""
+SPANS = ("phrases", "tags")
+"""Those that have an end: several may start at one token."""
 
 
 REMEDY = "restore it or build the corpus again"

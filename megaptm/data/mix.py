@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -157,7 +157,9 @@ class Mix:
             if is_ours(type(error)) or not has_plugin(task):
                 raise
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
-        return self._batch.widened(sample, pad=self.special.pad) if task is not self.objective else sample
+        if task is self.objective:
+            return sample
+        return self._batch.widened(source.task.told(sample), pad=self.special.pad)
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""
@@ -244,8 +246,16 @@ def open_mix(
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
         for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
-            order = _order(task.objective, corpus, split, sequence, document_mask, options)
-            sources.append(MixSource(f"{name} ({label})" if label else name, name, order, weight, task))
+            if task.corpora and name not in task.corpora:
+                continue
+            own = task.objective.of_corpus(corpus.manifest.fields)
+            if own is not task.objective:
+                own.check(special, sequence)
+            order = _order(own, corpus, split, sequence, document_mask, options)
+            shown = f"{name} ({label})" if label else name
+            sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
+    if not sources:
+        raise UserError(f"objective: no task reads any of {', '.join(corpora)}: name one of them in its `corpora`.")
     return Mix(
         sources,
         objective=whole,
@@ -268,8 +278,15 @@ def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) 
 def _order(
     task: Objective, corpus: Corpus, split: str, sequence: int, document_mask: bool, options: Mapping[str, Any]
 ) -> Order:
+    known = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
+    if "labels" in task.annotations and known > task.answers:
+        raise UserError(
+            f"{corpus.name} has {known} labels, and the question {task.name} has {task.answers} answers: build it with "
+            "fewer (annotate.labels), or ask another question."
+        )
     if task.unit == "pair":
-        return PairOrder(corpus, split, length=task.raw_length(sequence), annotations=task.annotations, **options)
+        length, pieces = task.raw_length(sequence), task.pieces
+        return PairOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
     order = DocumentOrder if task.unit == "document" else StreamOrder
     return order(corpus, split, cut=cut, annotations=task.annotations, **options)

@@ -17,14 +17,24 @@ from typing import Any
 
 import numpy as np
 
+from megaptm.batch import IGNORED
 from megaptm.data.lru import LRUCache
 from megaptm.data.seeds import generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, SentenceGroup
+from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, SentenceGroup, marked
 
 WINDOW = 8
 """Shards whose documents are shuffled together."""
+REMEDIES = {
+    "parts": "build it from sources with `parts` or `aligned`",
+    "labels": "build it with annotate.labels, a list of what the note `label` of its documents may be",
+    "phrases": "build it with annotate.phrases, a file of them",
+    "tags": "build it with annotate.tags, a file of them",
+}
+"""What to do where a corpus lacks an annotation that is more than a switch."""
+OF_GROUPS = ("parts", "labels")
+"""Annotations that say what a group is, and are no marks in it."""
 MOST_COUNTED = 100_000
 """Shards whose indexes are read to count pairs of sentences: a minute from a disk, longer from elsewhere."""
 
@@ -134,9 +144,7 @@ class Order(ABC):
         of the kinds in `annotations`."""
         self.annotations = annotations
         if missing := [name for name in annotations if name not in corpus.manifest.fields]:
-            remedy = f"build it with annotate.{missing[0]}=true"
-            if missing[0] == "parts":
-                remedy = "build it from sources with `parts` or `aligned`"
+            remedy = REMEDIES.get(missing[0], f"build it with annotate.{missing[0]}=true")
             raise UserError(
                 f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: {remedy}, or "
                 "use another objective."
@@ -168,6 +176,17 @@ class Order(ABC):
     @abstractmethod
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         """How many samples start before a point of the epoch."""
+
+    def _counted(self) -> np.ndarray:
+        """The same by the length of each document, which the manifest does not know: read once, when the mix is
+        opened."""
+        if len(self.shards) > MOST_COUNTED:
+            raise UserError(
+                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
+                f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use an objective on single texts."
+            )
+        indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
+        return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
 
     def _deal(self, number: int) -> Epoch:
         order = self._generator("shards", number).permutation(len(self.shards))
@@ -265,22 +284,38 @@ class DocumentOrder(StreamOrder):
             table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
             first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
             if first < after:
-                found += self._parts(table, int(table.edges[first]), int(table.edges[after]))
+                found += [self._whole(table, number) for number in range(first, after)]
             start, window = end, window + 1
         return found
+
+    def _whole(self, window: Window, number: int) -> DocumentSlice:
+        shard, document = self.shards.get(int(window.shard[number])), int(window.document[number])
+        length = int(shard.index[document, TOKENS])
+        known = {name: shard.places(name, document, 0, length) for name in self.annotations}
+        return DocumentSlice(shard.tokens(document, 0, length), slots=self.cut.slots, annotations=known)
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        whole = super().measure(tokens)
+        return whole if self.cut.most is None else np.minimum(whole, self.cut.most)
+
+    def _shard_measures(self) -> np.ndarray:
+        if self.cut.most == 1:
+            return self.shards.sums("samples")
+        return super()._shard_measures() if self.cut.most is None else self._counted()
 
 
 class PairOrder(Order):
     """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
 
-    def __init__(self, corpus: Corpus, split: str, *, length: int, **options: Any):
-        self.length = length
-        if "sentences" not in corpus.manifest.fields:
+    def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
+        """`pieces`: the annotation that says where sentences begin, or what is taken for such."""
+        self.length, self.pieces = length, pieces
+        if pieces == "sentences" and pieces not in corpus.manifest.fields:
             raise UserError(
                 f"{corpus.name} was built without sentence boundaries, which questions about pairs of "
                 "texts need: build it with sentences, or use objective masked-lm."
             )
-        if corpus.split(split).samples < 2:
+        if pieces != "parts" and corpus.split(split).samples < 2:
             raise UserError(
                 f"{corpus.name} has a single document in its split `{split}`, so there is no other one to draw a "
                 "random next sentence from: build the corpus from more documents, or use objective masked-lm."
@@ -293,29 +328,38 @@ class PairOrder(Order):
         table = self._window((epoch, window))
         sample -= int(self._epoch(epoch).samples[window])
         number = int(np.searchsorted(table.edges, sample, side="right")) - 1
-        sentences = self._chunk(table, number, sample - int(table.edges[number]))
-        return SentenceGroup(sentences, other=partial(self._other, epoch, window, number))
+        shard, document = self.shards.get(int(table.shard[number])), int(table.document[number])
+        borders = self._borders(shard, document, sample - int(table.edges[number]))
+        sentences = [self._sentence(shard, document, *ends) for ends in pairwise(borders)]
 
-    def _chunk(self, window: Window, number: int, chunk: int) -> list[np.ndarray]:
-        """The sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
-        shard, document = self.shards.get(int(window.shard[number])), int(window.document[number])
-        starts, total = shard.sentences(document), int(shard.index[document, TOKENS])
+        def outside() -> list[np.ndarray]:
+            return [shard.tokens(document, 0, borders[0]), shard.tokens(document, borders[-1])]
+
+        label = int(shard.annotation("labels", document)[0, 1]) if "labels" in self.annotations else IGNORED
+        other = partial(self._other, epoch, window, number)
+        return SentenceGroup(sentences, other=other, label=label, outside=outside)
+
+    def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
+        """Of the sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
+        starts, total = self._starts(shard, document), int(shard.index[document, TOKENS])
         low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
         first, last = np.searchsorted(starts, (low, high))
         # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
         end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
-        borders = [int(start) for start in (starts[first:last] if first < last else (low,))]
-        return [self._sentence(shard, document, *ends) for ends in pairwise([*borders, int(end)])]
+        return [*(int(start) for start in (starts[first:last] if first < last else (low,))), int(end)]
+
+    def _starts(self, shard: Shard, document: int) -> np.ndarray:
+        """Where each piece of a document begins; what stands before the first is one as well."""
+        starts = shard.annotation(self.pieces, document)
+        if starts.ndim == 2:
+            starts = starts[:, 0]
+        return starts if len(starts) and starts[0] == 0 else np.concatenate((np.zeros(1, dtype=starts.dtype), starts))
 
     def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
-        """Its tokens, or where words are asked for [n, 2]: these, and 1 where a word begins."""
-        tokens = shard.tokens(document, start, stop)
-        if "words" not in self.annotations:
-            return tokens
-        marked = np.zeros((len(tokens), 2), dtype=np.int64)
-        marked[:, 0] = tokens
-        marked[shard.places("words", document, start, stop), 1] = 1
-        return marked
+        """Its tokens, with marks where annotations are asked for."""
+        marks = [name for name in self.annotations if name not in OF_GROUPS]
+        known = {name: shard.places(name, document, start, stop) for name in marks}
+        return marked(shard.tokens(document, start, stop), known)
 
     def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """Sentences of a random other document of the window, from a random one to its last."""
@@ -327,7 +371,7 @@ class PairOrder(Order):
             table = self._window((epoch, (window + 1) % len(self._epoch(epoch))))
             drawn = int(rng.integers(len(table.shard)))
         shard, document = self.shards.get(int(table.shard[drawn])), int(table.document[drawn])
-        starts = shard.sentences(document)
+        starts = self._starts(shard, document)
         first = int(rng.integers(len(starts)))
         borders = [*starts[first:].tolist(), int(shard.index[document, TOKENS])]
         return (self._sentence(shard, document, *ends) for ends in pairwise(borders))
@@ -336,14 +380,7 @@ class PairOrder(Order):
         return np.maximum(1, -(-tokens // self.length))
 
     def _shard_measures(self) -> np.ndarray:
-        # Read once, when the mix is opened: the manifest does not know how many chunks of this length documents make.
-        if len(self.shards) > MOST_COUNTED:
-            raise UserError(
-                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
-                f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use objective masked-lm."
-            )
-        indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
-        return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
+        return self._counted()
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return measures

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from megaptm.data.files import open_array
-from megaptm.data.manifest import ANNOTATIONS, Manifest, Split, read_manifest, write_manifest
+from megaptm.data.manifest import ANNOTATIONS, SPANS, Manifest, Split, read_manifest, write_manifest
 from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
@@ -169,14 +169,14 @@ class Shard:
         if name == "turns" and first and (first == last or begins[first] > start):
             first -= 1  # the turn that goes on here
         found = rows[first:last].copy()
-        if name == "tags":
+        if name in SPANS:
             found = found[found[:, 1] <= stop]
             found[:, 1] -= start
         at = found if rows.ndim == 1 else found[:, 0]
         at -= start
         if name == "turns":
             np.maximum(at, 0, out=at)
-        if len(at) and (at[0] < 0 or at[-1] >= stop - start or (np.diff(at) <= 0).any()):
+        if len(at) and (at[0] < 0 or at[-1] >= stop - start or (np.diff(at) < (name not in SPANS)).any()):
             raise self._damaged(name)
         return found
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from megaptm.data.files import npy_bytes, tar_header
-from megaptm.data.manifest import ANNOTATIONS, np_name
+from megaptm.data.manifest import ANNOTATIONS, SPANS, np_name
 from megaptm.data.table import ShardInfo, index_name
 from megaptm.storage import AtomicFile, write_whole
 
@@ -147,8 +147,7 @@ def _checked_annotation(what: str, name: str, values: Any, tokens: int) -> np.nd
     starts = rows if columns == 1 else rows[:, 0]
     if name == "sentences" and (not len(starts) or starts[0] != 0):
         raise ValueError(f"{what} must rise from 0 and stay below {tokens}.")
-    # Two tags may start at one token, two words may not.
-    least = 1 if columns == 1 else 0
+    least = 0 if name in (*SPANS, "turns") else 1
     if len(starts) and (starts[0] < 0 or starts[-1] >= tokens or (np.diff(starts) < least).any()):
         raise ValueError(f"{what} must rise and stay below {tokens}.")
     return rows

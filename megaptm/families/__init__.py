@@ -2,10 +2,11 @@
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
+from megaptm.families.bart import BART
 from megaptm.families.bert import BERT
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
-from megaptm.families.ernie import ERNIE
+from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
 from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
@@ -34,9 +35,11 @@ CATALOGUE: dict[str, Family] = {
         DEBERTA_V3,
         ELECTRA,
         ERNIE,
+        ERNIE_2,
         T5,
         T5_V1_1,
         MT5,
+        BART,
         UNILM,
     )
 }

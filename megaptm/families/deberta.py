@@ -1,4 +1,4 @@
-"""DeBERTa (He et al., 2020), its second version, and the sizes of the third (2021)."""
+"""DeBERTa (He et al., 2020), its second version, and the third (2021), which learns from replaced tokens."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -52,16 +52,29 @@ DEBERTA_V2 = change(
     },
 )
 
-# arXiv:2111.09543. What it learns from, replaced tokens, is not here yet: masked tokens stand in.
-DEBERTA_V3 = change(
+LAYER_V3 = change(LAYER_V2, convolution=False)
+
+
+def _beside(discriminator: Size) -> Size:
+    """With a generator as wide and half as deep (the released configs)."""
+    return change(discriminator, stacks={"generator": change(discriminator, layers=discriminator.layers // 2)})
+
+
+# arXiv:2111.09543. The generator has the mask decoder; what it draws goes to a discriminator without.
+DEBERTA_V3: Family = change(
     DEBERTA_V2,
     name="deberta-v3",
     paper="arXiv:2111.09543",
-    stacks={"encoder": change(LAYER_V2, convolution=False, last_layer="once")},
+    stacks={"generator": LAYER_V3, "discriminator": change(LAYER_V3, last_layer="once")},
+    heads=("mlm", "replaced-token"),
+    reads={"mlm": "generator"},
+    drawn={"discriminator": "mlm"},
+    drawn_tables="disentangled",
+    objectives=("replaced-token-detection",),
     sizes={
-        "xsmall": Size(layers=12, width=384, heads=6, ffn=1536),
-        "small": Size(layers=6, width=768, heads=12, ffn=3072),
-        "base": Size(layers=12, width=768, heads=12, ffn=3072),
-        "large": Size(layers=24, width=1024, heads=16, ffn=4096),
+        "xsmall": _beside(Size(layers=12, width=384, heads=6, ffn=1536)),
+        "small": _beside(Size(layers=6, width=768, heads=12, ffn=3072)),
+        "base": _beside(Size(layers=12, width=768, heads=12, ffn=3072)),
+        "large": _beside(Size(layers=24, width=1024, heads=16, ffn=4096)),
     },
 )

@@ -35,6 +35,8 @@ T5 = Family(
         "mass-style",
         "deshuffling",
         "prefix-lm",
+        "text-to-text",
+        "translation",
     ),
     sizes={
         "small": Size(layers=6, width=512, heads=8, ffn=2048),

@@ -17,7 +17,7 @@ OF_BLOCKS = ("norm_eps", "groups", "cycle")
 
 def numbers_of(spec: ModelSpec) -> dict[str, Any]:
     """What `Counterpart.numbers` may call ours."""
-    size, block = spec.size, spec.family.first_block
+    size, block = spec.size_of(next(iter(spec.family.stacks))), spec.family.first_block
     return {
         "layers": size.layers,
         "width": size.width,
@@ -25,7 +25,7 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "head_width": size.key_width,
         "kv_heads": size.key_heads,
         "ffn": size.ffn,
-        "embedding": size.table_width,
+        "embedding": spec.size.table_width,
         "vocabulary": spec.vocabulary,
         "context": spec.context,
         "positions": spec.positions,
@@ -42,7 +42,8 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     """The fields of their config that describe this model."""
     ours = numbers_of(spec)
-    return {**{theirs: ours[name] for theirs, name in counterpart.numbers.items()}, **counterpart.fixed}
+    said = {**counterpart.numbers, **counterpart.written}
+    return {**{theirs: ours[name] for theirs, name in said.items()}, **counterpart.fixed}
 
 
 def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from megaptm.hub.config_fields import check_pad, checked_number, config_values, 
 from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.library import transformers
-from megaptm.hub.stacks import alone, renamed, together
+from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 FAMILY = "megaptm_family"
 """Field of a config that says which family a model is of, where their type is that of several."""
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+"""What text that is written begins and ends with whatever a model says; configs of few models have it."""
+SPECIAL = (*ROLES, "decoder_start_token_id", *FORCED)
 # `transformers` keeps these with the weights of old checkpoints; they hold no knowledge. The last is a table of T5's
 # that the released code never reads.
 BUFFERS = (
@@ -53,6 +56,8 @@ class ImportedModel:
     """Whole parameters by their global names, float32."""
     absent: dict[str, tuple[int, ...]]
     """Shapes of the heads' parameters that the model came without."""
+    otherwise: tuple[str, ...] = ()
+    """Numbers of its training that are others here, as `attention_dropout 0.0`."""
 
     @property
     def fresh(self) -> tuple[str, ...]:
@@ -114,7 +119,11 @@ def _converted(
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
     """Their config, generation config and weights of our model."""
     counterpart = counterpart_of(spec)
-    theirs = export_weights(counterpart.rows, spec, weights)
+    added = tuple(f"head.{head}." for head in spec.family.heads if head not in counterpart.table.heads)
+    known = {name: weight for name, weight in weights.items() if not name.startswith(added)} if added else weights
+    theirs = export_weights(counterpart.rows, spec, known)
+    if counterpart.logits_bias:
+        theirs[counterpart.logits_bias] = torch.zeros(1, spec.vocabulary)
     special = _special_ids(counterpart, spec, tokenizer)
     check_pad(counterpart, special["pad_token_id"])
     config = hugging_face_config(spec, **special)
@@ -131,12 +140,14 @@ def from_hugging_face(source: Path | PreTrainedModel, *, family: str | None = No
     """
     if isinstance(source, Path):
         check_folder(source)
-        counterpart, spec = described(read_object(source / CONFIG, remedy=REMEDY), family=family)
+        config = read_object(source / CONFIG, remedy=REMEDY)
+        counterpart, spec = described(config, family=family)
         state, where = read_weights(source), str(source)
     else:
-        counterpart, spec = described({**vars(source.config), **source.config.to_dict()}, family=family)
+        config = {**vars(source.config), **source.config.to_dict()}
+        counterpart, spec = described(config, family=family)
         state, where = source.state_dict(), type(source).__name__
-    model = _imported(counterpart, spec, state, where)
+    model = replace(_imported(counterpart, spec, state, where), otherwise=_otherwise(counterpart, spec, config))
     return _with_others(model, counterpart, source) if counterpart.stack and isinstance(source, Path) else model
 
 
@@ -148,8 +159,15 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in others}, counterpart.stack: model}
     spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
-    weights = renamed(family, {stack: part.weights for stack, part in parts.items()})
+    weights = joined(family, {stack: part.weights for stack, part in parts.items()})
     return ImportedModel(spec, weights, renamed(family, {stack: part.absent for stack, part in parts.items()}))
+
+
+def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `Counterpart.written` says of the model, where their config says something else."""
+    usual, ours = _config_class(counterpart)(), config_values(counterpart, spec)
+    theirs = {name: config.get(name, getattr(usual, name)) for name in counterpart.written}
+    return tuple(f"{name} {str(value)[:20]}" for name, value in theirs.items() if value != ours[name])
 
 
 def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
@@ -168,8 +186,10 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     """Their config of our model."""
     counterpart = counterpart_of(spec)
     said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
-    values = {**config_values(counterpart, spec), **said, **special}
-    config = _config_class(counterpart)(**values, architectures=[counterpart.model])
+    config_class = _config_class(counterpart)
+    known = {name: id_ for name, id_ in special.items() if name not in FORCED or hasattr(config_class, name)}
+    values = {**config_values(counterpart, spec), **said, **known}
+    config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.tied:
         # Some of their classes say otherwise, and go by what they find; what else reads the file goes by this.
         config.tie_word_embeddings = False
@@ -233,6 +253,10 @@ def _canonical(
     for written, tensor in state.items():
         if written.endswith(BUFFERS):
             continue
+        if written == counterpart.logits_bias:
+            if tensor.any():
+                raise UserError(f"{where}: {written} is not 0 everywhere, and no model here has it; remove it.")
+            continue
         today = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], written)
         names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
         name = next((name for name in names if name in known), None)
@@ -258,7 +282,9 @@ def _some(names: list[str]) -> str:
 
 def _room(spec: ModelSpec) -> dict[str, int]:
     """Where a decoder's learned places end: `pipeline` would write 256 tokens on, and fall off a shorter one."""
-    return {"max_length": spec.context} if [*spec.family.stacks] == ["decoder"] else {}
+    stacks = [*spec.family.stacks]
+    ends = stacks == ["decoder"] or ("decoder" in stacks and spec.longest is not None)
+    return {"max_length": spec.context} if ends else {}
 
 
 def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, int | None]:
@@ -268,11 +294,8 @@ def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer
             name: value if value is not None and value < spec.vocabulary else None
             for name, value in ({name: counterpart.special.get(name) for name in SPECIAL}).items()
         }
-    special = tokenizer.special
-    starts_with_pad = "decoder_start_token_id" in counterpart.special
-    return {
-        "bos_token_id": special.begin,
-        "eos_token_id": special.end,
-        "pad_token_id": special.pad,
-        "decoder_start_token_id": special.pad if starts_with_pad else None,
-    }
+    own = {name: getattr(tokenizer.special, role) for name, role in ROLES.items()}
+    # The published ids say which of these a decoder starts with: T5's the token of padding, BART's the end.
+    names = {id_: name for name, id_ in counterpart.special.items() if name in ROLES}
+    others = {name: names[counterpart.special[name]] for name in SPECIAL if name in counterpart.special}
+    return {**own, **{name: own[others[name]] if name in others else None for name in SPECIAL if name not in ROLES}}

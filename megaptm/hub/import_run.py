@@ -45,6 +45,8 @@ class Import:
     config: Config
     fresh: tuple[str, ...]
     """Heads that the model came without, which begin as a new model's do."""
+    otherwise: tuple[str, ...] = ()
+    """Dropouts that its config has otherwise: `ImportedModel.otherwise`."""
 
 
 def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Import:
@@ -68,7 +70,7 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
         _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
             events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=model.fresh))
-    return Import(config, model.fresh)
+    return Import(config, model.fresh, model.otherwise)
 
 
 def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel, Tokenizer]:
@@ -92,7 +94,7 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
     if (family := CATALOGUE.get(spec.name)) is None:
-        whole = next(name for name in CATALOGUE if spec.name.startswith(f"{name}-"))
+        whole = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
         raise UserError(
             f"{source} is a part of {whole}, which is trained whole: put its {' and '.join(rest)} into a folder of "

@@ -1,4 +1,4 @@
-"""A family whose stacks are models of their own elsewhere (ELECTRA): taken apart, and put together again."""
+"""A family whose stacks are models of their own elsewhere (ELECTRA, DeBERTa-v3): taken apart, and put together."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from megaptm.errors import UserError
 from megaptm.spec import Family, ModelSpec, change
 
 Value = TypeVar("Value")
+TOKENS = "embed.token.weight"
 
 
 def alone(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """One stack as a model by itself, with the tables that all share."""
+    """One stack as a model by itself, with the tables that all share, or its own: what it was plus how it differs."""
     family, size = spec.family.alone(stack), change(spec.size_of(stack), stacks={})
     if size.width != spec.size.table_width:
         size = change(size, embedding=spec.size.table_width)
-    widen, own = _widen(spec.family, stack), (f"{stack}.", *(f"head.{head}." for head in family.heads))
-    kept = {
-        name.replace(widen, "embed.widen."): weight
-        for name, weight in weights.items()
-        if name.startswith((widen, *own)) or (name.startswith("embed.") and "widen." not in name)
-    }
+    own = (f"{stack}.", *(f"head.{head}." for head in family.heads))
+    kept = {name: weight for name, weight in weights.items() if name.startswith(own)}
+    for name, weight in weights.items():
+        if (alone_name := _name_alone(spec.family, stack, name)) is not None:
+            kept[alone_name] = weight
+    if (difference := weights.get(_difference(stack))) is not None:
+        kept[TOKENS] = weights[TOKENS] + difference
     return replace(spec, family=family, size=size), kept
 
 
@@ -39,17 +41,48 @@ def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> Mode
             raise UserError(f"{where}: its {stack} has wider or narrower tables; give models trained together.")
     eps = main.family.first_block.norm_eps
     stacks = {name: change(block, norm_eps=eps) for name, block in family.stacks.items()}
-    sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items() if part is not main}
-    return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=sizes))
+    sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items()}
+    others = {stack: size for stack, size in sizes.items() if size != change(main.size, embedding=None)}
+    return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=others))
 
 
 def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """What is known of parameters of each stack by itself, by their names in the whole; of a shared one, the last's."""
     return {
-        name.replace("embed.widen.", _widen(family, stack)): value
-        for stack, theirs in parts.items()
-        for name, value in theirs.items()
+        _name_in_whole(family, stack, name): value for stack, theirs in parts.items() for name, value in theirs.items()
     }
+
+
+def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The weights of the whole; where tables are disentangled, how one differs from the other."""
+    weights = renamed(family, parts)
+    differences = {name: weights[name] - weights[TOKENS] for name in map(_difference, family.disentangled)}
+    return weights | differences
+
+
+def _name_alone(family: Family, stack: str, name: str) -> str | None:
+    """What a parameter of the embedding is called in a stack by itself; None where the stack has none of it."""
+    widen, own = _widen(family, stack), f"embed.{family.tables[stack]}"
+    if name.startswith(widen):
+        return name.replace(widen, "embed.widen.")
+    if not name.startswith("embed.") or "widen." in name or name == _difference(stack):
+        return None
+    if stack in family.disentangled:
+        return name.replace(own, "embed.") if name.startswith(own) else None
+    return None if name.startswith(tuple(f"embed.{family.tables[other]}" for other in family.disentangled)) else name
+
+
+def _name_in_whole(family: Family, stack: str, name: str) -> str:
+    if name.startswith("embed.widen."):
+        return name.replace("embed.widen.", _widen(family, stack))
+    if stack in family.disentangled and name.startswith("embed."):
+        return _difference(stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
+    return name
+
+
+def _difference(stack: str) -> str:
+    """What the token table of a disentangled stack has of its own, in the whole."""
+    return f"embed.{stack}_difference.weight"
 
 
 def _widen(family: Family, stack: str) -> str:

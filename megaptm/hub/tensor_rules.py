@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -102,6 +103,11 @@ def pair(
         TensorRule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight, when),
         TensorRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias, when),
     )
+
+
+def of_stack(rows: Iterable[TensorRule], stack: str) -> tuple[TensorRule, ...]:
+    """The rows of an encoder, for a stack of another name."""
+    return tuple(replace(row, ours=re.sub(r"^encoder\.", f"{stack}.", row.ours)) for row in rows)
 
 
 def export_weights(rows: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
-"""Text from a model: a decoder continues a prompt, an encoder-decoder fills holes, an encoder guesses masks."""
+"""Text from a model: a decoder continues a prompt, an encoder-decoder fills holes, an encoder guesses masks, and so
+does ELECTRA's generator."""
 
 # S sequence, B batch, H heads, K head width, V vocabulary
 
@@ -19,7 +20,11 @@ from megaptm.layers.attention import Attend
 from megaptm.layers.layer import Layer, Stack
 from megaptm.tokenizers import Tokenizer
 
-ASKED = {("decoder",): "generate", ("encoder", "decoder"): "fill", ("encoder",): "guess"}
+ASKED = {
+    ("decoder",): "generate",
+    ("encoder", "decoder"): "fill",
+    **dict.fromkeys((("encoder",), ("generator",), ("generator", "discriminator")), "guess"),
+}
 """Stacks -> what such a model can be asked for."""
 
 
@@ -158,7 +163,8 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
-    """The prompt with an encoder-decoder's words in the place of its holes `<extra_id_0>`, `<extra_id_1>` ..."""
+    """The prompt with an encoder-decoder's words in the place of its holes: T5's `<extra_id_0>`, `<extra_id_1>` ...; of
+    its masks BART's, which says the whole text anew."""
     return "".join(text for text, _ in fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
@@ -166,6 +172,12 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
     """The same in pieces, and of each whether the model said it."""
     _require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
+    if not special.sentinels and special.mask is not None:
+        mask = _name(tokenizer, special.mask)
+        ids = _encode(tokenizer, prompt, (special.mask,))
+        if special.mask not in ids:
+            raise UserError(f"the prompt needs a {mask} for the model to fill: 'The {mask} sat on the mat.'")
+        return [(tokenizer.decode([*answer_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, tokenizer))]), True)]
     ids = _encode(tokenizer, prompt, special.sentinels)
     holes = [id_ for id_ in ids if id_ in special.sentinels]
     if not holes or holes != list(special.sentinels[: len(holes)]):
@@ -190,12 +202,21 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
 
 def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
     """What an encoder-decoder answers to a text, until the end or so many tokens."""
-    special = loaded.tokenizer.special
+    special, longest = loaded.tokenizer.special, loaded.spec.longest
     assert special.end is not None
-    assert special.pad is not None
-    said = [special.pad]
+    # What is around a text, and what the decoder hears before it speaks.
+    if special.sentinels:
+        assert special.pad is not None
+        text, said = [*ids, special.end], [special.pad]
+    else:
+        assert special.begin is not None
+        text, said = [special.begin, *ids, special.end], [special.end, special.begin]
+    if longest is not None:
+        if len(text) > longest:
+            raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
+        tokens = min(tokens, longest - len(said) + 1)
     reads, says = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
-    tokens_BS = torch.tensor([[*ids, special.end]], device=loaded.device)
+    tokens_BS = torch.tensor([text], device=loaded.device)
     for _ in range(tokens):
         batch = {reads: tokens_BS, says: torch.tensor([said], device=loaded.device)}
         with torch.inference_mode():
@@ -227,7 +248,7 @@ class Guess:
 
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
-    """For each mask in the prompt, an encoder's likeliest tokens."""
+    """For each mask in the prompt, the likeliest tokens of an encoder, or a generator."""
     _require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None or special.cls is None or special.sep is None:

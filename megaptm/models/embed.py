@@ -14,19 +14,22 @@ from megaptm.bricks import widening
 from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout, Embedding, Linear
-from megaptm.spec import ModelSpec
+from megaptm.spec import Family, ModelSpec
 
-INPUTS = ("token", "segment")
+INPUTS = ("token", "segment", "task")
+DRAWN_TABLES = ("shared", "disentangled")
 
 
 class Embed(nn.Module):
-    """Tokens and segments, as the family's `inputs` say, and learned positions; then norm (BERT) and dropout; and a map
-    to the width of the stream, where tables are not as wide (ALBERT).
+    """Tokens, segments and tasks, as the family's `inputs` say, and learned positions; then norm (BERT) and dropout;
+    and a map to the width of the stream, where tables are not as wide (ALBERT).
 
+    A stack whose token table is disentangled from that of another adds a difference of its own to what it finds there.
     Without stacks it is just the token table that a tied output projection reads, under the same name.
     """
 
     segment: Embedding | None
+    task: Embedding | None
 
     def __init__(self, spec: ModelSpec, stacks: Collection[str]) -> None:
         """`stacks`: those whose text is embedded here."""
@@ -34,13 +37,16 @@ class Embed(nn.Module):
         family, width = spec.family, spec.size.table_width
         if unknown := set(family.inputs) - set(INPUTS):
             raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
+        _check_drawn_tables(family)
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
-        self.segment = None
+        self.segment = self.task = None
         if not stacks:
             return
         self.first_position = family.first_position
-        # Stacks that read the same fields have their tables in common.
-        for prefix, name in {family.prefixes[name]: name for name in stacks}.items():
+        for prefix, name in {family.tables[name]: name for name in stacks}.items():
+            if name in family.disentangled:
+                difference = Embedding(spec.padded_vocabulary, width, split="vocabulary")
+                self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
                 self.add_module(f"{prefix}position", Embedding(spec.positions, width))
             if family.embedding_norm:
@@ -48,8 +54,10 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
+        if "task" in family.inputs:
+            self.task = Embedding(family.tasks, width)
         self.dropout = Dropout(spec.dropout, region="residual")
-        self.prefixes = family.prefixes
+        self.prefixes, self.tables = family.prefixes, family.tables
         self.widenings = {
             name: f"{name}_widen" if name in family.drawn else f"{family.prefixes[name]}widen" for name in stacks
         }
@@ -58,15 +66,20 @@ class Embed(nn.Module):
                 self.add_module(self.widenings[name], Linear.of(map_))
 
     def forward(self, batch: dict[str, Tensor], stack: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S]."""
-        prefix = self.prefixes[stack]
+        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids`
+        [B] (absent: 0)."""
+        prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
-        if (table := self._modules.get(f"{prefix}position")) is not None:
+        if (difference := self._modules.get(f"{own}difference")) is not None:
+            x = x.detach() + difference(ids_SB)
+        if (table := self._modules.get(f"{own}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if self.segment is not None:
             x = x + self.segment(batch[prefix + "segments"].t())
-        if (norm := self._modules.get(f"{prefix}norm")) is not None:
+        if self.task is not None:
+            x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
+        if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
         x = self.dropout(enter(x))
         widen = self._modules.get(self.widenings[stack])
@@ -80,3 +93,18 @@ class Embed(nn.Module):
         if len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
         return torch.arange(self.first_position, self.first_position + len(ids_SB), device=ids_SB.device)[:, None]
+
+
+def _check_drawn_tables(family: Family) -> None:
+    if family.drawn_tables not in DRAWN_TABLES:
+        raise UserError(
+            f"{family.name}: drawn_tables is {family.drawn_tables!r}, which is unknown; use one of "
+            f"{', '.join(DRAWN_TABLES)}."
+        )
+    if family.disentangled and (
+        "segment" in family.inputs or any(family.stacks[name].position == "learned" for name in family.disentangled)
+    ):
+        raise UserError(
+            f"{family.name}: drawn_tables is disentangled, which is known of tokens alone; leave out segments and "
+            "learned positions, or use shared."
+        )

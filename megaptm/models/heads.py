@@ -161,8 +161,26 @@ class ReplacedHead(nn.Module):
         return self.classify(self.activation(self.transform(x_SBD)))[:, :, 0].t()
 
 
+class TokenClassHead(nn.Module):
+    """A question about each token, answered by one of a few classes (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.classify = Linear.of(brick.maps["classify"])
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        answers_BS = batch[self.answers]
+        logits = self.logits(x_SBD, tied).float().flatten(0, 1)
+        return F.cross_entropy(logits, answers_BS.flatten(), reduction="sum", ignore_index=IGNORED), _count(answers_BS)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, classes]"""
+        return self.classify(x_SBD).transpose(0, 1)
+
+
 class PairHead(nn.Module):
-    """A question of two classes about a pair of texts. Reads the first position through BERT's pooler."""
+    """A question about a row of texts, two classes about a pair. Reads the first position through BERT's pooler."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -171,11 +189,11 @@ class PairHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_B = batch[self.answers]
-        logits_B2 = self.logits(x_SBD, tied).float()
-        return F.cross_entropy(logits_B2, labels_B, reduction="sum", ignore_index=IGNORED), _count(labels_B)
+        logits_BC = self.logits(x_SBD, tied).float()
+        return F.cross_entropy(logits_BC, labels_B, reduction="sum", ignore_index=IGNORED), _count(labels_B)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, 2]"""
+        """[B, classes]"""
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
@@ -237,7 +255,14 @@ MODULES: dict[str, Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     "span-boundary": SpanBoundaryHead,
     "next-sentence": PairHead,
     "sentence-order": PairHead,
+    "sentence-distance": PairHead,
+    "dialogue": PairHead,
+    "discourse": PairHead,
+    "relevance": PairHead,
+    "sentence-reordering": PairHead,
     "replaced-token": ReplacedHead,
+    "capitalization": TokenClassHead,
+    "token-document": TokenClassHead,
 }
 
 

@@ -87,7 +87,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     ),
 }
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
-ZEROS = re.compile(r".*\.bias")
+ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 VOCABULARY_TABLES = ("embed.token.weight", "head.lm.table.weight")
 
 

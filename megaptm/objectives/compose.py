@@ -15,20 +15,25 @@ from pydantic import TypeAdapter, ValidationError
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.objective import Objective, Piece, Sample
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
+from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
 TASKS: dict[str, type[Objective]] = {
+    "capitalization": Capitalization,
     "causal-lm": CausalLM,
+    "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
     "masked-lm": MaskedLM,
@@ -38,10 +43,14 @@ TASKS: dict[str, type[Objective]] = {
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
+    "text-to-text": TextToText,
+    "token-document": TokenDocument,
     "translation": Translation,
 }
 BY_STEP = ("share", "weight")
-OF_EVERY_TASK = ("task", *BY_STEP)
+OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
+TASK_IDS = "task_ids"
+"""The field that says of which task a row is."""
 MOST = 1e9
 """Of a share or a weight: sums of them are numbers."""
 
@@ -72,6 +81,14 @@ class Task:
     label: str
     objective: Objective
     share: StepValue = ONE
+    task_id: int | None = None
+    """What rows say of themselves, to a model that is told the task."""
+    corpora: tuple[str, ...] = ()
+    """Those of the mix that it reads; none: all."""
+
+    def told(self, sample: Sample) -> Sample:
+        """A sample that says of which task it is."""
+        return sample if self.task_id is None else {**sample, TASK_IDS: np.array(self.task_id, dtype=np.int64)}
 
 
 @dataclass(frozen=True)
@@ -95,7 +112,7 @@ class Composed(Objective):
 
     @property
     def template(self) -> tuple[str, str]:  # type: ignore[override]
-        return self._first.template
+        return max(self.tasks, key=lambda task: task.objective.segments).objective.template
 
     @property
     def every_token(self) -> bool:  # type: ignore[override]
@@ -108,6 +125,10 @@ class Composed(Objective):
     def weights(self, step: int) -> Mapping[str, float]:
         return {loss: weight.at(step) for loss, weight in self.by_step.items()}
 
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return max(task.objective.segments for task in self.tasks)
+
     def raw_length(self, sequence: int) -> int:
         return min(task.objective.raw_length(sequence) for task in self.tasks)
 
@@ -116,11 +137,14 @@ class Composed(Objective):
         (label, first), *others = specs.items()
         streams, all_fields = dict(first.streams), dict(first.fields)
         for other, spec in others:
-            if {*spec.streams} != {*streams} or (spec.asked is None) != (first.asked is None):
+            asking = "labels" in spec.fields and "labels" in all_fields
+            if {*spec.streams} != {*streams} or (asking and (spec.asked is None) == ("masked_positions" in all_fields)):
                 raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
             streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
             for name, field in spec.fields.items():
                 all_fields[name] = _longer(all_fields.get(name, field), field)
+        if any(task.task_id is not None for task in self.tasks):
+            all_fields[TASK_IDS] = Field(())
         return BatchSpec(streams, all_fields)
 
     def make(
@@ -161,6 +185,8 @@ def with_files(said: str | dict[str, Any], place: Callable[[str], str]) -> str |
         return said
 
     def placed(key: str, value: Any) -> Any:
+        if key == "corpora" and isinstance(value, list):
+            return [place(corpus) for corpus in value]
         return place(value) if key in FILES and isinstance(value, str) and not is_plugin(value) else value
 
     return {
@@ -190,7 +216,9 @@ def kinds(objective: Objective) -> set[type[Objective]]:
     if isinstance(objective, Composed):
         return {kind for task in objective.tasks for kind in kinds(task.objective)}
     asked = objective.masked if isinstance(objective, MaskedLMOnPairs) else objective
-    return {MaskedLM if isinstance(asked, SpanBoundary) else type(asked)}  # whoever masks can be asked about borders
+    # Whoever masks can be asked about borders, and questions about texts.
+    beside = (SpanBoundary, TextQuestion, Capitalization, TokenDocument)
+    return {MaskedLM if isinstance(asked, beside) else type(asked)}
 
 
 def compose(said: Mapping[str, Any]) -> Objective:
@@ -216,13 +244,17 @@ def compose(said: Mapping[str, Any]) -> Objective:
     for label in questions:
         if other := next((key for key in entries[label] if key != "weight"), None):
             raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
-    if questions:
-        made = {label: _with_question(label, task, questions) for label, task in made.items()}
-    parts = tuple(Task(label, task, _shares(label, tasks[label])) for label, task in made.items())
+    asked = {label: _question(label, tasks[label], questions) for label in made}
+    made = {label: _with_question(label, task, asked[label]) if asked[label] else task for label, task in made.items()}
+    parts = tuple(
+        Task(label, task, _shares(label, said), _task_id(label, said), _corpora(label, said))
+        for (label, task), said in zip(made.items(), tasks.values(), strict=True)
+    )
     weights = _weights(entries, parts)
     _refuse_nothing("task has a share", [part.share for part in parts])
     _refuse_nothing("loss has a weight", weights.values())
-    if len(parts) == 1 and all(weight == ONE for weight in weights.values()):
+    plain = Task(parts[0].label, parts[0].objective, parts[0].share)
+    if parts == (plain,) and all(weight == ONE for weight in weights.values()):
         return parts[0].objective
     return Composed(parts, weights)
 
@@ -249,19 +281,20 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
     elif isinstance(name, str) and name in TASKS:
         kind = TASKS[name]
     elif name in (*PAIRS,):
-        raise UserError(f"objective.{label}.task: {name} is a question: write `{name}: {{}}` beside masked-lm.")
+        kind, defaults = TextQuestion, {"question": name}
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
         raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *PAIRS])}")
     own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
-    known: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # which its name says
     for key in own:
         if key not in known:
             raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *OF_EVERY_TASK])}")
     try:
-        if not known:
+        if not names:
             return kind()
-        return _adapter(kind).validate_python({key: defaults[key] for key in known if key in defaults} | own)
+        return _adapter(kind).validate_python({key: defaults[key] for key in names if key in defaults} | own)
     except ValidationError as error:
         details = error.errors()[0]
         if details["type"] == "value_error":
@@ -293,6 +326,31 @@ def _with_question(label: str, task: Objective, questions: list[str]) -> Objecti
 
 def _shares(label: str, options: Mapping[str, Any]) -> StepValue:
     return _by_step(f"objective.{label}.share", options["share"]) if "share" in options else ONE
+
+
+def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
+    number = options.get("task_id")
+    if number is not None and (type(number) is not int or number < 0):
+        raise UserError(f"objective.{label}.task_id ({number}) must be a number from 0 on.")
+    return number
+
+
+def _question(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
+    """Its own, or those asked of all tasks."""
+    if (own := options.get("question")) is None:
+        return questions
+    if own not in (*PAIRS,):
+        raise UserError(f"objective.{label}.question ({own}) is not known; {nearest(own, PAIRS)}")
+    return [own]
+
+
+def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    if "corpora" not in options:
+        return ()
+    names = options["corpora"]
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise UserError(f"objective.{label}.corpora must be a list of corpora of data.mix, not {names!r}.")
+    return tuple(names)
 
 
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:

@@ -1,7 +1,6 @@
 """Hide, show, ask: the three functions a denoising task is made of, and the bricks for them.
 
-The tasks to come are lines of the same kind: BART's infilling is `poisson_spans`, one mask a span and `ask` everything;
-ELECTRA's generator differs from BERT in `show` alone.
+BART's noises are not made of them (`denoising`): they move tokens, and hide spans of none.
 """
 
 from __future__ import annotations
@@ -104,6 +103,26 @@ def some_units(
     return chosen[unit]
 
 
+def independent(*, rate: float, most: int, begins: np.ndarray) -> Hide:
+    """Each unit by itself, with probability `rate`, so that rows hide more or fewer; but one at least, and of more than
+    `most` tokens those that were drawn first (ERNIE 1.0, the released code)."""
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        unit = np.cumsum(begins) - 1
+        lengths = np.bincount(unit)
+        numbers = rng.random(len(lengths))
+        numbers[unit[special.is_special[tokens]]] = 1
+        numbers[lengths > most] = 1
+        order = np.argsort(numbers)
+        wanted = max(1, np.count_nonzero(numbers < rate))
+        drawn = order[:wanted][(np.cumsum(lengths[order[:wanted]]) <= most) & (numbers[order[:wanted]] < 1)]
+        chosen = np.zeros(len(lengths), dtype=bool)
+        chosen[drawn] = True
+        return chosen[unit]
+
+    return hide
+
+
 def ngrams(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float] = ()) -> Hide:
     """As `whole_words`, but n words at a time; how often each n comes is `lengths`, of 1, 2 ... words. Absent: as 1/n
     for up to three (ALBERT, arXiv:1909.11942, 3.1).
@@ -180,6 +199,7 @@ HIDES: dict[str, Callable[..., Hide]] = {
     "tokens": iid,
     "tokens-with-repeats": iid_with_repeats,
     "whole-words": whole_words,
+    "independent": independent,
     "ngrams": ngrams,
     "token-ngrams": token_ngrams,
     "spans": spans,

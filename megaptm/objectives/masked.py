@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -24,9 +25,11 @@ from megaptm.objectives.objective import (
     SentenceGroup,
     Share,
     documents_of,
+    marked,
     padded,
+    units,
 )
-from megaptm.objectives.pairs import PAIRS, Pair
+from megaptm.objectives.pairs import PAIRS, AskedTexts, Pair, Question, QuestionName, field_of
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -35,6 +38,17 @@ RATE = 0.15
 # The caps of the published runs; 0.15 x 128 is 19.2 and 0.15 x 512 is 76.8.
 PUBLISHED_MOST_ASKED = {128: 20, 512: 76}
 
+
+ANNOTATIONS_OF: dict[str, tuple[str, ...]] = {
+    "tokens": (),
+    "words": ("words",),
+    "phrases": ("words", "phrases"),
+    "entities": ("words", "tags"),
+}
+"""What is one unit -> the annotations that say where such are."""
+
+ROW = ("tokens", "segments", "positions", "document_ids")
+"""What a model reads of a row."""
 
 ONE = np.ones(1, dtype=np.int64)
 
@@ -55,6 +69,26 @@ class MaskedRow:
     documents: list[int]
     """Tokens of each document."""
 
+    def fields(self, shown: list[np.ndarray], special: SpecialTokens, sequence: int) -> Sample:
+        """What a model reads, with `shown` in the place of the text."""
+        assert special.pad is not None
+        documents, positions = documents_of(self.documents, sequence)
+        segments = [np.full(len(piece), segment) for piece, segment in zip(self.text, self.segments, strict=True)]
+        return {
+            "tokens": padded(shown, sequence, special.pad),
+            "segments": padded(segments, sequence, 0),
+            "positions": positions,
+            "document_ids": documents,
+        }
+
+    @classmethod
+    def of_texts(cls, made: Pair | AskedTexts, special: SpecialTokens) -> MaskedRow:
+        """`cls` A `sep` B `sep`, of one document."""
+        sep = np.array([special.sep])
+        text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
+        text[0] = np.concatenate((np.array([special.cls]), text[0]))
+        return cls(text, made.segments, [sum(map(len, text))])
+
 
 @dataclass(frozen=True)
 class MaskedLM(Objective):
@@ -64,6 +98,9 @@ class MaskedLM(Objective):
     """What is hidden together: one of `denoise.HIDES`, or a function of your own, package.module:NAME."""
     rate: Rate = RATE
     """Share of the tokens that are hidden and asked about."""
+    units: Literal["tokens", "words", "phrases", "entities"] = "words"
+    """What is one thing where `hide` hides things whole: a token; a word; a phrase, or an entity (what is tagged), and
+    elsewhere a word."""
     lengths: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """How often 1, 2 ... words are hidden together, where `hide` hides several; absent: as its paper has it."""
     show: str = "tokens"
@@ -80,6 +117,8 @@ class MaskedLM(Objective):
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
+        if self.units != "words" and "begins" not in _parameters(self._hiding):
+            raise UserError(f"units ({self.units}) means nothing to hide {self.hide}: remove it, or hide whole-words.")
         for option, ways in (("lengths", self._hiding), ("similar", self._showing)):
             if getattr(self, option) and option not in _parameters(ways):
                 said = "hide" if option == "lengths" else "show"
@@ -94,12 +133,15 @@ class MaskedLM(Objective):
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
         hide = {"tokens": "", "whole-words": "-whole-word"}.get(self.hide, f"-{self.hide}")
+        hide += "" if self.units == "words" else f"-{self.units}"
         # What spans are is one thing with what is shown for them.
         return "masked-lm" + hide + ("" if self.show in ("tokens", self.hide) else f"-{self.show}")
 
     @cached_property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("words",) if "begins" in _parameters(self._hiding) | _parameters(self._showing) else ()
+        if "begins" not in _parameters(self._hiding) | _parameters(self._showing):
+            return ()
+        return ANNOTATIONS_OF[self.units]
 
     @cached_property
     def _hiding(self) -> Callable[..., Hide]:
@@ -127,7 +169,11 @@ class MaskedLM(Objective):
 
     def most_asked(self, sequence: int) -> int:
         """K: how many positions a row can ask about."""
-        return most_asked(sequence, self.rate)
+        if self.hide != "independent":
+            return most_asked(sequence, self.rate)
+        # The number has a binomial's spread, and more where units are long: four deviations for units of three tokens.
+        mean = self.rate * sequence
+        return min(sequence, math.ceil(mean + 4 * math.sqrt(3 * mean)))
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         # Whatever borders a row holds, only its ends may need a cls or sep that no slot was counted for: hence - 2.
@@ -135,8 +181,8 @@ class MaskedLM(Objective):
         return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        row = fields((sequence,), "tokens", "segments", "positions", "document_ids")
-        return BatchSpec({"": sequence}, row | fields((self.most_asked(sequence),), "masked_positions", "labels"))
+        asked = fields((self.most_asked(sequence),), "masked_positions", "labels")
+        return BatchSpec({"": sequence}, fields((sequence,), *ROW) | asked)
 
     def make(
         self,
@@ -152,7 +198,8 @@ class MaskedLM(Objective):
         row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
         begins = None
         if self.annotations:
-            begins = np.concatenate(laid_out([_begins(part) for part in piece], piece, ONE, ONE, document_mask))
+            begun = [units(marked(part.tokens, part.annotations)) for part in piece]
+            begins = np.concatenate(laid_out(begun, piece, ONE, ONE, document_mask))
         return self.mask_row(row, special, rng, sequence, begins)
 
     def mask_row(
@@ -165,29 +212,25 @@ class MaskedLM(Objective):
     ) -> Sample:
         """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds.
 
-        `begins` is 1 at the first token of each word, where words are hidden.
+        `begins` is 1 at the first token of each unit; absent: each token is one.
         """
-        assert special.pad is not None
         text = padded(row.text, sum(row.documents), 0)
         most = self.most_asked(sequence)
+        if begins is None:
+            begins = np.ones(len(text), dtype=np.int64)
         masking = Denoise(hide=self._hide(most, begins), show=self._show(begins), ask=hidden_in_place)
         hidden, shown, answers = masking(text, special, rng)
-        documents, positions = documents_of(row.documents, sequence)
-        segments = [np.full(len(piece), segment) for piece, segment in zip(row.text, row.segments, strict=True)]
         return {
-            "tokens": padded([shown], sequence, special.pad),
-            "segments": padded(segments, sequence, 0),
-            "positions": positions,
-            "document_ids": documents,
+            **row.fields([shown], special, sequence),
             "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
             "labels": padded([answers], most, IGNORED),
         }
 
-    def _hide(self, most: int, begins: np.ndarray | None) -> Hide:
+    def _hide(self, most: int, begins: np.ndarray) -> Hide:
         told = {"begins": begins, **({"lengths": self.lengths} if self.lengths else {})}
         return self._hiding(rate=self.rate, most=most, **_those_of(self._hiding, told))
 
-    def _show(self, begins: np.ndarray | None) -> Show:
+    def _show(self, begins: np.ndarray) -> Show:
         told = {"begins": begins, **({"similar": similar_named(self.similar)} if self.similar else {})}
         return self._showing(mask=self.mask, random=self.random, **_those_of(self._showing, told))
 
@@ -218,38 +261,30 @@ def laid_out(
 ) -> list[np.ndarray]:
     """What each document of a row holds: a `cls`, the piece of its part, a `sep`; without document mask all as one."""
     if document_mask:
-        return [np.concatenate((cls, piece, sep)) for piece in pieces if len(piece)]
+        return [
+            np.concatenate((cls, piece, sep)) for piece, part in zip(pieces, parts, strict=True) if len(part.tokens)
+        ]
     between = [
         array for piece, part in zip(pieces, parts, strict=True) for array in (piece, np.repeat(sep, part.slots))
     ]
     return [np.concatenate((cls, *between, sep[: not parts[-1].slots]))]
 
 
-def _begins(part: DocumentSlice) -> np.ndarray:
+def word_begins(part: DocumentSlice) -> np.ndarray:
     """int64 [tokens]: 1 where a word begins; a word that the row cut in two is a word by itself."""
-    begins = np.zeros(len(part.tokens), dtype=np.int64)
-    begins[part.annotations["words"]] = 1
-    begins[:1] = 1
-    return begins
+    return units(marked(part.tokens, {"words": part.annotations["words"]}))
 
 
-def _tokens(text: np.ndarray) -> np.ndarray:
-    """Of sentences of a pair, which may come with where words begin."""
+def tokens_of(text: np.ndarray) -> np.ndarray:
+    """Of a text that may come with marks."""
     return text if text.ndim == 1 else text[:, 0]
-
-
-def _marks(text: np.ndarray) -> np.ndarray:
-    """1 where a word begins; one that was cut in two is a word by itself."""
-    begins = text[:, 1].copy()
-    begins[:1] = 1
-    return begins
 
 
 @dataclass(frozen=True)
 class MaskedLMOnPairs(Objective):
     """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts; see `pairs` for those there are."""
 
-    question: Literal["next-sentence", "sentence-order"] = "next-sentence"
+    question: QuestionName = "next-sentence"
     masked: MaskedLM = MaskedLM()
 
     unit = "pair"
@@ -262,19 +297,31 @@ class MaskedLMOnPairs(Objective):
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.masked.annotations
+        return (*self.masked.annotations, *self.asked.annotations)
+
+    @property
+    def asked(self) -> Question:
+        """What its name says."""
+        return PAIRS[self.question]
+
+    @property
+    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
+        return self.asked.pieces
+
+    @property
+    def answers(self) -> int:  # type: ignore[override]
+        return self.asked.answers
 
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
         return {**self.masked.losses, self.question: 1.0}
 
     @property
-    def answers(self) -> str:
-        """The field with the answer to the question."""
-        return self.question.replace("-", "_")
+    def segments(self) -> int:  # type: ignore[override]
+        return max(self.masked.segments, self.asked.segments)
 
     def raw_length(self, sequence: int) -> int:
-        return sequence - 3
+        return sequence - 1 - self.asked.texts
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -282,7 +329,7 @@ class MaskedLMOnPairs(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = self.masked.batch(sequence, document_mask)
-        return BatchSpec(masked.streams, {**masked.fields, **fields((), self.answers)})
+        return BatchSpec(masked.streams, {**masked.fields, **fields((), field_of(self.question))})
 
     def make(
         self,
@@ -293,13 +340,9 @@ class MaskedLMOnPairs(Objective):
         document_mask: bool,
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        pair: Pair = PAIRS[self.question](piece, rng, self.raw_length(sequence))
-        cls, sep = np.array([special.cls]), np.array([special.sep])
-        first, second = _tokens(pair.first), _tokens(pair.second)
-        text = [np.concatenate((cls, first, sep)), np.concatenate((second, sep))]
-        row = MaskedRow(text, [0, 1], [sum(map(len, text))])
-        begins = None
-        if self.annotations:
-            begins = np.concatenate((ONE, _marks(pair.first), ONE, _marks(pair.second), ONE))
+        made = self.asked.texts_of(piece, rng, self.raw_length(sequence))
+        row, begins = MaskedRow.of_texts(made, special), None
+        if self.masked.annotations:
+            begins = np.concatenate([ONE, *(part for text in made.texts for part in (units(text), ONE))])
         sample = self.masked.mask_row(row, special, rng, sequence, begins)
-        return sample | {self.answers: np.array(pair.label, dtype=np.int64)}
+        return sample | {field_of(self.question): np.array(made.label, dtype=np.int64)}

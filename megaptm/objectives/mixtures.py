@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaptm.objectives.compose import ONE, Composed, StepValue, Task
-from megaptm.objectives.masked import MaskedLMOnPairs
+from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.ordered import OrderedMaskedLM
+from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 
 
 @dataclass(frozen=True)
@@ -40,4 +41,16 @@ UNILM = NamedMixture(
     ),
     by_step={"mlm": ONE, "next-sentence": ONE},
     label="unilm",
+)
+
+# arXiv:1907.12412, 4.2: the tasks that need no labeled pairs, all at once; configs/ernie-2 learns one after the other.
+ERNIE_2 = NamedMixture(
+    tasks=(
+        Task("knowledge", MaskedLM(hide="independent"), ONE, 0),
+        Task("capitals", Capitalization(), ONE, 1),
+        Task("tokens-of-documents", TokenDocument(), ONE, 2),
+        Task("reordering", TextQuestion("sentence-reordering"), ONE, 3),
+    ),
+    by_step={"mlm": ONE, "capitalization": ONE, "token-document": ONE, "sentence-reordering": ONE},
+    label="ernie-2",
 )

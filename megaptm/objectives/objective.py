@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec
+from megaptm.batch import IGNORED, BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_ours, is_plugin, plugin_error
@@ -40,6 +40,8 @@ class RowWindow:
     lookahead: int = 0
     """Tokens and slots a row sees of the next one (a causal row needs the label of its last token)."""
     slots: int = 0
+    most: int | None = None
+    """Tokens and slots that a document counts at most, of rows of whole documents (unit `document`)."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ class DocumentSlice:
     slots: int
     annotations: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What is known of places here, of the kinds that the objective asks for; places count from the first token.
-    `words`, `sentences`, `parts`, int32 [n]: the first token of each that begins here. `tags`, int32 [n, 3]: first
-    token, the one after the last, label, of those that lie here whole. `turns`, int32 [n, 2]: first token, role; the
-    first row is the turn that goes on here."""
+    `words`, `sentences`, `parts`, int32 [n]: the first token of each that begins here; `capitals`: tokens. `phrases`,
+    int32 [n, 2], and `tags`, [n, 3]: first token, the one after the last, label, of those that lie here whole. `turns`,
+    int32 [n, 2]: first token, role; the first row is the turn that goes on here."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,54 @@ class SentenceGroup:
     """Consecutive sentences of one document, and a way to draw another document's for comparison."""
 
     sentences: list[np.ndarray]
-    """Tokens [n], or where the objective asks for words [n, 2]: tokens, and 1 where a word begins."""
+    """Tokens [n], or as `marked` with what the objective asks for."""
     other: Callable[[np.random.Generator], Iterable[np.ndarray]]
     """The sentences of a random other document, from a random one to its last."""
+    label: int = IGNORED
+    """The document's, where the objective asks for `labels`."""
+    outside: Callable[[], list[np.ndarray]] = list
+    """What of the document's tokens comes before the sentences, and after them."""
+
+
+WITHIN = 2
+"""The mark of a token that a phrase or a tag goes on with."""
+
+
+def marked(tokens: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The tokens [n]; where something is known of them int64 [n, 1 + k], with a column of marks for each annotation: 1
+    where a thing begins or is, and where a span has ended; `WITHIN` where it goes on. Of `turns` the role."""
+    if not known:
+        return tokens
+    made = np.zeros((len(tokens), 1 + len(known)), dtype=np.int64)
+    made[:, 0] = tokens
+    for column, (name, places) in enumerate(known.items(), 1):
+        if places.ndim == 1:
+            made[places, column] = 1
+            continue
+        if name == "turns":
+            for first, role in places:
+                made[first:, column] = role
+            continue
+        first, stop = places[:, 0], places[:, 1]
+        made[first, column] = made[stop[stop < len(tokens)], column] = 1
+        change = np.zeros(len(tokens) + 1, dtype=np.int64)
+        np.add.at(change, first + 1, 1)
+        np.add.at(change, stop, -1)
+        made[np.cumsum(change[:-1]) > 0, column] = WITHIN
+    return made
+
+
+def units(texts: np.ndarray) -> np.ndarray:
+    """int64 [n]: 1 where a unit begins in a text with marks of words, and maybe of spans, each of which is one.
+
+    What was cut in two is a unit by itself.
+    """
+    begins = texts[:, 1].copy()
+    for marks in texts[:, 2:].T:
+        begins[marks == 1] = 1
+        begins[marks == WITHIN] = 0
+    begins[:1] = 1
+    return begins
 
 
 Piece = list[DocumentSlice] | SentenceGroup
@@ -82,6 +129,12 @@ class Objective(ABC):
     unit: Literal["stream", "pair", "document"] = "stream"
     """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
     `SentenceGroup`."""
+    pieces: Literal["sentences", "turns", "parts"] = "sentences"
+    """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
+    segments: int = 1
+    """Texts that it tells apart by their segments; a family must have as many."""
+    answers: int = 0
+    """How many there may be, where they are the `labels` of a corpus."""
     every_token: ClassVar[bool] = False
     """Whether it asks for each token of a text: its loss then says how well text is compressed."""
     draws: bool = True
@@ -91,8 +144,12 @@ class Objective(ABC):
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     annotations: tuple[str, ...] = ()
-    """What slices come with: `words`, `sentences`, `tags`, `turns`, `parts`; sentences of pairs with `words` alone. The
-    corpus must have it."""
+    """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
+    of pairs as `marked` says. The corpus must have it."""
+
+    def of_corpus(self, annotations: Collection[str]) -> Objective:
+        """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
+        return self
 
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""
@@ -125,7 +182,9 @@ class Objective(ABC):
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
         remedy = f"tokenizer.kind={kind}"
-        if "mask" in self.needs:
+        if {"mask", "begin"} <= {*self.needs}:
+            remedy = "tokenizer.specials=roberta (albert, deberta)"
+        elif "mask" in self.needs:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
         for role in self.needs:
             if getattr(special, role) is None:

@@ -1,9 +1,13 @@
-"""Two texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT)."""
+"""AskedTexts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
+sentence-distance and sentence-reordering (ERNIE 2.0), dialogue (ERNIE 1.0)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise, permutations
+from math import factorial
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +26,23 @@ class Pair:
 
     first: np.ndarray
     second: np.ndarray
+    label: int
+
+    @property
+    def texts(self) -> list[np.ndarray]:
+        return [self.first, self.second]
+
+    @property
+    def segments(self) -> list[int]:
+        return [0, 1]
+
+
+@dataclass(frozen=True)
+class AskedTexts:
+    """Some texts, the segment of each, and the answer to what is asked about them."""
+
+    texts: list[np.ndarray]
+    segments: list[int]
     label: int
 
 
@@ -64,6 +85,90 @@ def _aim(rng: np.random.Generator, length: int) -> int:
     return int(rng.integers(2, length, endpoint=True)) if rng.random() < SHORTER else length
 
 
+def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+    """Two stretches that are neighbors (label 0), apart in one document (1), or of two documents (2), each as often
+    where the group has sentences for it (arXiv:1907.12412, 4.2.2). Their lengths do not tell which.
+    """
+    sentences = up_to(group.sentences, length)
+    count = len(sentences)
+    distances = [0, 1, 2] if count > 2 else [0, 2] if count > 1 else [2]
+    label = distances[int(rng.integers(len(distances)))]
+    if count > 2:
+        first, last = (np.sort(rng.choice(count - 1, 2, replace=False)) + 1).tolist()
+    else:
+        first, last = 1, 1
+    second = sentences[last:]
+    if label == 0:
+        second = sentences[first : first + len(second)]
+    elif label == 2:
+        most = max(1, sum(map(len, second)) or length - len(sentences[0]))
+        second = [np.concatenate(up_to(group.other(rng), most))[:most]]
+    return truncated(np.concatenate(sentences[:first]), np.concatenate(second), label, rng, length)
+
+
+STRETCHES = 3
+"""Of reordered sentences, at most."""
+
+
+def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+    """Up to three stretches of a group in any order; which of 1! + 2! + 3! is asked (arXiv:1907.12412, 4.2.2)."""
+    sentences = up_to(group.sentences, length)
+    stretches = int(rng.integers(1, min(STRETCHES, len(sentences)), endpoint=True))
+    cuts = np.sort(rng.choice(len(sentences) - 1, stretches - 1, replace=False)) + 1
+    whole = np.concatenate(sentences)[:length]
+    starts = np.cumsum([0, *map(len, sentences)])[[0, *cuts, len(sentences)]]
+    parts = [whole[first:stop] for first, stop in pairwise(np.minimum(starts, len(whole)))]
+    order = rng.permutation(stretches).tolist()
+    return AskedTexts([parts[place] for place in order], [*range(stretches)], reordering_class(order))
+
+
+def reordering_class(order: list[int]) -> int:
+    """The number of an order among those of fewer things, and then of as many, by the alphabet."""
+    fewer = sum(factorial(count) for count in range(1, len(order)))
+    return fewer + list(permutations(range(len(order)))).index(tuple(order))
+
+
+def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+    """The two parts of a document, whose label is asked; the longer one loses its end first."""
+    texts = group.sentences[:2]
+    if len(texts) < 2:  # a stretch of a document that is longer than a row
+        return AskedTexts([texts[0][:length]], [0], IGNORED)
+    room = fair_shares([*map(len, texts)], length)
+    return AskedTexts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
+
+
+TURNS = 3
+FAKED = 0.5
+"""Of dialogues, those with a turn of another one: arXiv:1904.09223 does not say how many."""
+
+
+def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+    """Three turns that follow each other, or as many as there are; whether they are real (label 0), or one has given
+    its place to a turn of another dialogue (1). Segments are roles: 0 is who speaks first (arXiv:1904.09223, 3.3).
+
+    Turns come with roles as their last mark; one alone is asked nothing.
+    """
+    first = int(rng.integers(max(0, len(group.sentences) - TURNS), endpoint=True))
+    turns = group.sentences[first : first + TURNS]
+    roles = [int(turn[0, -1]) for turn in turns]
+    label = IGNORED if len(turns) == 1 else int(rng.random() < FAKED)
+    if label == 1:
+        turns[int(rng.integers(len(turns)))] = next(iter(group.other(rng)))
+    texts = [turn[:, 0] if turn.shape[1] == 2 else turn[:, :-1] for turn in turns]
+    room = fair_shares([len(text) for text in texts], length)
+    texts = [text[:most] for text, most in zip(texts, room, strict=True)]
+    return AskedTexts(texts, [int(role != roles[0]) for role in roles], label)
+
+
+def fair_shares(lengths: list[int], room: int) -> list[int]:
+    """How long texts may stay that must fit together: the longest lose first."""
+    kept, left = [0] * len(lengths), room
+    for rank, place in enumerate(np.argsort(lengths).tolist()):
+        kept[place] = min(lengths[place], left // (len(lengths) - rank))
+        left -= kept[place]
+    return kept
+
+
 def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
     """The first sentences, at least one, until they have `length` tokens; the last may go beyond."""
     taken: list[np.ndarray] = []
@@ -92,13 +197,55 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
     return text[front : front + keep]
 
 
-PAIRS: dict[str, Callable[[SentenceGroup, np.random.Generator, int], Pair]] = {
-    "next-sentence": next_sentence_pair,
-    "sentence-order": sentence_order_pair,
+@dataclass(frozen=True)
+class Question:
+    """What is asked about the texts of a row. The answer's field is its name, with underscores."""
+
+    texts_of: Callable[[SentenceGroup, np.random.Generator, int], Pair | AskedTexts]
+    """(sentences, generator, most tokens) -> the texts."""
+    texts: int = 2
+    """Of a row, at most."""
+    segments: int = 2
+    """By which texts are told apart."""
+    pieces: Literal["sentences", "turns", "parts"] = "sentences"
+    """What it makes texts of; `turns` come with roles."""
+    answers: int = 0
+    """How many there may be, where the corpus has them as labels."""
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """That texts and answers are made of."""
+        return {"sentences": (), "turns": ("turns",), "parts": ("parts", "labels")}[self.pieces]
+
+
+def field_of(question: str) -> str:
+    """Of a batch, with the answer."""
+    return question.replace("-", "_")
+
+
+QuestionName = Literal[
+    "next-sentence",
+    "sentence-order",
+    "sentence-distance",
+    "sentence-reordering",
+    "dialogue",
+    "discourse",
+    "relevance",
+]
+PAIRS: dict[str, Question] = {
+    "next-sentence": Question(next_sentence_pair),
+    "sentence-order": Question(sentence_order_pair),
+    "sentence-distance": Question(sentence_distance_pair),
+    "sentence-reordering": Question(reordered_sentences, texts=STRETCHES, segments=STRETCHES),
+    "dialogue": Question(dialogue_turns, texts=TURNS, pieces="turns"),
+    "discourse": Question(labeled_pair, pieces="parts", answers=174),
+    "relevance": Question(labeled_pair, pieces="parts", answers=3),
 }
-"""Question -> (sentences, generator, most tokens) -> the pair. The answer's field is its name, with underscores."""
+"""By name."""
 ANSWERS = {
     "next_sentence": ("the next one", "a random one"),
     "sentence_order": ("the next one", "the one before the first"),
+    "dialogue": ("of one dialogue", "with a turn of another"),
+    "sentence_distance": ("the next one", "a later one", "a random one"),
 }
 """Field -> its answers 0 and 1: what the second text is."""

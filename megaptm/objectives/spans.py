@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from megaptm.errors import UserError
 from megaptm.objectives.denoise import (
     Denoise,
     hidden_after_sentinels,
@@ -32,6 +33,10 @@ class SpanCorruption(EncoderDecoder):
     """Mean length of a hidden span, of `spans`."""
     hide: Literal["spans", "tokens"] = "spans"
     """What is hidden: `spans`; or `tokens`, each by itself, where those that meet are one span (section 3.3.2)."""
+
+    def __post_init__(self) -> None:
+        if self.hide == "tokens" and self.mean != MEAN:
+            raise UserError(f"mean ({self.mean:g}) is the length of spans, and tokens are hidden: remove one.")
 
     @property
     def name(self) -> str:  # type: ignore[override]

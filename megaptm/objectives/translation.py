@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of, padded
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, documents_of, padded
 from megaptm.objectives.vocabulary import SpecialTokens
 
 FILL = 0.875
@@ -53,6 +53,10 @@ class Translation(Objective):
         read = fields((sequence,), "tokens", "document_ids", "positions")
         return BatchSpec({"": sequence, "decoder_": targets}, read | said)
 
+    def texts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
+        """int64 [n] twice: what the encoder reads of a document, and what the decoder says."""
+        return np.split(document.tokens.astype(np.int64), document.annotations["parts"][1:])[:2]
+
     def make(
         self,
         piece: Piece,
@@ -66,9 +70,9 @@ class Translation(Objective):
         targets = self.target_length(sequence)
         start, end = np.array([special.pad]), np.array([special.end])
         read, heard, said = [], [], []
-        rooms = [sequence, targets]
+        rows = rooms = [sequence, targets]
         for document in piece:
-            texts = np.split(document.tokens.astype(np.int64), document.annotations["parts"][1:])[:2]
+            texts = self.texts(document, *rows)
             left = [room - len(text) - 1 for room, text in zip(rooms, texts, strict=True)]
             if min(left) < 0:
                 continue

@@ -215,7 +215,8 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
 
 def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
     """Lookups for some stacks, their sum and dropout, and gradients added to the tables."""
-    places = sum(work.lengths[name] for name in stacks)
+    # A disentangled table is looked up in two.
+    places = sum(work.lengths[name] * (2 if name in work.spec.family.disentangled else 1) for name in stacks)
     size = work.layout.microbatch * places * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)

@@ -16,12 +16,13 @@ def count(spec: ModelSpec, *, with_heads: bool = False) -> int:
 
     As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only
     pre-training uses: BERT's masked-token transform, its bias per word, the next-sentence classifier; ELECTRA's
-    generator.
+    generator, and what a table differs by from the generator's.
     """
     stacks = {
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
-    total = spec.vocabulary * spec.size.table_width + embedding_tables(spec, stacks)
+    differences = len(spec.family.disentangled) if with_heads else 0
+    total = spec.vocabulary * spec.size.table_width * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
         layers = held(block, size, range(size.layers), memory_width(spec, name))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import Map, ModelChunk, chunks, convolution_map, memory_width, sublayers, widening
 from megaptm.bricks import heads as heads_of
-from megaptm.bricks.layer import decoding_places
+from megaptm.bricks.layer import decoding_places, input_tables
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import BIAS_BUCKETS, ModelSpec
 
@@ -68,6 +68,7 @@ def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str
         here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
         if chunk.begins:
             yield tokens
+            yield from (tokens for name in chunk.begins if name in spec.family.disentangled)
             yield from _tables(spec, chunk.begins)
         elif spec.family.tied and any(head.projects for head in here.values()):
             yield tokens
@@ -78,13 +79,13 @@ def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str
 
 
 def _tables(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
-    """At the input of some stacks, besides the tokens'; stacks that read the same fields have them in common."""
+    """At the input of some stacks, besides the tokens'."""
     family, width = spec.family, spec.size.table_width
-    for block in {family.prefixes[name]: family.stacks[name] for name in stacks}.values():
+    for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
         if block.position == "learned":
             yield Map(width, spec.positions, False)
-    if "segment" in family.inputs:
-        yield Map(width, family.segments, False)
+    for rows in input_tables(family).values():
+        yield Map(width, rows, False)
     yield from (one for name, one in widening(spec).items() if name in stacks)
 
 

@@ -59,7 +59,7 @@ MAY_CHANGE = (
     "data.verify",
 )
 # And what may differ in a run's next phase, besides.
-NEXT_PHASE = ("train.after", "data.sequence")
+NEXT_PHASE = ("train.after", "data.sequence", "model.dropout")
 WAIT_SECONDS = 600.0
 """For rank 0 to prepare the folder: it may wait for a lock, and for what lies on a slow disk."""
 LONGEST_PAUSE = 2.0

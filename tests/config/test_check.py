@@ -132,6 +132,26 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["data.sequence=2048"],
             "data.sequence (2048) must not exceed the 1024 learned positions of gpt2/small",
         ),
+        (
+            "roberta/base",
+            ["objective={masked-lm: {}, next-sentence: {}}"],
+            "objective (masked-lm-next-sentence) tells 2 texts apart by segments, roberta 1: use another.",
+        ),
+        (
+            "bert/base",
+            ["objective={masked-lm: {task_id: 1}}"],
+            "objective.masked-lm.task_id (1) means nothing to bert: remove it, or use ernie-2.",
+        ),
+        (
+            "ernie-2/base",
+            ["objective={masked-lm: {task_id: 4}}"],
+            "objective.masked-lm.task_id (4) must be one of the 4 of ernie-2, from 0 on.",
+        ),
+        (
+            "bert/base",
+            ["objective={masked-lm: {corpora: [corpora/x]}}"],
+            "objective.masked-lm.corpora (corpora/x) is not in data.mix; there are corpora/books-and-wikipedia.",
+        ),
         ("gpt2/small", ["objective=masked-lm"], "objective (masked-lm) does not fit gpt2; there are causal-lm."),
         ("gpt2/small", ["model.family=gtp2"], "model.family (gtp2) is not in the catalogue; did you mean gpt2?"),
         ("gpt2/small", ["model.size=smal"], "model.size (smal) is not a size of gpt2; did you mean small?"),

@@ -1,5 +1,6 @@
 """What the published configs say is what their papers say."""
 
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from megaptm.config.learning_rate import rate_of
 from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
 from megaptm.objectives import Composed
+from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.replaced import ReplacedTokens
 from tests.plan.test_count import EXACT, as_published
@@ -113,6 +115,16 @@ def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
 
 
+@pytest.mark.parametrize(("size", "rate"), [("small", 5e-4), ("base", 5e-4), ("large", 3e-4)])
+def test_deberta_v3_has_the_papers_batch_rate_and_steps(size, rate):
+    """arXiv:2111.09543, section 4."""
+    found = config(f"deberta-v3/{size}")
+    optimizer = found.optimizer
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 8192, 500_000)
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+
+
 def test_gpt_has_the_papers_batch_and_rate():
     """Radford et al., 2018, section 4.1."""
     found = config("gpt1/base")
@@ -170,6 +182,24 @@ def test_roberta_has_the_papers_recipe(size, rate, warmup):
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (warmup, "linear", 0.0, None)
+
+
+def test_bart_has_the_papers_recipe():
+    """arXiv:1910.13461, section 5.1; rate and warm-up are the released command's. No dropout in the last tenth."""
+    first, last, base = config("bart/large"), config("bart/large-no-dropout"), config("bart/base")
+    assert (first.data.sequence, first.train.batch, first.objective) == (512, 8000, "denoising")
+    assert (first.train.steps, last.train.after, last.train.steps) == (450_000, 450_000, 500_000)
+    assert (resolve_model(first).dropout, resolve_model(last).dropout) == (0.1, 0.0)
+    assert (last.run, last.optimizer) == (first.run, first.optimizer)
+    assert (base.train.steps, base.train.batch, base.optimizer) == (500_000, 8000, first.optimizer)
+    optimizer = first.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (4e-4, (0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay_steps) == (10_000, 500_000)
+    assert (optimizer.decay, optimizer.final, optimizer.clip) == ("linear", 0.0, None)
+    task = first.task
+    assert isinstance(task, Denoising)
+    assert (task.infill, task.mean, task.permute) == (0.3, 3.0, 1.0)
+    assert (task.mask, task.delete, task.rotate, task.random) == (0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("size", "dropout"), [("base", 0.1), ("large", 0.1), ("xlarge", 0.1), ("xxlarge", 0.0)])
@@ -236,6 +266,38 @@ def test_ernie_has_the_recipe_of_the_released_code():
     assert found.train.batch * found.data.sequence == 8 * 8_192
     assert (found.train.steps, found.optimizer.lr, found.optimizer.weight_decay) == (1_000_000, 1e-4, 0.01)
     assert (found.optimizer.decay, found.optimizer.final) == ("linear", 0.0)
+
+
+def test_ernie_masks_characters_then_phrases_then_entities():
+    """arXiv:1904.09223, section 3.2."""
+    task = config("ernie/base").task
+    for step, units in {0: "tokens", 333_333: "words", 666_667: "entities", 999_999: "entities"}.items():
+        made, dialogues = (part for part in task.tasks if part.share.at(step))
+        assert (made.objective.question, dialogues.objective.question) == ("next-sentence", "dialogue")
+        assert isinstance(made.objective, MaskedLMOnPairs)
+        masked = made.objective.masked
+        assert (masked.hide, masked.units, masked.rate, masked.mask, masked.random) == (
+            *("independent", units),
+            *(0.15, 0.8, 0.1),
+        )
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_ernie_2_learns_a_task_more_in_each_stage(size):
+    """arXiv:1907.12412, table 1: steps of each task in each stage, 50,000 in all; 5.1.3: 393,216 tokens a step."""
+    found = config(f"ernie-2/{size}")
+    assert found.train.batch * found.data.sequence == 393_216
+    assert (found.optimizer.betas, found.optimizer.lr, found.optimizer.warmup_steps) == ((0.9, 0.98), 5e-5, 4_000)
+    borders = [0, 20_000, 60_000, 120_000, found.train.steps]
+    expected = {0: [20, 10, 10, 10], 1: [0, 30, 10, 10], 2: [0, 0, 40, 10], 3: [0, 0, 0, 50]}
+    made = {number: [0.0] * 4 for number in expected}
+    for stage, (first, stop) in enumerate(pairwise(borders)):
+        shares = [(task.task_id, task.share.at(first)) for task in found.task.tasks]
+        assert shares == [(task.task_id, task.share.at(stop - 1)) for task in found.task.tasks]
+        for number, share in shares:
+            made[number][stage] += share / sum(share for _, share in shares) * (stop - first) / 1000
+    for number, steps in expected.items():
+        assert made[number] == pytest.approx(steps)
 
 
 @pytest.mark.parametrize(("size", "steps"), [("base", 1_000_000), ("large", 2_000_000)])

@@ -46,13 +46,16 @@ def tiny_corpus(
     seed: int = 0,
     fingerprint: str = "tiny",
 ) -> Manifest:
-    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`."""
+    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`.
+
+    With `parts` each document is of two, its halves.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     fields = (
         "tokens",
         *(("sentences",) if sentences else ()),
-        *(("words",) if words else ()),
+        *(("words", "capitals") if words else ()),
         *(("parts",) if parts else ()),
     )
     splits: dict[str, list[ShardInfo]] = {"train": [], "validation": []}
@@ -67,6 +70,7 @@ def tiny_corpus(
                     known = {"sentences": np.union1d([0], starts)} if sentences else {}
                     if words:
                         known["words"] = word_starts(tokens)
+                        known["capitals"] = np.flatnonzero(tokens % 5 == 0)
                     if parts:
                         known["parts"] = np.array([0, len(tokens) // 2])
                     writer.add(key, tokens, known, meta={"source": split}, text_bytes=4 * len(tokens))

@@ -69,5 +69,5 @@ def test_places_are_those_of_the_slice(corpus, stride):
 
 def test_a_corpus_without_them_is_refused(tmp_path):
     tiny_corpus(tmp_path)
-    with pytest.raises(UserError, match=r"without the places of tags.*annotate\.tags=true"):
+    with pytest.raises(UserError, match=r"without the places of tags.*annotate\.tags, a file"):
         StreamOrder(Corpus.open(tmp_path), "train", cut=RowWindow(stride=8), annotations=("tags",), seed=0)

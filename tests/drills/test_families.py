@@ -39,7 +39,7 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
                     str(Path(sysconfig.get_path("stdlib")) / "email"),
                     *(f"out={folders[key]}", "workers=0", "validation=0.1", "limit_bytes=400000"),
                     *(f"tokenizer.kind={table.tokenizer}", "tokenizer.vocabulary=512", *specials),
-                    *("annotate.sentences=true", "annotate.words=true"),
+                    *("annotate.sentences=true", "annotate.words=true", "annotate.capitals=true"),
                 ],
                 console=Console(quiet=True),
             )

@@ -60,6 +60,18 @@ def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: 
         assert weights_of(model)[name].equal(weight), name
 
 
+def test_a_head_that_an_objective_has_added_stays_behind(tmp_path: Path) -> None:
+    spec = tiny_spec("bert")
+    spec = replace(spec, family=change(spec.family, heads=(*spec.family.heads, "sentence-distance")))
+    fill(model := build_model(spec), seed=1)
+    to_hugging_face(spec, weights_of(model), None, tmp_path / "out")
+    load(tmp_path / "out", spec)
+    found = from_hugging_face(tmp_path / "out")
+    assert {*weights_of(model)} - {*found.weights} == {
+        f"head.sentence-distance.{name}.{kind}" for name in ("pooler", "classify") for kind in ("weight", "bias")
+    }
+
+
 def test_bfloat16_is_written_when_asked(tmp_path: Path) -> None:
     model = tiny_model("gpt2")
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", dtype=torch.bfloat16)
@@ -163,10 +175,21 @@ def test_what_turns_queries_is_read_where_older_files_have_it() -> None:
         ({"rope_theta": 500.0}, "'rope_theta': 500.0"),
         ({"rope_theta": 10_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'factor': 2.0"),
         ({"rope_scaling": "twice"}, "transformers refuses it"),
-        ({"rope_theta": 10_000, "attention_dropout": 0.1}, "attention_dropout is 0.1; only 0.0 can be imported"),
     ):
         with pytest.raises(UserError, match=said):
             described(config | more)
+
+
+def test_dropouts_that_are_others_here_are_told() -> None:
+    config = hugging_face_config(replace(tiny_spec("bart"), dropout=0.1))
+    assert not from_hugging_face(transformers.BartForConditionalGeneration(config)).otherwise
+    config.attention_dropout = config.activation_dropout = 0.0  # as in bart-large-cnn
+    found = from_hugging_face(transformers.BartForConditionalGeneration(config))
+    assert (found.spec.dropout, found.otherwise) == (0.1, ("attention_dropout 0.0", "activation_dropout 0.0"))
+    config = hugging_face_config(tiny_spec("palm"))
+    config.attention_dropout = 0.1
+    found = from_hugging_face(transformers.CohereForCausalLM(config))
+    assert (found.spec.dropout, found.otherwise) == (0.0, ("attention_dropout 0.1",))
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
     text = write_text(folder / "tales")
     return {
         family: save_untrained(family, folder / f"{family}-run", build(text, folder / family, family))[0]
-        for family in ("gpt2", "bert", "t5")
+        for family in ("gpt2", "bert", "electra", "t5")
     }
 
 
@@ -177,8 +177,9 @@ def test_an_encoder_decoder_answers_with_the_likeliest_tokens_of_whole_passes(ru
         assert id_ == int(logits[0, -1, : tokenizer.vocabulary].argmax())
 
 
-def test_masks_get_the_likeliest_tokens_of_a_whole_pass(runs):
-    bert = opened(runs["bert"])
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_masks_get_the_likeliest_tokens_of_a_whole_pass(runs, family):
+    bert = opened(runs[family])
     special, tokenizer = bert.tokenizer.special, bert.tokenizer
     first, second = guess_masks(bert, "The [MASK] saw the [MASK].", guesses=3)
     words = [tokenizer.encode(part).tolist() for part in ("The", "saw the", ".")]

@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.bricks import HEADS
+from megaptm.bricks.heads import CapitalizationHeadBrick
 from megaptm.checkpoint.tensors import Piece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size
 from tests.models.grammar import VARIANTS, variant
-from tests.models.tiny import boundaries
+from tests.models.tiny import boundaries, generators
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -46,7 +47,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     table = CATALOGUE[family]
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
-    stacks = dict.fromkeys(table.scaffolds, narrow)
+    stacks = generators(table, narrow)
     own = NUMBERS.get(family, {})
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **own)
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
@@ -80,6 +81,8 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
     if "segment" in table.inputs:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
+    if "task" in table.inputs:
+        fields["task_ids"] = torch.arange(ROWS) % table.tasks
     if any(block.visibility == "ordered" for block in table.stacks.values()):
         fields["order"] = (torch.arange(LENGTH) - LENGTH // 3).clamp(min=0).expand(ROWS, -1).clone()
     for head in table.heads:
@@ -107,6 +110,8 @@ def _asked(head: str, documents: Tensor, ids: Callable[..., Tensor], generator: 
     if head == "replaced-token":
         return {"replaced": torch.where(documents > 0, 0, -100)}
     brick = HEADS[head]
+    if issubclass(brick, CapitalizationHeadBrick):  # asks of each token
+        return {brick.answers: ids(*documents.shape, brick.classes).masked_fill(documents == 0, -100)}
     answers = torch.randint(0, brick.classes, (ROWS,), generator=generator)
     if head != "next-sentence":  # of which every pair is asked
         answers[1::4] = -100

@@ -27,10 +27,6 @@ def gpt(**words: Any) -> Family:
     return change(GPT2, stacks={"decoder": change(GPT2.last_block, **words)})
 
 
-BART = {
-    "encoder": Block(position="learned", norm_place="post"),
-    "decoder": Block(visibility="causal", position="learned", norm_place="post", cross="encoder"),
-}
 TOWERS = {
     "encoder": Block(position="learned", norm_place="post"),
     "decoder": Block(visibility="causal", position="rope", ffn="swiglu"),
@@ -49,9 +45,6 @@ VARIANTS = {
     "narrow tables of an encoder": Variant("bert", BERT, {"embedding": 16}),
     "narrow tables of a decoder": Variant("gpt2", GPT2, {"embedding": 16}),
     "narrow tables, one for the output": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
-    "positions and norms of two stacks": Variant(
-        "t5", change(T5, stacks=BART, embedding_norm=True, first_position=2, logit_scale="none", init="normal"), {}
-    ),
     "a shallower and narrower decoder": Variant(
         "t5", T5, {"stacks": {"decoder": Size(layers=2, width=16, heads=2, ffn=96)}, "layers": 2}
     ),

@@ -72,12 +72,12 @@ def test_palm_scales_maps_by_their_inputs() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shifts_start_at_zero_norms_at_one_and_padded_rows_at_zero(family: str) -> None:
+def test_shifts_and_differences_start_at_zero_norms_at_one_and_padded_rows_at_zero(family: str) -> None:
     spec = tiny_spec(family)
     model = build_model(spec)
     fill(model, seed=1)
     for name, parameter in model.named_parameters():
-        if name.endswith(".bias"):
+        if name.endswith((".bias", "_difference.weight")):
             assert not parameter.any(), name
         elif parameter.dim() == 1:
             assert parameter.eq(1).all(), name

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from megaptm.bricks import HEADS
+from megaptm.bricks.heads import CapitalizationHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size
 
 FAMILIES = tuple(CATALOGUE)
 VOCABULARY = 101
@@ -40,12 +41,18 @@ def has_counterpart(family: str, *, with_decoder: bool = True) -> bool:
     return True
 
 
+def generators(table: Family, narrow: Size) -> dict[str, Size]:
+    """Stacks that serve pre-training alone, narrower than the others where they were published so."""
+    size = next(iter(table.sizes.values()))
+    return {stack: narrow for stack in table.scaffolds if size.stacks[stack].width < size.width}
+
+
 def tiny_spec(family: str, *, layers: int = 2, dropout: float = 0.0) -> ModelSpec:
-    """Width 32, 4 heads; a generator half as wide."""
+    """Width 32, 4 heads; a generator half as wide where it was published narrower."""
     table = CATALOGUE[family]
     narrow = Size(layers=layers, width=16, heads=2, ffn=32)
     numbers = {"ffn": 64} | NUMBERS.get(family, {})
-    size = Size(layers=layers, width=32, heads=4, **numbers, stacks=dict.fromkeys(table.scaffolds, narrow))
+    size = Size(layers=layers, width=32, heads=4, **numbers, stacks=generators(table, narrow))
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=24, dropout=dropout)
 
 
@@ -82,6 +89,8 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
         batch |= {f"{prefix}tokens": ids(length), f"{prefix}document_ids": documents(length)}
     if "segment" in table.inputs:
         batch["segments"] = torch.randint(table.segments, (rows, sequence), generator=generator)
+    if "task" in table.inputs:
+        batch["task_ids"] = torch.randint(table.tasks, (rows,), generator=generator)
     if any(block.visibility == "ordered" for block in table.stacks.values()):
         # A prefix that all see, and then each what is before it.
         batch["order"] = (torch.arange(sequence) - sequence // 3).clamp(min=0).expand(rows, -1).clone()
@@ -96,6 +105,9 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
                 batch["draws"] = torch.rand(rows, 3, generator=generator)
         elif head == "span-boundary":
             batch |= boundaries(rows, ids(3))
+        elif issubclass(HEADS[head], CapitalizationHeadBrick):  # asks of each token
+            asked = torch.randint(HEADS[head].classes, (rows, sequence), generator=generator)
+            batch[HEADS[head].answers] = asked.masked_fill(batch["document_ids"] == 0, -100)
         elif head == "replaced-token":
             batch["replaced"] = torch.where(batch["document_ids"] > 0, 0, -100)
         else:

@@ -8,13 +8,13 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families import T5
 from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.encoder_decoder import EncoderDecoder
 from tests.objectives.rows import SPECIAL, documents, part
 from tests.objectives.test_spans import put_back
 
 END, PAD = SPECIAL.end, SPECIAL.pad
-NAMES = [*T5.objectives[1:], "seq2seq-masked-lm", "mass"]
+NAMES = [name for name, task in OBJECTIVES.items() if isinstance(task, EncoderDecoder) and name != "span-corruption"]
 
 
 def sides(name: str, *lengths: int, sequence: int = 128, seed: int = 0) -> list[tuple[list[int], ...]]:
@@ -120,3 +120,5 @@ def test_what_cannot_be_served_is_refused():
         OBJECTIVES["bert-style"].check(replace(SPECIAL, mask=None, sentinels=()), 128)
     with pytest.raises(UserError, match=r"objective\.masked-text: mask and random \(1\.1 together\)"):
         objective_of({"masked-text": {"mask": 1.0}})
+    with pytest.raises(UserError, match=r"mean \(5\) is the length of spans, and tokens are hidden"):
+        objective_of({"span-corruption": {"hide": "tokens", "mean": 5}})

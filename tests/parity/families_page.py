@@ -28,7 +28,8 @@ of it needs. This page is generated: `python -m tests.parity.families_page`.
 **Parameters** are those that papers count; of roberta and spanbert without BERT's pooler, which they count and
 pre-training does not have. **Reference**: the model of Hugging Face's with which a tiny one shares its weights in
 `tests/parity`, and the largest difference seen between the two, of any logit and of any gradient of any parameter;
-at most 1e-5 passes. It has no mask decoder: DeBERTa is compared without its own. **Layouts**: each is trained there
+at most 1e-5 passes. It has no mask decoder: DeBERTa is compared without its own. ELECTRA and DeBERTa-v3 are two models
+there: `tests/families` compares each with its own. **Layouts**: each is trained there
 by `tests/layouts/test_layouts.py`, and must have the losses and gradient norms of one process to 1e-5: tensor,
 sequence, pipeline, interleaved pipeline, data parallel, distributed optimizer, and mixtures.
 

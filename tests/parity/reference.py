@@ -29,7 +29,7 @@ def reference_of(model: Model) -> PreTrainedModel:
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     missing, unexpected = theirs.load_state_dict(export_weights(counterpart.rows, model.spec, weights), strict=False)
     assert not unexpected
-    assert set(missing) <= set(counterpart.tied)
+    assert set(missing) <= {*counterpart.tied, counterpart.logits_bias}
     return tied_as_said(theirs, counterpart).eval()
 
 
@@ -59,6 +59,8 @@ def inputs_of(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same inputs by their names."""
     names = {"tokens": "input_ids", "segments": "token_type_ids", "decoder_tokens": "decoder_input_ids"}
     inputs = {theirs: batch[ours] for ours, theirs in names.items() if ours in batch}
+    if "task_ids" in batch:
+        inputs["task_type_ids"] = batch["task_ids"][:, None].expand_as(batch["tokens"])
     for prefix in CATALOGUE[family].prefixes.values():
         inputs[f"{prefix}attention_mask"] = (batch[f"{prefix}document_ids"] > 0).long()
     return inputs

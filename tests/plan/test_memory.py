@@ -41,6 +41,7 @@ CASES = {
     "bert, by factors on two tensor ranks": ("bert", "fp32", Layout(microbatch=2, tensor=2), FACTORED),
     "t5, by factors on two stages": ("t5", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
     "bert, by factors, divided": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True), FACTORED),
+    "deberta-v3, by factors on two stages": ("deberta-v3", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
     "gpt2 as PaLM": ("gpt2", "fp32", Layout(microbatch=2), PALM),
     "gpt2 by SGD": ("gpt2", "bf16", Layout(microbatch=2), SGD),
 }

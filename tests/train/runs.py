@@ -18,7 +18,12 @@ from megaptm.models import Model, build_model, fill
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "data.sequence=32", "layout.microbatch=2"]
-KINDS = {"gpt2": ("byte-bpe", 300), "bert": ("wordpiece", 150), "t5": ("unigram", 150)}
+KINDS = {
+    "gpt2": ("byte-bpe", 300),
+    "bert": ("wordpiece", 150),
+    "electra": ("wordpiece", 150),
+    "t5": ("unigram", 150),
+}
 NOUNS = ["cat", "dog", "mat", "hat", "house", "river", "king", "queen", "garden", "letter", "window", "morning"]
 VERBS = ["saw", "took", "found", "left", "kept", "lost", "met", "made"]
 

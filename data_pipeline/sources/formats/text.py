@@ -60,7 +60,7 @@ def _read_aligned(first: InputFile, second: InputFile, bad: Bad, form: str) -> I
             bad.line(offset, error, one or b"")
             continue
         if text.strip() or translation.strip():
-            whole, places = text_and_parts((text, translation))
+            whole, places = text_and_parts(first.source.with_prefix((text, translation)))
             yield from documents_of(whole, f"{first.name}@{offset}", {**notes, **places}, form)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from megaptm.errors import UserError
+from megaptm.hub.counterparts import deberta, electra
 from megaptm.hub.counterparts.albert import ALBERT
+from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
-from megaptm.hub.counterparts.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
-from megaptm.hub.counterparts.electra import DISCRIMINATOR, GENERATOR
-from megaptm.hub.counterparts.ernie import ERNIE
+from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
 from megaptm.hub.counterparts.macbert import MACBERT
@@ -19,23 +20,26 @@ from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
 from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
-from megaptm.spec import Family, ModelSpec, change
+from megaptm.spec import Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
     GPT1,
     GPT2,
     BERT,
+    BART,
     ROBERTA,
     ALBERT,
     SPANBERT,
     MACBERT,
-    DEBERTA,
-    DEBERTA_V2,
-    DEBERTA_V3,
+    deberta.DEBERTA,
+    deberta.DEBERTA_V2,
+    deberta.DISCRIMINATOR,
+    deberta.GENERATOR,
     ERNIE,
+    ERNIE_2,
     PALM,
-    DISCRIMINATOR,
-    GENERATOR,
+    electra.DISCRIMINATOR,
+    electra.GENERATOR,
     T5,
     T5_V1_1,
     MT5,
@@ -61,27 +65,48 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
     # Families of one shape have models of their own there: the family's comes first.
     for counterpart in sorted(COUNTERPARTS, key=lambda one: one.family != spec.name):
-        if _shape(spec.family) == _shape(counterpart.table):
-            if "head_width" not in counterpart.numbers.values() and spec.size.heads * spec.size.key_width != (
-                spec.size.width
-            ):
-                raise UserError(
-                    f"{counterpart.model} has attention as wide as the model; {spec.size.heads} heads of "
-                    f"{spec.size.key_width} are not {spec.size.width} wide, so this size cannot be exported."
-                )
+        if _shape(_with_heads_of(counterpart, spec.family)) == _shape(counterpart.table):
             check_sharing(counterpart, spec)
-            if "ffn" not in counterpart.numbers.values() and spec.size.ffn != FFN_OF_WIDTH * spec.size.width:
-                raise UserError(
-                    f"{counterpart.model} has a feed-forward {FFN_OF_WIDTH} times as wide as the model; "
-                    f"{spec.size.ffn} is not {FFN_OF_WIDTH} x {spec.size.width}, so this size cannot be exported."
-                )
-            if "kv_heads" not in counterpart.numbers.values() and spec.size.key_heads != spec.size.heads:
-                raise UserError(
-                    f"{counterpart.model} has as many heads of keys and values as of queries; {spec.size.key_heads} "
-                    f"are not {spec.size.heads}, so this size cannot be exported."
-                )
+            sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
+            for size in sizes.values():
+                _check_size(counterpart, size)
+            _check_stacks(counterpart, sizes)
             return counterpart
     raise UserError(f"{spec.name} has no counterpart at Hugging Face; the blocks of {_known('family')} have.")
+
+
+def _check_size(counterpart: Counterpart, size: Size) -> None:
+    """An error where theirs derives a number of a stack from another one, and ours is not that."""
+    said = {name.rpartition(".")[2] for name in counterpart.numbers.values()}
+    if "head_width" not in said and size.heads * size.key_width != size.width:
+        raise UserError(
+            f"{counterpart.model} has attention as wide as the model; {size.heads} heads of {size.key_width} are not "
+            f"{size.width} wide, so this size cannot be exported."
+        )
+    if "ffn" not in said and size.ffn != FFN_OF_WIDTH * size.width:
+        raise UserError(
+            f"{counterpart.model} has a feed-forward {FFN_OF_WIDTH} times as wide as the model; {size.ffn} is not "
+            f"{FFN_OF_WIDTH} x {size.width}, so this size cannot be exported."
+        )
+    if "kv_heads" not in said and size.key_heads != size.heads:
+        raise UserError(
+            f"{counterpart.model} has as many heads of keys and values as of queries; {size.key_heads} are not "
+            f"{size.heads}, so this size cannot be exported."
+        )
+
+
+def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
+    """An error where stacks differ in what theirs has one number for."""
+    (first, size), *others = sizes.items()
+    said = {*counterpart.numbers.values()}
+    for stack, other in others:
+        for name in ("layers", "width", "heads", "ffn", *({"head_width"} & said)):
+            one, two = ((getattr(found, "key_width" if name == "head_width" else name)) for found in (size, other))
+            if one != two and f"{stack}.{name}" not in said:
+                raise UserError(
+                    f"model.stacks.{stack}.{name} ({two}): {counterpart.model} has one {name} for all stacks, and that "
+                    f"of the {first} is {one}; make them equal, or this size cannot be exported."
+                )
 
 
 def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
@@ -108,6 +133,11 @@ def counterparts_named(model_type: object, family: object = None) -> tuple[Count
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
     """Whether it is what their config is taken for where nobody says which family it is of."""
     return counterparts_named(counterpart.name)[0].family == counterpart.family
+
+
+def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
+    """Without heads that an objective has added: those stay behind when a model is exported."""
+    return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
 
 
 def _known(what: str) -> str:

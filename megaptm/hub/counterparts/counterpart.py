@@ -27,6 +27,8 @@ class Counterpart:
     numbers: dict[str, str]
     """Their field -> ours: see `config_fields.numbers_of`. Several of theirs may be one of ours (dropouts); they must
     then agree."""
+    written: dict[str, str] = field(default_factory=dict)
+    """The same of dropouts that may be others there: they are written, and an import says where they are others."""
     fixed: dict[str, Any]
     """Fields to which the architecture leaves one value."""
     rows: tuple[TensorRule, ...]
@@ -37,7 +39,9 @@ class Counterpart:
     prefix: str = ""
     """What the names of the bare model, saved without its heads (`BertModel`), begin with inside `model`."""
     special: dict[str, int | None] = field(default_factory=dict)
-    """Special ids where no tokenizer says otherwise."""
+    """Special ids where no tokenizer says otherwise; by those of pad, begin and end, which of them the others are."""
+    logits_bias: str = ""
+    """Their buffer [1, vocabulary] that is added to the logits, and 0 where nobody has set it."""
     places_after_pad: bool = False
     """Whether they number the places of a text from their pad token's id on."""
     unused: tuple[str, ...] = ()

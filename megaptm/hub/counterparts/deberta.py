@@ -1,11 +1,14 @@
-"""`DebertaForMaskedLM`, `DebertaV2ForMaskedLM`: without a mask decoder, they say what the last layer says once."""
+"""`DebertaForMaskedLM`, `DebertaV2ForMaskedLM`: without a mask decoder, they say what the last layer says once.
+
+DeBERTa-v3 is two of them: its discriminator, of which theirs is the bare `DebertaV2Model`, and its generator.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from megaptm.hub.counterparts.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, of_stack, pair
 from megaptm.spec import ModelSpec
 
 
@@ -116,9 +119,24 @@ DEBERTA_V2 = replace(
     rows=(*COMMON, *V2, PLACES),
 )
 
-DEBERTA_V3 = replace(
+GENERATOR: Counterpart = replace(
     DEBERTA_V2,
     family="deberta-v3",
+    stack="generator",
     fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name != "conv_act"} | {"conv_kernel_size": 0},
-    rows=(*COMMON, *V3),
+    rows=of_stack((*COMMON, *V3, PLACES), "generator"),
+)
+# Their class has no head for replaced tokens and passes over ours, which is named as ELECTRA's. That of the released
+# checkpoints is of another make: it adds what is said of the first place to every other.
+DISCRIMINATOR: Counterpart = replace(
+    GENERATOR,
+    stack="discriminator",
+    model="DebertaV2Model",
+    rows=(
+        *of_stack((row for row in (*COMMON, *V3) if not row.ours.startswith("head.")), "discriminator"),
+        *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
+        *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
+    ),
+    tied={},
+    unused=("mask_predictions.", "lm_predictions.", "deberta.embeddings.position_embeddings."),
 )

@@ -4,21 +4,15 @@ from dataclasses import replace
 
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import Counterpart
-from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, pair
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, of_stack, pair
 
 
 def _encoder(stack: str) -> tuple[TensorRule, ...]:
     """Rows that both have: BERT's, and the map from the width of its tables."""
     rows = (row for row in BERT.rows if not row.ours.startswith("head."))
+    renamed = (replace(row, theirs=tuple(name.replace("bert.", "electra.", 1) for name in row.theirs)) for row in rows)
     return (
-        *(
-            TensorRule(
-                row.ours.replace("encoder.", f"{stack}."),
-                tuple(name.replace("bert.", "electra.", 1) for name in row.theirs),
-                row.form,
-            )
-            for row in rows
-        ),
+        *of_stack(renamed, stack),
         *pair("embed.widen", "electra.embeddings_project", when=narrow_tables),
     )
 

@@ -1,9 +1,9 @@
-"""`ErnieForPreTraining`: BERT's names, and relu."""
+"""`ErnieForPreTraining`: BERT's names, and relu. `ErnieForMaskedLM`: told the task, without heads for questions."""
 
 from dataclasses import replace
 
 from megaptm.hub.counterparts.bert import BERT, MASKED, encoder
-from megaptm.hub.tensor_rules import pair
+from megaptm.hub.tensor_rules import TensorRule, pair
 
 TIED = {
     "cls.predictions.decoder.weight": "ernie.embeddings.word_embeddings.weight",
@@ -23,4 +23,20 @@ ERNIE = replace(
     ),
     tied=TIED,
     prefix="ernie.",
+)
+
+ERNIE_2 = replace(
+    ERNIE,
+    family="ernie-2",
+    model="ErnieForMaskedLM",
+    model_type="ernie",
+    fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True, "task_type_vocab_size": 4},
+    rows=(
+        *encoder("ernie"),
+        TensorRule("embed.task.weight", ("ernie.embeddings.task_type_embeddings.weight",)),
+        *MASKED,
+        *(rule for name in ("capitalization", "token-document") for rule in pair(f"head.{name}.classify")),
+        *(rule for name in ("pooler", "classify") for rule in pair(f"head.sentence-reordering.{name}")),
+    ),
+    unused=("ernie.pooler.", "cls.seq_relationship."),
 )

@@ -60,11 +60,11 @@ PALM = Counterpart(
         "layer_norm_eps": "norm_eps",
         "logit_scale": "logit_scale",
     },
+    # The only one that it has.
+    written={"attention_dropout": "dropout"},
     fixed={
         "hidden_act": "silu",
         "attention_bias": False,
-        # Of its dropouts the one that it has: PaLM has none, and ours would be everywhere.
-        "attention_dropout": 0.0,
         "use_qk_norm": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "tie_word_embeddings": True,

@@ -50,8 +50,8 @@ T5 = Counterpart(
     family="t5",
     model="T5ForConditionalGeneration",
     numbers={
-        "num_layers": "layers",
-        "num_decoder_layers": "layers",
+        "num_layers": "encoder.layers",
+        "num_decoder_layers": "decoder.layers",
         "d_model": "width",
         "num_heads": "heads",
         "d_kv": "head_width",

@@ -16,7 +16,12 @@ from tests.data_pipeline.annotate.pieces import split_sentences
 SPELLING = [kind for kind in KINDS if kind != "words"]
 """Kinds with tokens for words that they never saw."""
 
-ALL = Annotations(sentences=True, words=True, tags=f"{__name__}:numbers", turns=True)
+ALL = Annotations(sentences=True, words=True, phrases=f"{__name__}:doubled", tags=f"{__name__}:numbers", turns=True)
+
+
+def doubled(text):
+    """Pairs of the same letter."""
+    return [match.span() for match in re.finditer(r"([a-z])\1|喜欢", text)]
 
 
 def numbers(text):
@@ -50,10 +55,11 @@ def test_annotations_change_no_token_and_rise_within_the_document(kind, tokenize
     documents = [Document(text, "x", notes={"turns": [[0, "user"], [20, "assistant"]]}) for text in prose]
     for (ids, arrays), text in zip(annotate(documents, tokenizers[kind], ALL), prose, strict=True):
         assert ids.tolist() == tokenizers[kind].encode(text).tolist()
-        assert tuple(arrays) == ALL.fields == ("sentences", "words", "tags", "turns")
+        assert tuple(arrays) == ALL.fields == ("sentences", "words", "phrases", "tags", "turns")
         assert {name: array.shape[1:] for name, array in arrays.items()} == {
             "sentences": (),
             "words": (),
+            "phrases": (2,),
             "tags": (3,),
             "turns": (2,),
         }
@@ -119,6 +125,15 @@ def test_tags_cover_their_phrases(kind, tokenizers):
     if kind == "byte-bpe":
         assert (found[2], found[0]) == ("喜欢", "😀")
         assert labels == ["number", "number", "number", "verb", "face", "face"]
+
+
+@pytest.mark.parametrize("kind", SPELLING)
+def test_capitals_are_tokens_of_words_that_begin_so(kind, tokenizers):
+    text = "The parser is Kind, iPhone NOT"
+    [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(capitals=True))
+    assert squeezed(tokenizers[kind].decode(ids[arrays["capitals"]])) == "thekindnot"
+    [(_, arrays)] = annotate([Document("none", "x")], tokenizers[kind], Annotations(capitals=True))
+    assert arrays["capitals"].shape == (0,)
 
 
 @pytest.mark.parametrize("kind", SPELLING)

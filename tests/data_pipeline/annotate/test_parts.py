@@ -45,6 +45,28 @@ def test_a_record_without_one_of_the_fields_is_counted(tmp_path):
     assert "name another with `parts`" in found.dropped.said["no text field"]
 
 
+def test_a_part_may_be_made_of_several_fields_and_told_by_a_prefix(tmp_path):
+    """T5's supervised tasks (arXiv:1910.10683, appendix D)."""
+    record = {"premise": "It rains.", "hypothesis": "It is wet.", "label": "entailment"}
+    source = written(tmp_path / "a.jsonl", json.dumps(record) + "\n" + json.dumps({**record, "premise": 1}))
+    said = "mnli hypothesis: {hypothesis} premise: {premise}"
+    found = reading(source, parts=(said, "label"))
+    assert [parts_of(one) for one in found.documents] == [
+        ["mnli hypothesis: It is wet. premise: It rains.", "entailment"]
+    ]
+    assert found.counts == {"no text field": 1}
+    assert Source("a", parts=(said, "label")).fields == ("hypothesis", "premise", "label")
+
+
+def test_a_prefix_stands_before_first_parts_that_say_something(tmp_path):
+    source, prefix = written(tmp_path / "a.en", "one\n\n"), "translate English to German: "
+    written(tmp_path / "a.de", "eins\nzwei\n")
+    found = reading(source, aligned=".de", prefix=prefix)
+    assert [parts_of(one) for one in found.documents] == [[prefix + "one", "eins"], ["", "zwei"]]
+    records = reading(written(tmp_path / "a.jsonl", '{"en": "one", "de": "eins"}'), parts=("en", "de"), prefix=prefix)
+    assert [parts_of(one) for one in records.documents] == [[prefix + "one", "eins"]]
+
+
 def test_lines_of_files_that_lie_beside_each_other_are_pairs(tmp_path):
     source = written(tmp_path / "a.en", "one\n\ntwo\nthree\n")
     written(tmp_path / "a.de", "eins\n\nzwei\n\n")
@@ -74,6 +96,7 @@ def test_a_file_that_is_alone_is_refused(tmp_path):
     [
         ({"parts": ("en",)}, "several different fields"),
         ({"parts": ("en", "de"), "aligned": ".de"}, "one of parts, messages and aligned"),
+        ({"prefix": "summarize: "}, "prefix stands before the first of parts: give parts, or aligned"),
         ({"aligned": "de"}, r"aligned \(de\) must be a suffix, such as \.de"),
     ],
 )

@@ -1,0 +1,206 @@
+"""Training step of every family beside the model of Hugging Face's that computes the same: same machine, same minute.
+
+    python benchmarks/families.py [--families bert t5] [--layers 4] [--rounds 3] [--threads 2] [--packed]
+
+Both have the family's layers at width 768 and its vocabulary, train on the same ids and labels with fused AdamW and
+gradient clipping, without dropout, and take the losses that theirs has; ours is the whole engine. Rounds alternate,
+and ratios are of medians. bf16: ours keeps fp32 masters; the peer is measured with fp32 weights under autocast, which
+keeps as much, and all in bf16, which does not. The first counts, unless it fails (DeBERTa's). `--packed`: our rows
+hold two documents apart from each other, theirs one of half the length and padding, as they are trained without a
+packing collator; tokens are those that are not padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common.alone import join_alone
+from common.options import Options
+from common.rounds import median_seconds
+from torch import Tensor
+
+from megaptm.bricks import HEADS
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.hub.counterparts import Counterpart, counterpart_of
+from megaptm.spec import Family, ModelSpec, Size, change
+
+ASKED = 0.15
+"""Share of the places that a masked language model is asked about."""
+SECOND = 4
+"""A decoder's rows have a fourth of the places of the encoder's, as T5's."""
+NUMBERS: dict[str, dict[str, int]] = {"albert": {"embedding": 128}, "palm": {"kv_heads": 1, "head_width": 64}}
+"""Of sizes, where a family has others than most."""
+PAIRS = ("next-sentence", "sentence-order")
+"""Heads that ask about a pair of texts."""
+Fields = dict[str, Tensor]
+
+
+def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
+    """A size of the family's that takes a CPU a second; without a mask decoder, which theirs have not."""
+    table = CATALOGUE[name]
+    once = {stack: change(block, last_layer="once") for stack, block in table.stacks.items()}
+    depth = layers // len(table.stacks)
+    size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **NUMBERS.get(name, {}))
+    return ModelSpec(
+        family=change(table, stacks=once), size=size, vocabulary=table.vocabulary, context=length, dropout=0.0
+    )
+
+
+def batch_of(spec: ModelSpec, rows: int, length: int, *, documents: int = 1) -> Fields:
+    """Ours: rows of so many documents, each by itself; where it is one, nobody needs to be told."""
+    family, random = spec.family, torch.Generator().manual_seed(0)
+    batch: Fields = {}
+    lengths = dict(zip(dict.fromkeys(family.prefixes.values()), (length, length // SECOND), strict=False))
+    for prefix, places in lengths.items():
+        batch[f"{prefix}tokens"] = torch.randint(5, spec.vocabulary, (rows, places), generator=random)
+        numbers = torch.arange(places)
+        batch[f"{prefix}positions"] = (numbers % (places // documents)).expand(rows, -1).contiguous()
+        if documents > 1:
+            batch[f"{prefix}document_ids"] = (1 + numbers // (places // documents)).expand(rows, -1).contiguous()
+    if "segment" in family.inputs:
+        batch["segments"] = torch.zeros(rows, length, dtype=torch.int64)
+    for head in family.heads:
+        if head == "lm":
+            batch["labels"] = batch[f"{[*lengths][-1]}tokens"].roll(-1, 1)
+        elif head == "mlm":
+            asked = torch.rand(rows, length, generator=random).argsort(1)[:, : max(1, int(ASKED * length))].sort(1)[0]
+            batch |= {"masked_positions": asked, "labels": batch["tokens"].gather(1, asked)}
+        elif head in PAIRS:
+            batch[HEADS[head].answers] = torch.arange(rows) % 2
+    return batch
+
+
+def theirs_of(family: Family, model: str, batch: Fields, *, documents: int = 1) -> Fields:
+    """The same for their `model`: rows of a document each, padded to the length of ours where ours hold several."""
+    names = {"tokens": "input_ids", "segments": "token_type_ids", "decoder_tokens": "decoder_input_ids"}
+    found = {name: batch[own] for own, name in names.items() if own in batch}
+    if "masked_positions" in batch:
+        found["labels"] = torch.full_like(batch["tokens"], -100)
+        found["labels"].scatter_(1, batch["masked_positions"], batch["labels"])
+    elif "decoder_tokens" in batch:
+        found["labels"] = batch["labels"]
+    else:  # theirs shift by themselves
+        found["labels"] = batch["tokens"]
+    for head in PAIRS:
+        if head in family.heads:
+            found["sentence_order_label" if model.startswith("Albert") else "next_sentence_label"] = batch[
+                HEADS[head].answers
+            ]
+    if documents == 1:
+        return found
+    padded = {name: _apart(value, documents, -100 if name == "labels" else 0) for name, value in found.items()}
+    for name, mask in {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}.items():
+        if name in found:
+            padded[mask] = _apart(torch.ones_like(found[name]), documents, 0)
+    return padded
+
+
+def _apart(rows: Tensor, documents: int, fill: int) -> Tensor:
+    """[B, S] of several documents -> [B x documents, S] of one each and padding, each asked what the row is."""
+    if rows.dim() == 1:
+        return rows.repeat_interleave(documents)
+    each = rows.unflatten(1, (documents, -1)).flatten(0, 1)
+    return torch.nn.functional.pad(each, (0, rows.shape[1] - each.shape[1]), value=fill)
+
+
+def ours(spec: ModelSpec, precision: str, batch: Fields) -> Callable[[], object]:
+    from megaptm.config import Layout, OptimizerConfig
+    from megaptm.parallel.engine import Engine
+
+    layout = Layout(microbatch=len(batch["tokens"]))
+    losses = {head: 1.0 for head in spec.family.heads if head in ("lm", "mlm", *PAIRS)}
+    optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
+    engine = Engine(spec, layout, optimizer, losses=losses, seed=0, precision=precision)
+    steps = iter(range(10**9))
+    return lambda: engine.step([dict(batch)], step=next(steps), lr=1e-4)
+
+
+def hugging_face(spec: ModelSpec, counterpart: Counterpart, precision: str, inputs: Fields) -> Callable[[], object]:
+    import transformers
+
+    from megaptm.hub.huggingface import hugging_face_config
+
+    config: Any = hugging_face_config(spec)
+    config.use_cache = False
+    model = getattr(transformers, counterpart.model)._from_config(config).train()
+    if precision == "all bf16":
+        model.to(torch.bfloat16)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+
+    def step() -> object:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16 autocast"):
+            loss = model(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def runs(step: Callable[[], object]) -> bool:
+    """Whether it can be done; theirs cannot always."""
+    try:
+        step()
+    except RuntimeError:
+        return False
+    return True
+
+
+def comparable(length: int) -> dict[str, Counterpart]:
+    """Families that Hugging Face has."""
+    found = {}
+    for name, table in CATALOGUE.items():
+        if table.drawn or any(block.visibility == "ordered" for block in table.stacks.values()):
+            continue
+        try:
+            found[name] = counterpart_of(spec_of(name, layers=2 * len(table.stacks), width=64, length=length))
+        except UserError:
+            continue
+    return found
+
+
+def main() -> None:
+    arguments = Options(__doc__)
+    arguments.add("--layers", default=4, short=2, help="of all stacks")
+    arguments.add("--width", default=768, short=64)
+    arguments.add("--length", default=512, short=32)
+    arguments.add("--rows", default=2, short=2)
+    arguments.add("--rounds", default=3, short=1)
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add("--families", default=[], short=["bert", "t5"], nargs="+", type=str, help="instead of all")
+    arguments.add_argument("--packed", action="store_true", help="rows of two documents beside padded ones")
+    options = arguments.read()
+    torch.set_num_threads(options.threads)
+    documents = 2 if options.packed else 1
+
+    join_alone()
+    known, metrics = comparable(options.length), []
+    if unknown := set(options.families) - set(known):
+        arguments.error(f"--families: {', '.join(sorted(unknown))} cannot be compared; these can: {', '.join(known)}")
+    print(f"{'tokens/s':<16}{'':<8}{'megaptm':>10}{'autocast':>10}{'all bf16':>10}{'ratio':>8}")
+    for name in options.families or known:
+        spec = spec_of(name, layers=options.layers, width=options.width, length=options.length)
+        batch = batch_of(spec, options.rows, options.length, documents=documents)
+        inputs = theirs_of(spec.family, known[name].model, batch, documents=documents)
+        tokens = sum(value.numel() for field, value in batch.items() if field.endswith("tokens"))
+        for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():
+            contenders = {"megaptm": ours(spec, precision, batch)}
+            contenders |= {peer: hugging_face(spec, known[name], peer, inputs) for peer in peers}
+            seconds = median_seconds({who: step for who, step in contenders.items() if runs(step)}, options.rounds)
+            own, peer = seconds["megaptm"], next(seconds[one] for one in peers if one in seconds)
+            cells = "".join(
+                f"{tokens / seconds[who]:>10,.0f}" if who in seconds else f"{'-':>10}" for who in contenders
+            )
+            print(f"{name:<16}{precision:<8}{cells:<30}{peer / own:>8.2f}", flush=True)
+            kind = "packed_over_padded" if options.packed else "over_transformers"
+            metrics.append(f"METRIC family_{name}_{precision}_{kind} {peer / own:.3f} ratio goal >=1.2")
+    print("\n".join(metrics))
+
+
+if __name__ == "__main__":
+    main()

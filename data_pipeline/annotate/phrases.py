@@ -1,0 +1,50 @@
+"""Phrases, whatever they are: found by a segmenter of Chinese, looked up in a file, or given by a function.
+
+A function takes a text and gives (first character, the character after the last) for each phrase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+
+from data_pipeline.annotate.dictionary import read_words
+from data_pipeline.annotate.tags import Phrases
+from data_pipeline.annotate.words import HAN_RUN, segmenter_named
+from data_pipeline.document import Document
+from data_pipeline.functions import function_named, is_function
+
+WORDS = "words"
+SETTING = "annotate.phrases"
+
+
+def phrases_of(name: str, document: Document) -> list[tuple[int, int]]:
+    """The phrases of a document, checked; raises `ValueError`, or whatever a function raises."""
+    found = [(int(first), int(stop)) for first, stop in phrase_finder(name)(document.text)]
+    for first, stop in found:
+        if not 0 <= first < stop <= len(document.text):
+            raise ValueError(f"{name} gave {(first, stop)} for a text of {len(document.text):,} characters")
+    return found
+
+
+@lru_cache(maxsize=8)
+def phrase_finder(name: str) -> Callable[[str], Iterable[tuple[int, int]]]:
+    """text -> (first character, the character after the last): what a recipe names."""
+    if name == WORDS:
+        return _chinese_words
+    if is_function(name):
+        function: Callable[[str], Iterable[tuple[int, int]]] = function_named(name, SETTING)
+        return function
+    phrases = Phrases(dict.fromkeys(read_words(name, SETTING), ""))
+    return lambda text: ((first, stop) for first, stop, _ in phrases(text))
+
+
+def _chinese_words(text: str) -> Iterator[tuple[int, int]]:
+    """Words of more than one Chinese character, by jieba."""
+    segment = segmenter_named(WORDS)
+    for run in HAN_RUN.finditer(text):
+        at = run.start()
+        for word in segment(run[0]):
+            if len(word) > 1:
+                yield at, at + len(word)
+            at += len(word)

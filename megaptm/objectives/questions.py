@@ -1,0 +1,142 @@
+"""What is asked of texts that show all: about the row, or about each token (ERNIE 2.0, arXiv:1907.12412)."""
+
+# S tokens of a row
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.objectives.masked import ROW, MaskedLM, MaskedRow, laid_out
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
+from megaptm.objectives.pairs import PAIRS, AskedTexts, Question, QuestionName, field_of
+from megaptm.objectives.vocabulary import SpecialTokens
+
+NOTHING = np.full(1, IGNORED)
+
+
+@dataclass(frozen=True)
+class TextQuestion(Objective):
+    """A question about the texts of a row, whose tokens are all shown."""
+
+    question: QuestionName = "next-sentence"
+
+    unit = "pair"
+    needs = ("pad", "cls", "sep")
+    template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.question
+
+    @cached_property
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override]
+        return {self.question: 1.0}
+
+    @property
+    def asked(self) -> Question:
+        """What its name says."""
+        return PAIRS[self.question]
+
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return self.asked.segments
+
+    @property
+    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
+        return self.asked.pieces
+
+    @property
+    def answers(self) -> int:  # type: ignore[override]
+        return self.asked.answers
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.asked.annotations
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence - 1 - self.asked.texts
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        answer = fields((), field_of(self.question))
+        return BatchSpec({"": sequence}, fields((sequence,), *ROW) | answer)
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        assert isinstance(piece, SentenceGroup)
+        row = MaskedRow.of_texts(made := self.asked.texts_of(piece, rng, self.raw_length(sequence)), special)
+        answer = {field_of(self.question): np.array(made.label, dtype=np.int64)}
+        return row.fields(row.text, special, sequence) | answer
+
+
+@dataclass(frozen=True)
+class Capitalization(Objective):
+    """Of each token whether its word began with a capital letter, which the tokenizer made small (4.2.1)."""
+
+    name: ClassVar = "capitalization"
+    losses: ClassVar = {"capitalization": 1.0}
+    draws = False
+    needs = ("pad", "cls", "sep")
+    template: ClassVar = ("cls A sep", "cls A sep B sep")
+    annotations = ("capitals",)
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence - 2
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return MaskedLM().cut(sequence, document_mask)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        return BatchSpec({"": sequence}, fields((sequence,), *ROW, "capitalization"))
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        assert isinstance(piece, list)
+        cls, sep = np.array([special.cls]), np.array([special.sep])
+        texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
+        capitals = [marked(part.tokens, part.annotations)[:, 1] for part in piece]
+        answers = padded(laid_out(capitals, piece, NOTHING, NOTHING, document_mask), sequence, IGNORED)
+        row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
+        return row.fields(texts, special, sequence) | {"capitalization": answers}
+
+
+@dataclass(frozen=True)
+class TokenDocument(Objective):
+    """Of each token of a stretch of a document whether the rest of the document has it as well (4.2.1)."""
+
+    name: ClassVar = "token-document"
+    losses: ClassVar = {"token-document": 1.0}
+    unit = "pair"
+    needs = ("pad", "cls", "sep")
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence - 2
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        return BatchSpec({"": sequence}, fields((sequence,), *ROW, "token_document"))
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        assert isinstance(piece, SentenceGroup)
+        text, rest = np.concatenate(piece.sentences), piece.outside()
+        if not sum(map(len, rest)) and len(text) > 1:
+            # The document is no longer than this: a part of it is the rest.
+            borders = np.cumsum([*map(len, piece.sentences)])[:-1]
+            cut = int(rng.choice(borders)) if len(borders) else len(text) // 2
+            text, rest = text[:cut], [text[cut:]]
+        length = self.raw_length(sequence)
+        text, rest = text[:length], [*rest, text[length:]]
+        elsewhere = np.zeros(special.size, dtype=np.int64)
+        for part in rest:
+            elsewhere[part] = 1
+        row = MaskedRow.of_texts(AskedTexts([text], [0], IGNORED), special)
+        answers = padded([NOTHING, elsewhere[text]], sequence, IGNORED)
+        return row.fields(row.text, special, sequence) | {"token_document": answers}

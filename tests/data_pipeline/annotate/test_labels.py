@@ -1,0 +1,94 @@
+"""Pairs of texts with labels: from records to a question about them (ERNIE 2.0)."""
+
+import json
+import random
+
+import pytest
+
+from data_pipeline.annotate import Annotations
+from data_pipeline.corpus.build import build_corpus
+from data_pipeline.recipe import Recipe, TokenizerRecipe
+from data_pipeline.sources import Source
+from megaptm.batch import IGNORED
+from megaptm.data import Corpus, open_mix
+from megaptm.errors import UserError
+from megaptm.tokenizers import load
+
+LABELS = ("clicked", "shown", "random")
+OPTIONS = {"sequence": 32, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Records whose second text says their label; one has a label that is none."""
+    folder, rng = tmp_path_factory.mktemp("pairs"), random.Random(0)
+    words = ["span", "of", "a", "word", "is", "long"]
+    records = []
+    for number in range(60):
+        label = rng.choice(LABELS)
+        # A few are longer than a row.
+        query = " ".join(rng.choices(words, k=40 if number % 20 == 0 else 4))
+        records.append({"query": query, "title": f"{label} it is, said {number}", "label": label})
+    records.append({"query": "a word is long", "title": "it is a span of a word", "label": "bought"})
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    recipe = Recipe(
+        sources=(Source(path=str(folder / "a.jsonl"), parts=("query", "title"), keep=("label",)),),
+        annotate=Annotations(labels=LABELS),
+        tokenizer=TokenizerRecipe(kind="wordpiece", vocabulary=80),
+        validation=0.1,
+    )
+    report = build_corpus(recipe, folder / "corpus", workers=0)
+    return folder / "corpus", report
+
+
+def test_a_pair_is_asked_for_its_label(corpus):
+    folder, _ = corpus
+    assert Corpus.open(folder).manifest.made_from["tables"]["labels"] == [*LABELS]
+    tokenizer = load(folder / "tokenizer")
+    mix = open_mix(
+        {str(folder): 1.0}, objective={"titles": {"task": "relevance"}}, special=tokenizer.special, **OPTIONS
+    )
+    seen = set()
+    for number in range(mix.orders[0].per_epoch):
+        sample = mix.sample(number)
+        seen.add(answer := int(sample["relevance"]))
+        title = tokenizer.decode(sample["tokens"][(sample["segments"] == 1)])
+        if answer != IGNORED:  # a stretch of a pair that is longer than a row
+            assert LABELS[answer] in title
+    assert seen >= {0, 1, 2}
+
+
+def test_labels_must_be_those_of_the_question(corpus):
+    folder, _ = corpus
+    special = load(folder / "tokenizer").special
+    mix = open_mix({str(folder): 1.0}, objective={"masked-lm": {}, "discourse": {}}, special=special, **OPTIONS)
+    assert {int(mix.sample(number)["discourse"]) for number in range(40)} >= {0, 1, 2}
+    with pytest.raises(UserError, match=r"without the places of words"):
+        open_mix(
+            {str(folder): 1.0},
+            objective={"masked-lm": {"hide": "whole-words"}, "discourse": {}},
+            special=special,
+            **OPTIONS,
+        )
+
+
+def test_a_question_with_fewer_answers_is_refused(corpus, monkeypatch):
+    folder, _ = corpus
+    monkeypatch.setattr("megaptm.objectives.questions.TextQuestion.answers", 2)
+    with pytest.raises(UserError, match=r"has 3 labels, and the question relevance has 2 answers"):
+        open_mix(
+            {str(folder): 1.0},
+            objective={"titles": {"task": "relevance"}},
+            special=load(folder / "tokenizer").special,
+            **OPTIONS,
+        )
+
+
+def test_a_document_of_another_label_is_left_out_and_counted(corpus):
+    folder, report = corpus
+    (reason,) = report.dropped
+    assert report.dropped[reason] == 1
+    assert "the label 'bought' is none of clicked, shown, random" in report.said[reason]
+    assert sum(split.samples for split in Corpus.open(folder).manifest.splits.values()) == 60
+    with pytest.raises(UserError, match=r"annotate\.labels \(a, a\) has one twice"):
+        Annotations(labels=("a", "a"))
