@@ -13,7 +13,6 @@ BERT = Family(
     embedding_norm=True,
     stacks={"encoder": Block(position="learned", norm_place="post", norm_eps=1e-12)},
     heads=("mlm", "next-sentence"),
-    init="truncated",
     objectives=(
         "masked-lm-next-sentence",
         "masked-lm",

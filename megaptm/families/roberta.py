@@ -16,6 +16,5 @@ ROBERTA = change(
     segments=1,
     stacks={"encoder": change(BERT.last_block, norm_eps=1e-5)},
     heads=("mlm",),
-    init="normal",
     objectives=("masked-lm", "masked-lm-whole-word"),
 )

@@ -9,6 +9,5 @@ SPANBERT = change(
     paper="arXiv:1907.10529",
     vocabulary=28996,
     heads=("mlm", "span-boundary"),
-    init="normal",
     objectives=("masked-lm-span-boundary", "masked-lm", "masked-lm-whole-word"),
 )

@@ -10,6 +10,5 @@ UNILM: Family = change(
     vocabulary=28996,
     segments=6,
     stacks={"encoder": change(BERT.last_block, visibility="ordered")},
-    init="normal",
     objectives=("unilm",),
 )

@@ -43,6 +43,11 @@ def _inner(size: Size) -> float:
     return float((size.heads * size.key_width) ** -0.5)
 
 
+def _glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
+    """By the root of the mean of a map's inputs and outputs."""
+    return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
+
+
 def _query(size: Size) -> float:
     """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
     return float((size.width * size.key_width) ** -0.5)
@@ -57,8 +62,6 @@ def _qkv(size: Size) -> Tensor:
 # The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
 RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     "normal": ((r".*", _constant(0.02)),),
-    # As in the released code of BERT, ALBERT, ELECTRA: what is beyond two deviations is drawn again (`_standard`).
-    "truncated": ((r".*", _constant(0.02)),),
     "gpt2": (
         (r"(attention|cross)\.output\.weight", _residual),
         (r"ffn\.down\.weight", _residual),
@@ -77,6 +80,11 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"bias_table\.weight", _width),
         (r"(\w+_)?(widen|narrow)\.weight", _width),
         (r"(pooler|classify|transform)\.weight", _width),
+    ),
+    "glorot": (
+        (r"(embed\.\w+|head\.lm\.table)\.weight", _width),
+        (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
+        (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
     # arXiv:2204.02311, section 5.
     "fan-in": (
@@ -100,17 +108,9 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     std = _rule(spec, name)(spec.size_of(name.partition(".")[0]))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-    value = torch.from_numpy(_standard(generator, shape, truncated=spec.family.init == "truncated")).mul_(std)
+    value = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).mul_(std)
     if name in VOCABULARY_TABLES:
         value[spec.vocabulary :] = 0.0
-    return value
-
-
-def _standard(generator: np.random.Generator, shape: tuple[int, ...], *, truncated: bool) -> np.ndarray:
-    """float32: standard normal; `truncated`: none beyond 2."""
-    value = generator.standard_normal(shape, dtype=np.float32)
-    while truncated and (beyond := np.abs(value) > 2).any():
-        value[beyond] = generator.standard_normal(np.count_nonzero(beyond), dtype=np.float32)
     return value
 
 

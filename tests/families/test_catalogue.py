@@ -61,5 +61,5 @@ def test_a_word_that_no_brick_knows_is_refused(differences: dict, said: str) -> 
 
 def test_an_unknown_rule_of_initial_values_is_refused() -> None:
     spec = published(change(GPT2, init="xavier"), "small")
-    with pytest.raises(UserError, match=r"init is 'xavier'.*normal, truncated, gpt2, t5"):
+    with pytest.raises(UserError, match=r"init is 'xavier'.*normal, gpt2, t5"):
         initial_value(spec, "embed.position.weight", (4, 4), seed=0)
