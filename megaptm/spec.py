@@ -48,7 +48,8 @@ class Block:
     distance_maps: str = "own"
     """What makes keys and queries of distances: maps of their `own`, or those of `tokens`."""
     position: str = "none"
-    """How places are known: `learned` (a table at the input), `t5-bias` or `t5-bias-causal` (a learned bias on the
+    """How places are known: `learned` (a table at the input), `sinusoid` (sines and cosines at the input,
+    arXiv:1706.03762, 3.5), `t5-bias` or `t5-bias-causal` (a learned bias on the
     scores by distance, shared by the stack; to both sides, or back only), `rope` (queries and keys turned by an angle
     that grows with their place, arXiv:2104.09864), `none`."""
     rope_base: float = 10_000.0
@@ -71,6 +72,8 @@ class Block:
     sums of three products), or not at all (`none`, T5)."""
     cross: str | None = None
     """The stack before it to whose output each layer also attends."""
+    attention_dropout: bool = True
+    """Whether dropout falls on what attention weighs by, too (the Transformer's does not)."""
     ffn_dropout: bool = False
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
@@ -178,6 +181,8 @@ class Family:
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
     """What is summed at the input, besides learned positions: `token`, `segment`, `task`."""
+    embedding_scale: str = "none"
+    """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
     first_position: int = 0
     """Row of the table of positions that a text begins with (RoBERTa and BART: 2)."""
     segments: int = 0
@@ -210,9 +215,13 @@ class Family:
     z_loss: float = 0.0
     """How much of the squared logarithm of the softmax's normalizer is added to the loss of each token, in training
     (PaLM, arXiv:2204.02311, section 5)."""
+    label_smoothing: float = 0.0
+    """Share of the probability that is asked of all tokens alike, in training; the rest is the right one's
+    (arXiv:1706.03762, 5.4)."""
     init: str = "normal"
     """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules.
-    `fan-in`: each map by the root of its inputs, tables by 1 (PaLM)."""
+    `fan-in`: each map by the root of its inputs, tables by 1 (PaLM). `glorot`: each map by the root of the mean of its
+    inputs and outputs, tables by that of the width (the released code of the Transformer)."""
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""

@@ -21,16 +21,23 @@ def export() -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option(
+    "--average",
+    type=click.IntRange(1),
+    default=1,
+    help="Write the mean of the weights of so many checkpoints, that one and those before it.",
+)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
-def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
+def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype: str) -> None:
     """Write RUN's model to FOLDER, as `transformers` loads it.
 
     \b
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
       megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
+      megaptm export hf runs/transformer-base exported/transformer --average 5
 
     \b
-    And in Python, for a GPT (BERT: AutoModelForPreTraining, T5: AutoModelForSeq2SeqLM):
+    And in Python, for a GPT (BERT: AutoModelForPreTraining, T5, Transformer: AutoModelForSeq2SeqLM):
       model = transformers.AutoModelForCausalLM.from_pretrained("exported/gpt2-tiny")
       tokenizer = transformers.AutoTokenizer.from_pretrained("exported/gpt2-tiny")
     """
@@ -47,11 +54,12 @@ def hugging_face(run: Path, folder: Path, step: int | None, dtype: str) -> None:
     checkpoint = open_checkpoint(run, step=step)
     to_hugging_face(
         checkpoint.spec,
-        checkpoint.weights(),
+        checkpoint.mean_weights(average),
         checkpoint.tokenizer,
         folder,
         dtype=getattr(torch, dtype),
         objective=checkpoint.config.task,
         sequence=checkpoint.config.data.sequence,
     )
-    click.echo(f"step {checkpoint.step} of {run} is in {folder}")
+    which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
+    click.echo(f"{which} {checkpoint.step} of {run} is in {folder}")

@@ -12,13 +12,27 @@ from megaptm.commands.options import Finite
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--prompt", required=True, help="Text to continue (GPT), or with holes to fill (T5, BART) or to guess.")
+@click.option(
+    "--prompt", required=True, help="Text to continue (GPT) or translate, or with holes to fill (T5, BART) or to guess."
+)
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
 @click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
 @click.option("--top-k", type=int, default=50, show_default=True, help="Draw from so many likeliest tokens; 0: all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed says the same thing.")
 @click.option("--greedy", is_flag=True, help="Always the likeliest token.")
 @click.option("--guesses", type=click.IntRange(1), default=5, show_default=True, help="BERT: guesses for each mask.")
+@click.option(
+    "--beams",
+    type=click.IntRange(1),
+    help="Answer the prompt, such as by its translation, by beam search with so many; 4 where there can be no holes.",
+)
+@click.option(
+    "--length-penalty",
+    type=Finite(min=0),
+    default=0.6,
+    show_default=True,
+    help="Beam search: higher for longer answers.",
+)
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 def generate(
     model: Path,
@@ -29,17 +43,20 @@ def generate(
     seed: int,
     greedy: bool,
     guesses: int,
+    beams: int | None,
+    length_penalty: float,
     step: int | None,
 ) -> None:
     """Let a MODEL speak: the folder of a run, or of an exported model.
 
-    A decoder (GPT) continues the prompt, an encoder-decoder (T5) fills its holes, an encoder (BERT) or a generator
-    (ELECTRA) guesses its masks.
+    A decoder (GPT) continues the prompt, an encoder-decoder fills its holes (T5) or answers it (Transformer: by the
+    translation), an encoder (BERT) or a generator (ELECTRA) guesses its masks.
 
     \b
       megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200
       megaptm generate runs/t5-tiny --prompt 'The <extra_id_0> sat on the <extra_id_1>.' --greedy
       megaptm generate runs/bart-tiny --prompt 'The <mask> sat on the <mask>.' --greedy
+      megaptm generate runs/transformer-tiny --prompt 'one line of text' --beams 4
       megaptm generate exported/bert-tiny --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
     from megaptm.report.terminal import TimedLog
@@ -60,6 +77,8 @@ def generate(
             for piece in pieces:
                 click.echo(piece, nl=False)
             click.echo()
+        case ("encoder", "decoder") if beams or not say.has_holes(loaded.tokenizer):
+            click.echo(loaded.answer(prompt, tokens=tokens, beams=beams or 4, length_penalty=length_penalty))
         case ("encoder", "decoder"):
             filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
             click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))

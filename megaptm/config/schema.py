@@ -67,6 +67,8 @@ class ModelConfig(Shape):
     z_loss: Annotated[float, Field(ge=0.0)] | None = None
     """How much of the squared logarithm of the softmax's normalizer the loss of a token has besides; absent: the
     published one."""
+    label_smoothing: Fraction | None = None
+    """Share of the probability that is asked of all tokens alike, in training; absent: the published one."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
     stacks: dict[str, Shape] = {}
@@ -361,6 +363,8 @@ def _step(key: Any) -> Any:
 
 
 SHAPE = ("layers", "width", "heads", "ffn", "head_width", "kv_heads", "band")
+LOSSES = ("z_loss", "label_smoothing")
+"""Numbers of the loss of a token."""
 SHARING = ("share", "groups", "cycle")
 
 
@@ -385,8 +389,9 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     sharing = {name: value for name in SHARING if (value := getattr(model, name)) is not None}
     if sharing:
         family = change(family, stacks={name: change(block, **sharing) for name, block in family.stacks.items()})
-    if model.z_loss is not None:
-        family = change(family, z_loss=model.z_loss)
+    losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
+    if losses_said:
+        family = change(family, **losses_said)
     table = family.sizes.get(model.size)
     shape = _numbers(model, table)
     stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}
@@ -408,6 +413,6 @@ def resolved(config: Config) -> Config:
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding")}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
-    rest["z_loss"] = spec.family.z_loss
+    rest |= {name: getattr(spec.family, name) for name in LOSSES}
     model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
     return config.model_copy(update={"model": model})

@@ -13,6 +13,7 @@ from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import MT5, T5, T5_V1_1
+from megaptm.families.transformer import TRANSFORMER
 from megaptm.families.unilm import UNILM
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
@@ -20,6 +21,7 @@ from megaptm.spec import Family
 CATALOGUE: dict[str, Family] = {
     family.name: family
     for family in (
+        TRANSFORMER,
         GPT1,
         GPT2,
         GPT3,

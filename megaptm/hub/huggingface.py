@@ -120,8 +120,7 @@ def _converted(
     added = tuple(f"head.{head}." for head in spec.family.heads if head not in counterpart.table.heads)
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)} if added else weights
     theirs = export_weights(counterpart.rows, spec, known)
-    if counterpart.logits_bias:
-        theirs[counterpart.logits_bias] = torch.zeros(1, spec.vocabulary)
+    theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer)
     check_pad(counterpart, special["pad_token_id"])
     config = hugging_face_config(spec, **special)
@@ -195,10 +194,11 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
-    # By which T5's class knows whether the head scales what it reads.
-    tied = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    # By which T5's class knows whether the head scales what it reads, and ids that Marian's is not without.
+    said = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id")
+    said_so = {name: config[name] for name in said if name in config}
     # Without the published special ids, which a small vocabulary has not: transformers would warn.
-    complete = config_class(**numbers, **tied, bos_token_id=None, eos_token_id=None)
+    complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 
@@ -210,6 +210,7 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
     with torch.device("meta"):
         whole = dict(build_model(spec).named_parameters())
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
+    state = _without_zeros(counterpart, spec, state, where)
     theirs = _canonical(counterpart, state, shapes, where)
     for name, tensor in theirs.items():
         if tensor.dtype not in FLOATS:
@@ -227,6 +228,20 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
     return ImportedModel(spec, weights, absent)
 
 
+def _without_zeros(
+    counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str
+) -> dict[str, Tensor]:
+    """Their parameters without those that ours has not; an error where they are not zero."""
+    absent = counterpart.zeros(spec)
+    left = {}
+    for name, tensor in state.items():
+        if name not in absent and counterpart.prefix + name not in absent:
+            left[name] = tensor
+        elif tensor.count_nonzero():
+            raise UserError(f"{where}: {name} is not 0 everywhere, and no {counterpart.family} has it; remove it.")
+    return left
+
+
 def _canonical(
     counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
 ) -> dict[str, Tensor]:
@@ -235,10 +250,6 @@ def _canonical(
     unknown = []
     for written, tensor in state.items():
         if written.endswith(BUFFERS):
-            continue
-        if written == counterpart.logits_bias:
-            if tensor.any():
-                raise UserError(f"{where}: {written} is not 0 everywhere, and no model here has it; remove it.")
             continue
         today = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], written)
         names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))

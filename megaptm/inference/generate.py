@@ -70,7 +70,7 @@ class Draw:
 
 def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
     """A decoder's continuation, piece by piece, until a document's end or so many tokens."""
-    _require(loaded, "generate")
+    require(loaded, "generate")
     ids = loaded.tokenizer.encode(prompt).tolist()
     if not ids:
         raise UserError("the prompt is empty: a model continues text, so give it at least a word.")
@@ -134,6 +134,20 @@ class CachedAttend(nn.Module):
         self.past = (k_SBHK, v_SBHK) if self.band is None else (k_SBHK[-self.band :], v_SBHK[-self.band :])
 
 
+class OnceMapped(nn.Module):
+    """A linear map of what stays the same, such as of what an encoder gave: done once."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+        self.found: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.found is None:
+            self.found = self.whole(x)
+        return self.found
+
+
 @dataclass(frozen=True)
 class KeyValueCache:
     """What the layers of a stack remember."""
@@ -144,10 +158,17 @@ class KeyValueCache:
         for layer in self.layers:
             layer.past = None
 
+    def follow(self, rows_B: Tensor) -> None:
+        """Go on with these rows of what was seen."""
+        for layer in self.layers:
+            if layer.past is not None:
+                keys, values = layer.past
+                layer.past = keys.index_select(1, rows_B), values.index_select(1, rows_B)
+
 
 @contextmanager
 def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
-    """Within the block the stack's self-attention remembers what it has seen."""
+    """Within the block the stack's self-attention remembers what it has seen, and what it attends to besides stays."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
     bands = [stack.size.band_width if stack.block.at(n).attention == "banded" else None for n in stack.numbers]
     memory = KeyValueCache(
@@ -156,10 +177,14 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
     try:
         for layer, remember in zip(layers, memory.layers, strict=True):
             layer.attention.attend = remember  # type: ignore[assignment]  # takes and gives the same tensors
+            if stack.block.cross is not None:
+                layer.cross.kv = OnceMapped(layer.cross.kv)  # type: ignore[assignment]  # so does this
         yield memory
     finally:
         for layer, remember in zip(layers, memory.layers, strict=True):
             layer.attention.attend = remember.attend
+            if stack.block.cross is not None and isinstance(mapped := layer.cross.kv, OnceMapped):
+                layer.cross.kv = mapped.whole  # type: ignore[assignment]
 
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
@@ -170,7 +195,7 @@ def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampl
 
 def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> list[tuple[str, bool]]:
     """The same in pieces, and of each whether the model said it."""
-    _require(loaded, "fill")
+    require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if not special.sentinels and special.mask is not None:
         mask = _name(tokenizer, special.mask)
@@ -202,19 +227,8 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
 
 def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
     """What an encoder-decoder answers to a text, until the end or so many tokens."""
-    special, longest = loaded.tokenizer.special, loaded.spec.longest
-    assert special.end is not None
-    # What is around a text, and what the decoder hears before it speaks.
-    if special.sentinels:
-        assert special.pad is not None
-        text, said = [*ids, special.end], [special.pad]
-    else:
-        assert special.begin is not None
-        text, said = [special.begin, *ids, special.end], [special.end, special.begin]
-    if longest is not None:
-        if len(text) > longest:
-            raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
-        tokens = min(tokens, longest - len(said) + 1)
+    special = loaded.tokenizer.special
+    text, said, tokens = asked(loaded, ids, tokens)
     reads, says = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
     tokens_BS = torch.tensor([text], device=loaded.device)
     for _ in range(tokens):
@@ -225,6 +239,27 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) 
             return
         yield id_
         said.append(id_)
+
+
+def asked(loaded: LoadedModel, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
+    """A text as an encoder-decoder reads it, what its decoder hears before it speaks, how many tokens it may say."""
+    special, longest = loaded.tokenizer.special, loaded.spec.longest
+    assert special.end is not None
+    if special.sentinels or special.begin is None:
+        assert special.pad is not None
+        text, heard = [*ids, special.end], [special.pad]
+    else:
+        text, heard = [special.begin, *ids, special.end], [special.end, special.begin]
+    if longest is not None:
+        if len(text) > longest:
+            raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
+        tokens = min(tokens, longest - len(heard) + 1)
+    return text, heard, tokens
+
+
+def has_holes(tokenizer: Tokenizer) -> bool:
+    """Whether a text can have holes that an encoder-decoder fills."""
+    return bool(tokenizer.special.sentinels) or tokenizer.special.mask is not None
 
 
 def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
@@ -249,7 +284,7 @@ class Guess:
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
     """For each mask in the prompt, the likeliest tokens of an encoder, or a generator."""
-    _require(loaded, "guess")
+    require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None or special.cls is None or special.sep is None:
         raise UserError(f"{loaded.tokenizer_folder} has no mask, cls or sep token, so there is nothing to guess.")
@@ -287,7 +322,7 @@ def _name(tokenizer: Tokenizer, id_: int) -> str:
     return f"({id_})" if name is None else name  # a gap in the numbering
 
 
-def _require(loaded: LoadedModel, asked: str) -> None:
+def require(loaded: LoadedModel, asked: str) -> None:
     stacks = (*loaded.spec.family.stacks,)
     if ASKED.get(stacks) != asked:
         raise UserError(

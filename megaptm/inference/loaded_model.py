@@ -75,6 +75,13 @@ class LoadedModel:
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return fill_holes(self, prompt, tokens=tokens, sampling=sampling)
 
+    def answer(self, prompt: str, *, tokens: int = 100, beams: int = 4, length_penalty: float = 0.6) -> str:
+        """The likeliest answer of an encoder-decoder to a text, such as its translation (Transformer), by beam search
+        (`inference.beam.Beam`)."""
+        from megaptm.inference.beam import Beam, answer
+
+        return answer(self, prompt, tokens=tokens, beam=Beam(width=beams, length_penalty=length_penalty))
+
     def guess(self, prompt: str, *, guesses: int = 5) -> list[list[Guess]]:
         """For each `[MASK]` in a prompt, an encoder's (BERT) likeliest tokens with their chances, likeliest first."""
         from megaptm.inference.generate import guess_masks

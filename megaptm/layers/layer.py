@@ -34,7 +34,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
 WORDS: dict[str, tuple[str | bool, ...]] = {
     "visibility": ("full", "causal", "ordered"),
     "attention": (*BRICKS["attention"],),
-    "position": ("none", "learned", "rope", *SCORE_BIASES),
+    "position": ("none", "learned", "sinusoid", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
     "norm_place": ("pre", "post", "parallel"),
     "ffn": (*BRICKS["ffn"],),
@@ -86,7 +86,8 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
-            self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=dropout))
+            own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
+            self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=own))
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)

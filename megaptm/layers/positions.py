@@ -1,6 +1,6 @@
-"""Position bricks that act in attention: on its scores, or on its queries and keys."""
+"""Positions that are no learned table at the input: sines added there, or what acts on scores, queries and keys."""
 
-# Q query positions, K key positions, H heads; S sequence, B batch, F features of a head
+# D width, Q query positions, K key positions, H heads; S sequence, B batch, F features of a head
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from megaptm.spec import BIAS_BUCKETS
 
 # arXiv:1910.10683, section 2.1: all distances from here on share the last bucket.
 FARTHEST = 128
+
+
+def sinusoid(places_SB: Tensor, *, width: int) -> Tensor:
+    """[S, B, D], float64: features 2i, 2i + 1 are sine and cosine of place / 10000^(2i/D) (arXiv:1706.03762, 3.5)."""
+    exponents = torch.arange(0, width, 2, device=places_SB.device, dtype=torch.float64) / width
+    angles = places_SB[..., None] * 10_000.0**-exponents
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
 def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.device | None = None) -> Tensor:

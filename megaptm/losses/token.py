@@ -24,10 +24,11 @@ class TokenLoss(nn.Module):
     One module holds projection and loss, because they are split over ranks together.
     """
 
-    def __init__(self, vocabulary: int, *, z_loss: float = 0.0) -> None:
-        """`z_loss`: in training, so much of the squared logarithm of the normalizer is added for each row."""
+    def __init__(self, vocabulary: int, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
+        """In training only. `z_loss`: so much of the squared logarithm of the normalizer is added for each row;
+        `label_smoothing`: so much of the probability is asked of all tokens alike."""
         super().__init__()
-        self.vocabulary, self.z_loss = vocabulary, z_loss
+        self.vocabulary, self.z_loss, self.label_smoothing = vocabulary, z_loss, label_smoothing
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         """The float32 sum over the rows whose label is not `IGNORED`."""
@@ -35,9 +36,9 @@ class TokenLoss(nn.Module):
             counted = (labels_N != IGNORED).nonzero().squeeze(1)
             if len(counted) < len(labels_N):
                 hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
-        z_loss = self.z_loss if self.training else 0.0
+        z_loss, smoothing = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
         loss: Tensor = _ProjectedCrossEntropy.apply(
-            hidden_ND, weight_VD, bias_V, labels_N, self.vocabulary, z_loss, torch.is_grad_enabled()
+            hidden_ND, weight_VD, bias_V, labels_N, self.vocabulary, z_loss, smoothing, torch.is_grad_enabled()
         )
         return loss
 
@@ -89,6 +90,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         labels_N: Tensor,
         vocabulary: int,
         z_loss: float,
+        smoothing: float,
         wants_gradient: bool,
     ) -> Tensor:
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
@@ -106,16 +108,21 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             # no logarithm of a probability that has become zero.
             largest_C1, at_C1 = logits_CV.max(-1, keepdim=True)
             normalizer_C1 = largest_C1.float() - d_CV.gather(1, at_C1).log()
-            terms_C1 = normalizer_C1 - logits_CV.gather(1, labels_C1).float()
+            terms_C1 = normalizer_C1 - (1 - smoothing) * logits_CV.gather(1, labels_C1).float()
+            if smoothing:
+                real_CV = logits_CV[:, :vocabulary]
+                terms_C1 -= smoothing / vocabulary * real_CV.sum(-1, keepdim=True, dtype=torch.float32)
             if z_loss:
                 terms_C1 += z_loss * normalizer_C1.square()
             loss += (terms_C1 * counted_C1).sum()
             if not wants_gradient:
                 continue
-            # Of the logits: probabilities, less one at the label. In place, each pass over C x V numbers counts.
+            # Of the logits: probabilities, less those asked. In place, each pass over C x V numbers counts.
             if z_loss:
                 d_CV.mul_(1 + 2 * z_loss * normalizer_C1)
-            d_CV.scatter_add_(1, labels_C1, d_CV.new_full((), -1.0).expand(len(labels_C1), 1))
+            d_CV.scatter_add_(1, labels_C1, d_CV.new_full((), smoothing - 1.0).expand(len(labels_C1), 1))
+            if smoothing:
+                d_CV[:, :vocabulary] -= smoothing / vocabulary
             if logits_CV.dtype != d_CV.dtype:
                 d_CV = logits_CV.copy_(d_CV)
             # Rows that are not counted are taken out on the narrow side of each product.
@@ -137,9 +144,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             d_bias = d_bias.mul_(d_loss).to(ctx.bias_dtype)
         kept = gradient_sum_of(ctx.weight)
         if kept is None:
-            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, None, None, None, None
+            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, *[None] * 5
         kept.total.addcmul_(d_weight.to(kept.total.dtype), d_loss.to(kept.total.dtype))
-        return d_hidden.mul_(d_loss), kept.added(), d_bias, None, None, None, None
+        return d_hidden.mul_(d_loss), kept.added(), d_bias, *[None] * 5
 
 
 def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:

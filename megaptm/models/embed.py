@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from megaptm.bricks import widening
 from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
+from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.spec import Family, ModelSpec
 
@@ -21,8 +22,8 @@ DRAWN_TABLES = ("shared", "disentangled")
 
 
 class Embed(nn.Module):
-    """Tokens, segments and tasks, as the family's `inputs` say, and learned positions; then norm (BERT) and dropout;
-    and a map to the width of the stream, where tables are not as wide (ALBERT).
+    """Tokens, segments and tasks, as the family's `inputs` say, and positions, learned or sines; then norm (BERT) and
+    dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
 
     A stack whose token table is disentangled from that of another adds a difference of its own to what it finds there.
     Without stacks it is just the token table that a tied output projection reads, under the same name.
@@ -38,11 +39,21 @@ class Embed(nn.Module):
         if unknown := set(family.inputs) - set(INPUTS):
             raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
         _check_drawn_tables(family)
+        scales = {"none": 1.0, "sqrt-width": width**0.5}
+        if family.embedding_scale not in scales:
+            known = ", ".join(scales)
+            raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
+        self.scale = scales[family.embedding_scale]
         self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
         self.segment = self.task = None
         if not stacks:
             return
         self.first_position = family.first_position
+        self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
+        if width % 2 and any(self.waves.values()):
+            raise UserError(
+                f"{family.name}: sinusoid positions pair features; a width of {width} has one left: change it."
+            )
         for prefix, name in {family.tables[name]: name for name in stacks}.items():
             if name in family.disentangled:
                 difference = Embedding(spec.padded_vocabulary, width, split="vocabulary")
@@ -73,6 +84,10 @@ class Embed(nn.Module):
         x = self.token(ids_SB)
         if (difference := self._modules.get(f"{own}difference")) is not None:
             x = x.detach() + difference(ids_SB)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.waves[stack]:
+            x = x + sinusoid(self._places(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(x.dtype)
         if (table := self._modules.get(f"{own}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if self.segment is not None:
@@ -87,12 +102,14 @@ class Embed(nn.Module):
 
     def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Rows of the table, [S, B] or, where none are given, [S, 1]."""
-        if given_BS is not None:
-            return given_BS.t() + self.first_position
         rows = cast(Embedding, table).rows - self.first_position
-        if len(ids_SB) > rows:
+        if given_BS is None and len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
-        return torch.arange(self.first_position, self.first_position + len(ids_SB), device=ids_SB.device)[:, None]
+        return self._places(given_BS, ids_SB) + self.first_position
+
+    def _places(self, given_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
+        """Of each token in its text, [S, B] or, where none are given, [S, 1]."""
+        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
 
 
 def _check_drawn_tables(family: Family) -> None:

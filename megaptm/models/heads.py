@@ -28,6 +28,12 @@ Loss = tuple[Tensor, Tensor]
 """(summed loss, number of labels counted), both float32 scalars."""
 
 
+def _token_loss(spec: ModelSpec) -> TokenLoss:
+    """As the family's table has it."""
+    family = spec.family
+    return TokenLoss(spec.vocabulary, z_loss=family.z_loss, label_smoothing=family.label_smoothing)
+
+
 class LanguageHead(nn.Module):
     """Next token: the stream times the token table, or times a table of its own where the family is not tied."""
 
@@ -46,7 +52,7 @@ class LanguageHead(nn.Module):
             self.narrow = Linear.of(brick.maps["narrow"])
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
-        self.project = TokenLoss(spec.vocabulary, z_loss=spec.family.z_loss)
+        self.project = _token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
@@ -78,7 +84,7 @@ class MaskedHead(nn.Module):
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(spec.size.table_width, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = TokenLoss(spec.vocabulary, z_loss=spec.family.z_loss)
+        self.project = _token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = batch["labels"]

@@ -43,6 +43,11 @@ def _inner(size: Size) -> float:
     return float((size.heads * size.key_width) ** -0.5)
 
 
+def _glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
+    """By the root of the mean of a map's inputs and outputs."""
+    return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
+
+
 def _query(size: Size) -> float:
     """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
     return float((size.width * size.key_width) ** -0.5)
@@ -75,6 +80,11 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"bias_table\.weight", _width),
         (r"(\w+_)?(widen|narrow)\.weight", _width),
         (r"(pooler|classify|transform)\.weight", _width),
+    ),
+    "glorot": (
+        (r"(embed\.\w+|head\.lm\.table)\.weight", _width),
+        (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
+        (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
     # arXiv:2204.02311, section 5.
     "fan-in": (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -21,6 +22,8 @@ from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import ContrastHead, Head, Loss, build_heads
 from megaptm.spec import ModelSpec, Reading
+
+NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
@@ -125,9 +128,12 @@ class Model(nn.Module):
         x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
 
-    def logits(self, batch: dict[str, Tensor], x: Tensor | None = None) -> dict[str, Tensor]:
-        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]."""
-        return self._logits(*self._run(batch, x))
+    def logits(
+        self, batch: dict[str, Tensor], x: Tensor | None = None, *, ended: Mapping[str, Tensor] = NONE_ENDED
+    ) -> dict[str, Tensor]:
+        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]. `ended`:
+        stack -> what it gives [S, B, D], where that is known."""
+        return self._logits(*self._run(batch, x, ended))
 
     def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
         read = self._read(streams, inner, self._heads())
@@ -151,16 +157,18 @@ class Model(nn.Module):
     def _table(self) -> Tensor | None:
         return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
 
-    def _run(self, batch: dict[str, Tensor], x: Tensor | None) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
-        """From the embedding, or from the stream of the chunk before, through the layers held here; and what heads read
-        of single layers on the way."""
+    def _run(
+        self, batch: dict[str, Tensor], x: Tensor | None, ended: Mapping[str, Tensor] = NONE_ENDED
+    ) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
+        """From the embedding, or from the stream of the chunk before, through the layers held here but those of stacks
+        that have ended; and what heads read of single layers on the way."""
         prefixes = self.spec.family.prefixes
         inner: dict[Reading, Tensor] = {}
-        streams = self._embed(batch) if x is None else self._divide(batch, prefixes, x)
+        streams = self._embed(batch, ended) if x is None else self._divide(batch, prefixes, x)
         for name, prefix in prefixes.items():
             if name in self.spec.family.drawn and name in self.chunk.begins:
                 inner |= self._draw(name, batch, streams)
-            if (stack := self.stack(name)) is None:
+            if (stack := self.stack(name)) is None or name in ended:
                 continue
             mask = self_mask(batch, prefix, stack.block.visibility)
             memory, memory_mask = None, None
@@ -176,12 +184,14 @@ class Model(nn.Module):
         """The layers of a stack that this chunk holds, if any."""
         return cast(Stack | None, self._modules.get(name))
 
-    def _embed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert self.embed is not None
         assert self.chunk.first, "only the first chunk embeds; the others are handed a stream"
         streams: dict[str, Tensor] = {}
         for name in self.spec.family.stacks:
-            if name in self.spec.family.drawn:  # what it reads is not known yet
+            if name in ended:
+                streams[name] = ended[name]
+            elif name in self.spec.family.drawn:  # what it reads is not known yet
                 like = streams[self.spec.family.source(name)]
                 streams[name] = like.new_zeros(*like.shape[:2], self.spec.size_of(name).width)
             else:

@@ -106,7 +106,8 @@ class VocabularySplitTokenLoss(nn.Module):
 
     def __init__(self, whole: TokenLoss, rank: int) -> None:
         super().__init__()
-        self.vocabulary, self.z_loss, self.rank = whole.vocabulary, whole.z_loss, rank
+        self.vocabulary, self.z_loss, self.label_smoothing = whole.vocabulary, whole.z_loss, whole.label_smoothing
+        self.rank = rank
 
     def local_logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         logits_NV = linear_with_grad_accumulation_and_async_allreduce(
@@ -126,12 +127,22 @@ class VocabularySplitTokenLoss(nn.Module):
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         counted = labels_N != IGNORED
         logits_NV = self.local_logits(hidden_ND, weight_VD, bias_V)
+        z_loss, smoothing = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
         # Before the cross-entropy, which writes into the logits.
-        normalizer_N = _normalizer(logits_NV) if self.z_loss and self.training else None
+        normalizer_N = _normalizer(logits_NV) if z_loss or smoothing else None
+        sums_N = self._sums(logits_NV) if smoothing else None
         losses_N = vocab_parallel_cross_entropy(logits_NV.unsqueeze(1), labels_N.clamp(min=0).unsqueeze(1)).squeeze(1)
-        if normalizer_N is not None:
-            losses_N = losses_N + self.z_loss * normalizer_N.square()
+        if normalizer_N is not None and sums_N is not None:
+            losses_N = (1 - smoothing) * losses_N + smoothing * (normalizer_N - sums_N / self.vocabulary)
+        if normalizer_N is not None and z_loss:
+            losses_N = losses_N + z_loss * normalizer_N.square()
         return (losses_N * counted).sum()
+
+    def _sums(self, logits_NV: Tensor) -> Tensor:
+        """The sum [N] of the logits of all tokens, of which each rank has some; none of those that pad the table."""
+        real = max(0, self.vocabulary - self.rank * logits_NV.shape[-1])
+        total_N: Tensor = reduce_from_tensor_model_parallel_region(logits_NV[:, :real].sum(-1, dtype=torch.float32))
+        return total_N
 
     @torch.no_grad()
     def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:

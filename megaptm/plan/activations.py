@@ -51,7 +51,8 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         if recompute == "selective":
             return 0.0
         # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
-        return pairs * size.heads * (2 * element + 1 if work.spec.dropout else element) / layout.tensor
+        drops = work.spec.dropout and brick.block.attention_dropout
+        return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
     if brick.scored:
         # The sum of what is added, which every layer and head has of its own.

@@ -134,7 +134,8 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
-        return _materialized(machine, work, pairs, size.key_width)
+        drops = bool(work.spec.dropout) and brick.block.attention_dropout
+        return _materialized(machine, work, pairs, size.key_width, drops=drops)
     causal = brick.block.visibility == "causal" and queries == keys and not (work.masked or brick.masked)
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
@@ -145,12 +146,12 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     return Passes(OperationTime(attention=seconds + kernel), OperationTime(attention=2.5 * seconds + 2 * kernel))
 
 
-def _materialized(machine: Machine, work: Workload, pairs: float, key: int) -> Passes:
+def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> Passes:
     element = work.element
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
     # Scores written, read and written by softmax and by dropout with its mask, and read by the product with values.
-    dropped = (2 * element + 1) if work.spec.dropout else 0
+    dropped = (2 * element + 1) if drops else 0
     # Scaling and masking in passes of their own read and write twice more; backward, only scaling does.
     apart = 0 if work.software.fused_softmax else 2 * element
     forward = pairs * (element + 2 * apart + 2 * element + dropped + element) / machine.bandwidth

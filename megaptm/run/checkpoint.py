@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,20 @@ class RunCheckpoint:
         """Whole parameters by their global names, fp32, each read when it is asked for."""
         return _Weights(self.checkpoint.reader)
 
+    def mean_weights(self, number: int) -> Mapping[str, Tensor]:
+        """The mean of this checkpoint's and of those of the `number` - 1 before it, as the Transformer is measured."""
+        store = Store(self.run)
+        steps = [step for step in store.steps() if step <= self.step][:number]
+        if len(steps) < number:
+            raise UserError(
+                f"{self.run} has {len(steps)} checkpoints up to step {self.step}, not {number}: average fewer, or keep "
+                "more of them (checkpoint.keep)."
+            )
+        earlier = [store.load(step) for step in steps[1:]]
+        for checkpoint in earlier:
+            checkpoint.verify()
+        return _Mean([self.weights(), *(_Weights(checkpoint.reader) for checkpoint in earlier)])
+
 
 class _Weights(Mapping[str, Tensor]):
     def __init__(self, reader: Reader) -> None:
@@ -60,6 +74,26 @@ class _Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class _Mean(Mapping[str, Tensor]):
+    """Element by element, of several with the same names."""
+
+    def __init__(self, all_weights: Sequence[Mapping[str, Tensor]]) -> None:
+        self._all = all_weights
+
+    def __getitem__(self, name: str) -> Tensor:
+        first, *others = self._all
+        total = first[name].clone()
+        for weights in others:
+            total += weights[name]
+        return total / len(self._all)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all[0])
+
+    def __len__(self) -> int:
+        return len(self._all[0])
 
 
 def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoint:

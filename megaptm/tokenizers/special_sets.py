@@ -72,6 +72,14 @@ SPECIALS: dict[str, SpecialSet] = {
         pair="$A </s> $B </s>",
         sentinels=100,
     ),
+    # Of translators; a text that is said begins after the padding.
+    "marian": SpecialSet(
+        first=("</s>", "<unk>"),
+        last=("<pad>",),
+        roles={"pad": "<pad>", "end": "</s>", "unknown": "<unk>"},
+        single="$A </s>",
+        pair="$A </s> $B </s>",
+    ),
     # No `<s>` around a text, as Llama's would put there: no objective here shows a model one.
     "llama": SpecialSet(first=("<unk>", "<s>", "</s>"), roles={"unknown": "<unk>", "begin": "<s>", "end": "</s>"}),
 }

@@ -12,6 +12,7 @@ from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLMOnPairs
+from megaptm.objectives.translation import FILL
 from tests.plan.test_count import EXACT, as_published
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -163,6 +164,21 @@ def test_t5_has_the_papers_batch_and_steps(name, sequence, batch, steps):
     assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.update_clip) == (0.0, None, 1.0)
     for step in (1, 10_000, 40_000, steps):
         assert rate_of(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "dropout", "steps"), [("base", 512, 0.1, 10**5), ("big", 1024, 0.3, 3 * 10**5)]
+)
+def test_the_transformer_has_the_papers_recipe(size, width, dropout, steps):
+    """arXiv:1706.03762, section 5."""
+    found = config(f"transformer/{size}")
+    spec, optimizer = resolve_model(found), found.optimizer
+    assert (spec.dropout, spec.family.label_smoothing, found.train.steps) == (dropout, 0.1, steps)
+    assert 25_000 <= found.train.batch * found.data.sequence <= 25_000 / FILL + 448
+    assert (optimizer.name, optimizer.betas, optimizer.eps) == ("adamw", (0.9, 0.98), 1e-9)
+    assert (optimizer.weight_decay, optimizer.clip) == (0.0, None)
+    for step in (1, 4000, 50_000):
+        assert rate_of(found, step - 1) == pytest.approx(width**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 
 @pytest.mark.parametrize(("size", "rate", "warmup"), [("base", 6e-4, 24_000), ("large", 4e-4, 30_000)])

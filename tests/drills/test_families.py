@@ -13,6 +13,7 @@ from rich.console import Console
 from data_pipeline import commands
 from data_pipeline.annotate.similar import write_similar_words
 from megaptm.families import CATALOGUE
+from megaptm.objectives import OBJECTIVES
 from megaptm.tokenizers import load
 from tests.drills.program import ROOT, arguments, finish, losses, resumed_at
 
@@ -31,12 +32,13 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     def build(family: str) -> Path:
         table = CATALOGUE[family]
         key = (table.tokenizer, table.specials)
+        # A table that learns from pairs has special tokens of its own, so no other shares its corpus.
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("family") / "corpus"
             specials = [] if table.specials is None else [f"tokenizer.specials={table.specials}"]
             commands.build(
                 [
-                    str(Path(sysconfig.get_path("stdlib")) / "email"),
+                    *sources(family, folders[key].parent),
                     *(f"out={folders[key]}", "workers=0", "validation=0.1", "limit_bytes=400000"),
                     *(f"tokenizer.kind={table.tokenizer}", "tokenizer.vocabulary=512", *specials),
                     *("annotate.sentences=true", "annotate.words=true", "annotate.capitals=true"),
@@ -46,6 +48,17 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return folders[key]
 
     return build
+
+
+def sources(family: str, folder: Path) -> list[str]:
+    """Text; or, for a family that reads texts in parts, lines and the same in capitals."""
+    stdlib = Path(sysconfig.get_path("stdlib")) / "email"
+    if "parts" not in OBJECTIVES[CATALOGUE[family].objectives[0]].annotations:
+        return [str(stdlib)]
+    lines = [line.strip() for path in sorted(stdlib.glob("*.py")) for line in path.read_text().splitlines()]
+    for name, written in (("lines.en", lines), ("lines.up", [line.upper() for line in lines])):
+        (folder / name).write_text("\n".join(written))
+    return [str(ROOT / "configs/corpora/pairs.yaml"), f"sources=[{{path: {folder}/lines.en, aligned: .up}}]"]
 
 
 def similar_words(corpus: Path) -> str:

@@ -13,7 +13,7 @@ from megaptm.losses.token import TokenLoss
 VOCABULARY, ROWS = 29, 32
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.1), (0.1, 0.3)])
 @pytest.mark.parametrize("chunk", [1024, 7])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("drops_unasked", [True, False], ids=["as on a CPU", "as on a GPU"])
@@ -26,6 +26,7 @@ def test_it_equals_plain_cross_entropy(
     dtype: torch.dtype,
     tolerance: float,
     z_loss: float,
+    smoothing: float,
 ) -> None:
     monkeypatch.setattr(token, "drops_unasked", lambda hidden: drops_unasked)
     monkeypatch.setattr(token, "ROWS_PROJECTED", chunk)
@@ -37,12 +38,14 @@ def test_it_equals_plain_cross_entropy(
     labels = torch.randint(0, VOCABULARY, (20,))
     labels[[3, 8, 19]] = IGNORED
 
-    loss = TokenLoss(VOCABULARY, z_loss=z_loss)(inputs[0], inputs[1], inputs[2] if with_bias else None, labels)
+    loss = TokenLoss(VOCABULARY, z_loss=z_loss, label_smoothing=smoothing)(
+        inputs[0], inputs[1], inputs[2] if with_bias else None, labels
+    )
     gradients = torch.autograd.grad(loss / 17, inputs)
 
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     logits = F.linear(*exact)[:, :VOCABULARY]
-    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing)
     expected = expected + z_loss * logits.logsumexp(-1)[labels != IGNORED].square().sum()
     expected_gradients = torch.autograd.grad(expected / 17, exact)
 
@@ -79,7 +82,7 @@ def test_nothing_asked_costs_nothing() -> None:
 
 def test_what_keeps_the_normalizer_near_one_is_no_part_of_a_measurement() -> None:
     hidden, weight, labels = torch.randn(9, 8), torch.randn(ROWS, 8), torch.arange(9)
-    trained = TokenLoss(VOCABULARY, z_loss=0.1)
+    trained = TokenLoss(VOCABULARY, z_loss=0.1, label_smoothing=0.1)
     plain = TokenLoss(VOCABULARY)(hidden, weight, None, labels)
     assert trained(hidden, weight, None, labels) > plain + 0.1
     assert trained.eval()(hidden, weight, None, labels) == plain

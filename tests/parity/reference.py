@@ -27,9 +27,10 @@ def reference_of(model: Model) -> PreTrainedModel:
     config._attn_implementation = "eager"
     theirs = getattr(transformers, counterpart.model)(config)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    missing, unexpected = theirs.load_state_dict(export_weights(counterpart.rows, model.spec, weights), strict=False)
+    given = export_weights(counterpart.rows, model.spec, weights) | zeros_of(model.spec)
+    missing, unexpected = theirs.load_state_dict(given, strict=False)
     assert not unexpected
-    assert set(missing) <= {*counterpart.tied, counterpart.logits_bias}
+    assert {name for name in missing if not name.startswith(counterpart.unused)} <= set(counterpart.tied)
     return tied_as_said(theirs, counterpart).eval()
 
 
@@ -41,6 +42,11 @@ def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTraine
         if name in present:
             setattr(theirs.get_submodule(module), last, theirs.get_parameter(source))
     return theirs
+
+
+def zeros_of(spec: ModelSpec) -> dict[str, Tensor]:
+    """Their parameters that ours has not."""
+    return {name: torch.zeros(shape) for name, shape in counterpart_of(spec).zeros(spec).items()}
 
 
 def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
@@ -123,16 +129,18 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 def random_reference(spec: ModelSpec) -> PreTrainedModel:
     """Theirs with a random initialization of their own, moved so that no bias is 0 and no norm 1."""
     torch.manual_seed(5)
-    config = hugging_face_config(spec)
-    config._attn_implementation = "eager"
     counterpart = counterpart_of(spec)
+    config = hugging_face_config(spec, **{k: v for k, v in counterpart.special.items() if v == 0})
+    config._attn_implementation = "eager"
     theirs = tied_as_said(getattr(transformers, counterpart.model)(config), counterpart)
     with torch.no_grad():
         for parameter in theirs.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape)
         if not spec.family.tied:
             # Else T5's logits are so large that rounding shows.
             theirs.get_output_embeddings().weight *= spec.width**-0.5
+    theirs.load_state_dict(zeros_of(spec), strict=False)
     return theirs.eval()
 
 

@@ -20,6 +20,7 @@ from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
 from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
+from megaptm.hub.counterparts.transformer import TRANSFORMER
 from megaptm.spec import Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
@@ -43,9 +44,13 @@ COUNTERPARTS = (
     T5,
     T5_V1_1,
     MT5,
+    TRANSFORMER,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
-FREE = ("name", "paper", "vocabulary", "tokenizer", "context", "z_loss", "init", "dropout", "objectives", "sizes")
+FREE = (
+    *("name", "paper", "vocabulary", "tokenizer", "context", "z_loss", "label_smoothing", "init", "dropout"),
+    *("objectives", "sizes"),
+)
 
 # The same of blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}

@@ -70,5 +70,5 @@ BART = Counterpart(
         "forced_bos_token_id": 0,
         "forced_eos_token_id": 2,
     },
-    logits_bias="final_logits_bias",
+    zeros=lambda spec: {"final_logits_bias": (1, spec.vocabulary)},
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from megaptm.families import CATALOGUE
 from megaptm.hub.tensor_rules import TensorRule
-from megaptm.spec import Family
+from megaptm.spec import Family, ModelSpec
 
 FFN_OF_WIDTH = 4
 """What the feed-forward's width is to the model's where a config of theirs has no number for it."""
@@ -32,6 +33,8 @@ class Counterpart:
     fixed: dict[str, Any]
     """Fields to which the architecture leaves one value."""
     rows: tuple[TensorRule, ...]
+    zeros: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
+    """Shapes of their parameters that ours has not, because they are zero."""
     tied: dict[str, str] = field(default_factory=dict)
     """Their parameters that are other names of parameters in `rows`: the other name -> the one in `rows`."""
     tied_if_absent: dict[str, str] = field(default_factory=dict)
@@ -40,8 +43,6 @@ class Counterpart:
     """What the names of the bare model, saved without its heads (`BertModel`), begin with inside `model`."""
     special: dict[str, int | None] = field(default_factory=dict)
     """Special ids where no tokenizer says otherwise; by those of pad, begin and end, which of them the others are."""
-    logits_bias: str = ""
-    """Their buffer [1, vocabulary] that is added to the logits, and 0 where nobody has set it."""
     places_after_pad: bool = False
     """Whether they number the places of a text from their pad token's id on."""
     unused: tuple[str, ...] = ()

@@ -1,0 +1,118 @@
+"""`MarianMTModel`, with the rectifier and without biases in attention: the Transformer.
+
+Its tables of places have all sines before all cosines, ours and the paper's have them in turn: so every axis that is as
+wide as the stream is in another order there.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.tensor_rules import KV, QKV, SAME, VOCABULARY, Form, TensorRule
+from megaptm.spec import ModelSpec
+
+
+def _apart(weight: Tensor, axis: int) -> Tensor:
+    """Even features of an axis, then the odd ones."""
+    return weight.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+
+
+def _in_turn(weight: Tensor, axis: int) -> Tensor:
+    """The other way."""
+    return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+
+
+def _ordered(form: Form, axis: int) -> Form:
+    """A form whose tensors have the stream's features along an axis."""
+    return Form(
+        lambda w, spec: form.give(_apart(w, axis), spec),
+        lambda ws, spec: _in_turn(form.take(ws, spec), axis),
+    )
+
+
+ALONG, ACROSS = _ordered(SAME, 0), _ordered(SAME, 1)
+
+
+def _norm(ours: str, theirs: str) -> tuple[TensorRule, ...]:
+    return tuple(TensorRule(f"{ours}.{name}", (f"{theirs}.{name}",), ALONG) for name in ("weight", "bias"))
+
+
+def _stack(stack: str) -> tuple[TensorRule, ...]:
+    """Rows that both stacks have."""
+    ours, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
+    attention = tuple(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")
+    return (
+        TensorRule(f"{ours}.attention.qkv.weight", attention, _ordered(QKV, 1)),
+        TensorRule(f"{ours}.attention.output.weight", (f"{layer}.self_attn.out_proj.weight",), ALONG),
+        *_norm(f"{ours}.attention_norm", f"{layer}.self_attn_layer_norm"),
+        TensorRule(f"{ours}.ffn.up.weight", (f"{layer}.fc1.weight",), ACROSS),
+        TensorRule(f"{ours}.ffn.up.bias", (f"{layer}.fc1.bias",)),
+        TensorRule(f"{ours}.ffn.down.weight", (f"{layer}.fc2.weight",), ALONG),
+        TensorRule(f"{ours}.ffn.down.bias", (f"{layer}.fc2.bias",), ALONG),
+        *_norm(f"{ours}.ffn_norm", f"{layer}.final_layer_norm"),
+    )
+
+
+CROSS = "model.decoder.layers.{n}.encoder_attn"
+ROWS = (
+    TensorRule("embed.token.weight", ("model.shared.weight",), _ordered(VOCABULARY, 1)),
+    *_stack("encoder"),
+    *_stack("decoder"),
+    TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q_proj.weight",), ACROSS),
+    TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k_proj.weight", f"{CROSS}.v_proj.weight"), _ordered(KV, 1)),
+    TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.out_proj.weight",), ALONG),
+    *_norm("decoder.{n}.cross_norm", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
+)
+
+
+def _zeros(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The biases of attention, and of the logits."""
+    found: dict[str, tuple[int, ...]] = {"final_logits_bias": (1, spec.vocabulary)}
+    for stack, attentions in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
+        size = spec.size_of(stack)
+        for layer in range(size.layers):
+            for attention in attentions:
+                for name in "qkv":
+                    found[f"model.{stack}.layers.{layer}.{attention}.{name}_proj.bias"] = (size.heads * size.key_width,)
+                found[f"model.{stack}.layers.{layer}.{attention}.out_proj.bias"] = (size.width,)
+    return found
+
+
+TRANSFORMER = Counterpart(
+    family="transformer",
+    model="MarianMTModel",
+    model_type="marian",
+    numbers={
+        "encoder_layers": "encoder.layers",
+        "decoder_layers": "decoder.layers",
+        "d_model": "width",
+        "encoder_attention_heads": "heads",
+        "decoder_attention_heads": "heads",
+        "encoder_ffn_dim": "ffn",
+        "decoder_ffn_dim": "ffn",
+        "vocab_size": "vocabulary",
+        "max_position_embeddings": "context",
+        "dropout": "dropout",
+    },
+    fixed={
+        "activation_function": "relu",
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "is_decoder": False,
+        "tie_word_embeddings": True,
+    },
+    rows=ROWS,
+    zeros=_zeros,
+    tied=dict.fromkeys(
+        ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+        "model.shared.weight",
+    ),
+    prefix="model.",
+    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": 1},
+    unused=("model.encoder.embed_positions.", "model.decoder.embed_positions."),
+)

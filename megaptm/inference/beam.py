@@ -1,0 +1,126 @@
+"""Beam search: the likeliest answer of an encoder-decoder to a text, such as its translation."""
+
+# S sequence, B beams, D width, V vocabulary
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.inference.generate import asked, require, with_cache
+from megaptm.inference.loaded_model import LoadedModel
+
+Step = Callable[[list[list[int]], list[int]], Tensor]
+"""What each beam has said, and which beam of the step before it goes on from -> logits [B, V] of what comes next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beam:
+    """How many answers are followed at once, and how answers of different lengths compare; the Transformer's numbers
+    (arXiv:1706.03762, section 6.1)."""
+
+    width: int = 4
+    length_penalty: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise UserError(f"beams ({self.width}) must be 1 or more.")
+        if not (math.isfinite(self.length_penalty) and self.length_penalty >= 0):
+            raise UserError(
+                f"length-penalty ({self.length_penalty}) must be 0 or more: longer answers then count more."
+            )
+
+    def score(self, logarithm: float, length: int) -> float:
+        """Of an answer of so many tokens, its end included, by the logarithm of its probability (arXiv:1609.08144,
+        equation 14, without coverage)."""
+        return logarithm / ((5 + length) / 6) ** self.length_penalty
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An answer."""
+
+    ids: list[int]
+    score: float
+
+
+def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
+    """The best answer to a text, of at most so many tokens."""
+    require(loaded, "fill")
+    ids = loaded.tokenizer.encode(prompt).tolist()
+    if not ids:
+        raise UserError("the prompt is empty: a model answers a text, so give it at least a word.")
+    return loaded.tokenizer.decode(search(loaded, ids, tokens=tokens, beam=beam)[0].ids)
+
+
+def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
+    """Answers to a text, the best first, at most `beam.width`; where no answer ends within so many tokens, cut ones."""
+    special, most = loaded.tokenizer.special, loaded.tokenizer.vocabulary
+    text, heard, tokens = asked(loaded, ids, tokens)
+    never = [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
+    said: list[list[int]] = [[] for _ in range(beam.width)]
+    # All beams begin alike: only the first is followed.
+    totals = [0.0] + [-math.inf] * (beam.width - 1)
+    parents = list(range(beam.width))
+    ended: list[Hypothesis] = []
+    with _reading(loaded, text, heard, beam.width) as step:
+        for length in range(1, tokens + 1):
+            logits_BV = step(said, parents)[:, :most].float().cpu()
+            if not logits_BV.isfinite().all():
+                raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
+            chances_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
+            chances_BV[:, never] = -math.inf
+            live: list[tuple[float, int, int]] = []
+            best = chances_BV.flatten().topk(min(2 * beam.width, chances_BV.numel()))
+            # Twice as many as beams: were all of the better half to end, as many would be left.
+            for place, (chance, at) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+                parent, id_ = divmod(at, chances_BV.shape[1])
+                if id_ != special.end:
+                    live.append((chance, parent, id_))
+                elif place < beam.width and chance > -math.inf:
+                    ended.append(Hypothesis(said[parent], beam.score(chance, length)))
+            live = live[: beam.width]
+            totals, parents = [chance for chance, _, _ in live], [parent for _, parent, _ in live]
+            said = [[*said[parent], id_] for _, parent, id_ in live]
+            ended = sorted(ended, key=lambda one: one.score, reverse=True)[: beam.width]
+            # What goes on loses probability, and gains by its length at most what the longest does.
+            if len(ended) == beam.width and ended[-1].score >= beam.score(totals[0], tokens):
+                return ended
+    cut = [Hypothesis(ids, beam.score(total, tokens)) for ids, total in zip(said, totals, strict=True)]
+    found = ended + [one for one in cut if one.score > -math.inf]
+    return sorted(found, key=lambda one: one.score, reverse=True)[: beam.width]
+
+
+@contextmanager
+def _reading(loaded: LoadedModel, text: list[int], before: list[int], beams: int) -> Iterator[Step]:
+    """The model once it has read a text; it remembers what beams have said, where its places allow. `before`: what the
+    decoder hears first."""
+    model = loaded.model
+    (encoder, reads), (decoder, says) = loaded.spec.family.prefixes.items()
+    stack = model.stack(decoder)
+    assert stack is not None
+    batch = {f"{reads}tokens": torch.tensor([text], device=loaded.device)}
+    with torch.inference_mode():
+        memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
+    batch = {name: field.expand(beams, -1) for name, field in batch.items()}
+    with nullcontext() if stack.block.score_bias else with_cache(stack) as cache:
+
+        def step(said: list[list[int]], parents: list[int]) -> Tensor:
+            heard = torch.tensor([[*before, *ids] for ids in said], device=loaded.device)
+            if cache is not None:
+                cache.follow(torch.tensor(parents, device=loaded.device))
+                new = heard.shape[1] if not said[0] else 1
+                places = torch.arange(heard.shape[1], device=loaded.device)
+                batch[f"{says}positions"] = places[-new:].expand(beams, -1)
+                heard = heard[:, -new:]
+            batch[f"{says}tokens"] = heard
+            with torch.inference_mode():
+                return model.logits(batch, ended={encoder: memory_SBD})["lm"][:, -1]
+
+        yield step

@@ -1,0 +1,90 @@
+"""The Transformer: its places are the paper's, and it learns a made-up translation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.layers.positions import sinusoid
+from megaptm.models import build_model, fill
+from megaptm.objectives import OBJECTIVES, SpecialTokens
+from megaptm.objectives.objective import DocumentSlice
+from megaptm.spec import ModelSpec, Size, change
+
+SPECIAL = SpecialTokens(size=20, pad=0, end=1, specials=frozenset({0, 1}))
+
+
+def test_places_are_sines_and_cosines_in_turn() -> None:
+    table = sinusoid(torch.arange(700)[:, None], width=8)[:, 0]
+    for place in (0, 1, 2, 699):
+        for feature in range(8):
+            angle = place / 10_000 ** (2 * (feature // 2) / 8)
+            assert table[place, feature].item() == pytest.approx((math.sin, math.cos)[feature % 2](angle), abs=1e-12)
+
+
+def test_an_odd_width_is_refused() -> None:
+    size = Size(layers=1, width=9, heads=1, ffn=8)
+    spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=8, dropout=0.0)
+    with pytest.raises(UserError, match="width of 9 has one left"):
+        build_model(spec)
+    with pytest.raises(UserError, match=r"embedding_scale is 'cube'; use one of none, sqrt-width"):
+        build_model(
+            ModelSpec(
+                family=change(spec.family, embedding_scale="cube"),
+                size=change(size, width=8),
+                vocabulary=20,
+                context=8,
+                dropout=0.0,
+            )
+        )
+
+
+def pairs(rng: np.random.Generator, count: int) -> list[DocumentSlice]:
+    """Three to five letters, and the same from behind."""
+    made = []
+    for length in rng.integers(3, 6, count):
+        word = rng.integers(2, 20, length)
+        made.append(DocumentSlice(np.concatenate((word, word[::-1])), 2, {"parts": np.array([0, length], np.int32)}))
+    return made
+
+
+def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    rows = [OBJECTIVES["translation"].make(pairs(rng, 3), SPECIAL, rng, 24, True) for _ in range(24)]
+    return {field: torch.from_numpy(np.stack([row[field] for row in rows])) for field in rows[0]}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Steps so small are no faster on two, and far slower where the machine does something else."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_it_learns_to_say_words_from_behind() -> None:
+    size = Size(layers=1, width=64, heads=4, ffn=128)
+    spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=24, dropout=0.0)
+    model, rng = build_model(spec), np.random.default_rng(0)
+    fill(model, seed=1)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    for step in range(1, 251):
+        for group in optimizer.param_groups:
+            group["lr"] = 4e-3 * min(step / 50, (50 / step) ** 0.5)
+        loss, count = model(batch(rng))["lm"]
+        optimizer.zero_grad()
+        (loss / count).backward()
+        optimizer.step()
+    model.eval()
+    held_out = batch(rng)
+    asked = held_out["labels"] != -100
+    with torch.no_grad():
+        said = model.logits(held_out)["lm"].argmax(-1)
+    assert (said == held_out["labels"])[asked].float().mean() >= 0.99
