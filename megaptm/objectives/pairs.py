@@ -49,18 +49,17 @@ class AskedTexts:
 def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
     """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together.
 
-    One in ten aims at fewer: its sentences end where it has them, and none is cut for that.
-
     A group of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
     puts the unused rest back and goes on from there; here groups are fixed by the index, so that sample i is known
     without making the ones before it, and the rest waits for another epoch.
     """
-    aim = _aim(rng, length)
-    sentences = up_to(group.sentences, aim)
+    if rng.random() < SHORTER:
+        length = int(rng.integers(2, length, endpoint=True))
+    sentences = up_to(group.sentences, length)
     split = int(rng.integers(1, len(sentences))) if len(sentences) > 1 else 1
     random = len(sentences) == 1 or rng.random() < RANDOM
     first = np.concatenate(sentences[:split])
-    rest = up_to(group.other(rng), aim - len(first)) if random else sentences[split:]
+    rest = up_to(group.other(rng), length - len(first)) if random else sentences[split:]
     return truncated(first, np.concatenate(rest), int(random), rng, length)
 
 
@@ -70,7 +69,9 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
 
     A group of one sentence is cut in its middle, and nothing is asked about it.
     """
-    sentences = up_to(group.sentences, _aim(rng, length))
+    if rng.random() < SHORTER:
+        length = int(rng.integers(2, length, endpoint=True))
+    sentences = up_to(group.sentences, length)
     if len(sentences) == 1:
         middle = max(1, len(sentences[0]) // 2)
         return truncated(sentences[0][:middle], sentences[0][middle:], IGNORED, rng, length)
@@ -78,11 +79,6 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
     first, second = np.concatenate(sentences[:split]), np.concatenate(sentences[split:])
     pair = truncated(first, second, 0, rng, length)
     return pair if rng.random() < ORDERED else Pair(pair.second, pair.first, 1)
-
-
-def _aim(rng: np.random.Generator, length: int) -> int:
-    """Tokens that a pair is to have: `length`, or one time in ten fewer."""
-    return int(rng.integers(2, length, endpoint=True)) if rng.random() < SHORTER else length
 
 
 def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
