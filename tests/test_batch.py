@@ -11,6 +11,7 @@ SPEC = BatchSpec(
     fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
     | fields((4,), "draws", dtype="float32")
     | fields((4,), "span_left", "span_right", "span_offset")
+    | fields((), "task_ids")
     | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
 )
 
@@ -28,6 +29,7 @@ def test_what_a_model_reads_is_padding(prefix):
     assert made[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
     assert made[f"{prefix}segments"].tolist() == made[f"{prefix}order"].tolist() == [0, 0, 0, 0]
     assert made["masked_positions"].tolist() == made["draws"].tolist() == [0, 0, 0, 0]
+    assert made["task_ids"] == 0
     assert made["labels"].tolist() == [IGNORED] * 4
     assert set(READ) <= SPEC.fields.keys()
 

@@ -53,6 +53,9 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     config = done.config
     if done.fresh:
         click.echo(f"{source} came without {', '.join(done.fresh)}: begun afresh, from train.seed={config.train.seed}")
+    if done.otherwise:
+        said = " and ".join(done.otherwise)
+        click.echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
     size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
     click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
     folder = typed_path(run.absolute())

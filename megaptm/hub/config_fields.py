@@ -80,6 +80,8 @@ def _as_meant(config: Mapping[str, Any], name: str) -> Any:
     match name:
         case "max_relative_positions" if type(value) is int and value < 1:
             return config.get("max_position_embeddings")
+        case "pos_att_type" if isinstance(value, str):  # as released: `c2p|p2c`
+            return sorted(one.strip() for one in value.lower().split("|"))
         case "pos_att_type" if isinstance(value, list):
             return sorted(map(str, value))
     return value
@@ -124,7 +126,7 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         size=size,
         vocabulary=ours["vocabulary"],
         context=context,
-        dropout=ours["dropout"],
+        dropout=ours.get("dropout", family.dropout),
     )
     scale = numbers_of(spec)["logit_scale"]
     if abs(ours.get("logit_scale", scale) / scale - 1) > 1e-6:

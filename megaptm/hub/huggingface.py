@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,8 @@ class ImportedModel:
     """Whole parameters by their global names, float32."""
     absent: dict[str, tuple[int, ...]]
     """Shapes of the heads' parameters that the model came without."""
+    otherwise: tuple[str, ...] = ()
+    """Numbers of its training that are others here, as `attention_dropout 0.0`."""
 
     @property
     def fresh(self) -> tuple[str, ...]:
@@ -137,12 +139,14 @@ def from_hugging_face(source: Path | PreTrainedModel, *, family: str | None = No
     """
     if isinstance(source, Path):
         check_folder(source)
-        counterpart, spec = described(read_object(source / CONFIG, remedy=REMEDY), family=family)
+        config = read_object(source / CONFIG, remedy=REMEDY)
+        counterpart, spec = described(config, family=family)
         state, where = read_weights(source), str(source)
     else:
-        counterpart, spec = described({**vars(source.config), **source.config.to_dict()}, family=family)
+        config = {**vars(source.config), **source.config.to_dict()}
+        counterpart, spec = described(config, family=family)
         state, where = source.state_dict(), type(source).__name__
-    model = _imported(counterpart, spec, state, where)
+    model = replace(_imported(counterpart, spec, state, where), otherwise=_otherwise(counterpart, spec, config))
     return _with_others(model, counterpart, source) if counterpart.stack and isinstance(source, Path) else model
 
 
@@ -156,6 +160,13 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
     spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
     weights = joined(family, {stack: part.weights for stack, part in parts.items()})
     return ImportedModel(spec, weights, renamed(family, {stack: part.absent for stack, part in parts.items()}))
+
+
+def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `Counterpart.written` says of the model, where their config says something else."""
+    usual, ours = _config_class(counterpart)(), config_values(counterpart, spec)
+    theirs = {name: config.get(name, getattr(usual, name)) for name in counterpart.written}
+    return tuple(f"{name} {str(value)[:20]}" for name, value in theirs.items() if value != ours[name])
 
 
 def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
@@ -194,11 +205,16 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
-    # By which T5's class knows whether the head scales what it reads, and ids that Marian's is not without.
-    said = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id")
+    # By which T5's class knows whether the head scales what it reads, ids that Marian's is not without, and what older
+    # files have in the place of `rope_parameters`.
+    said = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
     said_so = {name: config[name] for name in said if name in config}
     # Without the published special ids, which a small vocabulary has not: transformers would warn.
-    complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
+    try:
+        complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
+    except Exception as error:  # of many kinds
+        why = str(error).splitlines()[-1].strip()[:120]
+        raise UserError(f"{counterpart.model} config: transformers refuses it ({why}); restore it.") from None
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed}
 

@@ -45,6 +45,8 @@ class Import:
     config: Config
     fresh: tuple[str, ...]
     """Heads that the model came without, which begin as a new model's do."""
+    otherwise: tuple[str, ...] = ()
+    """Dropouts that its config has otherwise: `ImportedModel.otherwise`."""
 
 
 def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Import:
@@ -68,7 +70,7 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
         _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
             events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=model.fresh))
-    return Import(config, model.fresh)
+    return Import(config, model.fresh, model.otherwise)
 
 
 def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel, Tokenizer]:

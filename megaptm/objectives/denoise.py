@@ -147,6 +147,16 @@ def ngrams(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[floa
     return hide
 
 
+def token_ngrams(*, rate: float, most: int, lengths: Sequence[float] = ()) -> Hide:
+    """As `ngrams`, of tokens, whatever words they are of."""
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        each = np.ones(len(tokens), dtype=np.int64)
+        return ngrams(rate=rate, most=most, begins=each, lengths=lengths)(tokens, special, rng)
+
+    return hide
+
+
 def spans(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float] = ()) -> Hide:
     """Spans of whole words that begin anywhere, until ceil(rate x ordinary tokens) are hidden; the last is cut there.
     How often each length comes is `lengths`, of 1, 2 ... words; absent: geometric, p = 0.2, up to ten (SpanBERT,
@@ -191,9 +201,10 @@ HIDES: dict[str, Callable[..., Hide]] = {
     "whole-words": whole_words,
     "independent": independent,
     "ngrams": ngrams,
+    "token-ngrams": token_ngrams,
     "spans": spans,
 }
-"""What masked-lm may hide together: each token by itself, a word with all of its tokens, several words. Called with
+"""What masked-lm may hide together: each token by itself, a word with all of its tokens, several of either. Called with
 rate and most; one that takes `begins` is told where words begin, one that takes `lengths` how many to hide together."""
 
 

@@ -10,8 +10,10 @@ from megaptm.config import Config, load, resolve_model
 from megaptm.config.learning_rate import rate_of
 from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
+from megaptm.objectives import Composed
 from megaptm.objectives.denoising import Denoising
-from megaptm.objectives.masked import MaskedLMOnPairs
+from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.translation import FILL
 from tests.plan.test_count import EXACT, as_published
 
@@ -89,7 +91,8 @@ def test_palm_has_the_papers_optimizer():
     """The same section: Adafactor without factors, 10^-2 for 10,000 steps and then 1 / sqrt(k), a decay of the rate's
     square, which count steps of any size."""
     found = config("palm/540b")
-    optimizer = found.optimizer
+    optimizer, model = found.optimizer, resolve_model(found)
+    assert (model.dropout, model.family.z_loss, found.data.document_mask) == (0.0, 1e-4, False)
     assert (optimizer.name, optimizer.momentum, optimizer.clip) == ("adafactor", 0.9, 1.0)
     assert optimizer.adafactor == AdafactorConfig(factor_from=None, update_clip=None)
     assert (optimizer.weight_decay, optimizer.weight_decay_times) == (1.0, "lr-squared")
@@ -102,9 +105,12 @@ def test_palm_has_the_papers_optimizer():
     [("deberta/base", 2e-4), ("deberta/large", 2e-4), ("deberta-v2/xlarge", 2e-4), ("deberta-v2/xxlarge", 1.5e-4)],
 )
 def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
-    """arXiv:2006.03654, appendix A.2."""
+    """arXiv:2006.03654, appendix A.2; masks of up to three words, as often as 1 / n (the released code)."""
     found = config(name)
-    optimizer = found.optimizer
+    optimizer, task = found.optimizer, found.task
+    assert isinstance(task, MaskedLM)
+    assert (task.hide, task.lengths, task.show, task.rate) == ("ngrams", (), "tokens", 0.15)
+    assert resolve_model(found).dropout == 0.1
     assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 2048, 1_000_000)
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.999), 1e-6, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
@@ -126,7 +132,8 @@ def test_gpt_has_the_papers_batch_and_rate():
     optimizer = found.optimizer
     assert (found.data.sequence, found.data.epochs, found.train.batch) == (512, 100, 64)
     assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (2.5e-4, 2_000, "cosine", 0.0)
-    assert optimizer.weight_decay == 0.01
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-8, 0.01)
+    assert resolve_model(found).dropout == 0.1
 
 
 @pytest.mark.parametrize("size", ["base", "large", "base-chinese"])
@@ -138,8 +145,9 @@ def test_bert_has_the_papers_two_phases(size):
     assert (second.run, second.model, second.optimizer) == (first.run, first.model, first.optimizer)
     assert second.data.mix == first.data.mix
     optimizer = first.optimizer
-    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (1e-4, (0.9, 0.999), 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (10_000, "linear", 0.0)
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (1e-4, (0.9, 0.999), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert (first.objective, resolve_model(first).dropout) == ("masked-lm-next-sentence", 0.1)
     assert (optimizer.decay_steps, first.train.batch, second.train.batch) == (1_000_000, 256, 256)
 
 
@@ -218,6 +226,7 @@ def test_albert_has_the_papers_recipe(size, dropout):
     assert (found.objective, resolve_model(found).dropout) == ("masked-lm-ngrams-sentence-order", dropout)
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.lr, optimizer.weight_decay) == ("lamb", 1.76e-3, 0.01)
+    assert (optimizer.betas, optimizer.eps, optimizer.clip) == ((0.9, 0.999), 1e-6, 1.0)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (3_125, "linear", 0.0)
 
 
@@ -230,6 +239,42 @@ def test_spanbert_has_the_papers_recipe(size):
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (1e-4, (0.9, 0.999), 1e-8, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "batch", "sequence", "steps", "share", "masked"),
+    [
+        ("small", 5e-4, 128, 128, 1_000_000, 1 / 4, 0.15),
+        ("base", 2e-4, 256, 512, 766_000, 1 / 3, 0.15),
+        ("large", 2e-4, 2048, 512, 400_000, 1 / 4, 0.25),
+    ],
+)
+def test_electra_has_the_papers_recipe(size, rate, batch, sequence, steps, share, masked):
+    """arXiv:2003.10555, tables 6 and 7; clipping is the released code's."""
+    found = config(f"electra/{size}")
+    assert (found.train.batch, found.data.sequence, found.train.steps) == (batch, sequence, steps)
+    optimizer, model, task = found.optimizer, resolve_model(found), found.task
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.999), 1e-6, 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert task.losses == {"mlm": 1.0, "replaced-token": 50.0}
+    asked = task.tasks[0].objective if isinstance(task, Composed) else task
+    assert isinstance(asked, ReplacedTokens)
+    assert asked.rate == masked
+    generator, judge = (model.size_of(stack) for stack in ("generator", "discriminator"))
+    assert (generator.layers, generator.width) == (judge.layers, judge.width * share)
+    assert (generator.key_width, generator.ffn, model.dropout) == (64, 4 * generator.width, 0.1)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_unilm_has_the_papers_recipe(size):
+    """arXiv:1905.03197, 2.4, but for ten rows of 330."""
+    found = config(f"unilm/{size}")
+    assert (found.objective, found.data.sequence, found.train.batch, found.train.steps) == ("unilm", 512, 320, 770_000)
+    assert [*found.data.mix] == [*config("spanbert/base").data.mix], "cased"
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (3e-5, (0.9, 0.999), 0.01)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (40_000, "linear", 0.0)
+    assert resolve_model(found).dropout == 0.1
 
 
 def test_ernie_has_the_recipe_of_the_released_code():
@@ -297,4 +342,5 @@ def test_masks_of_whole_words_are_all_that_differs(name):
 def test_gpt2_has_its_published_batch_and_the_rate_of_gpt3_at_its_size(size):
     found = config(f"gpt2/{size}")
     assert (found.data.sequence, found.train.batch) == (1024, 512)
+    assert (resolve_model(found).context, resolve_model(found).vocabulary) == (1024, 50_257)
     assert found.optimizer.lr == config(f"gpt3/{size}").optimizer.lr

@@ -14,7 +14,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, GPT2
 from megaptm.hub.counterparts import counterpart_of
-from megaptm.hub.huggingface import described, from_hugging_face, to_hugging_face
+from megaptm.hub.huggingface import described, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.tokenizers import train
@@ -165,6 +165,31 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
 def test_what_we_could_not_honor_is_named(config: transformers.GPT2Config, said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_hugging_face(transformers.GPT2LMHeadModel(config))
+
+
+def test_what_turns_queries_is_read_where_older_files_have_it() -> None:
+    config = hugging_face_config(tiny_spec("palm")).to_dict()
+    del config["rope_parameters"]
+    assert described(config | {"rope_theta": 10_000, "rope_scaling": None})[1].size == tiny_spec("palm").size
+    for more, said in (
+        ({"rope_theta": 500.0}, "'rope_theta': 500.0"),
+        ({"rope_theta": 10_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'factor': 2.0"),
+        ({"rope_scaling": "twice"}, "transformers refuses it"),
+    ):
+        with pytest.raises(UserError, match=said):
+            described(config | more)
+
+
+def test_dropouts_that_are_others_here_are_told() -> None:
+    config = hugging_face_config(replace(tiny_spec("bart"), dropout=0.1))
+    assert not from_hugging_face(transformers.BartForConditionalGeneration(config)).otherwise
+    config.attention_dropout = config.activation_dropout = 0.0  # as in bart-large-cnn
+    found = from_hugging_face(transformers.BartForConditionalGeneration(config))
+    assert (found.spec.dropout, found.otherwise) == (0.1, ("attention_dropout 0.0", "activation_dropout 0.0"))
+    config = hugging_face_config(tiny_spec("palm"))
+    config.attention_dropout = 0.1
+    found = from_hugging_face(transformers.CohereForCausalLM(config))
+    assert (found.spec.dropout, found.otherwise) == (0.0, ("attention_dropout 0.1",))
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:

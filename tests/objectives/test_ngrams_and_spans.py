@@ -36,13 +36,15 @@ def run_lengths(hidden: np.ndarray) -> list[int]:
     [
         ("ngrams", (), [6 / 11, 3 / 11, 2 / 11]),
         ("ngrams", (0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
+        ("token-ngrams", (0.8, 0.1, 0.1), [0.8, 0.1, 0.1]),
         ("spans", (), np.array(GEOMETRIC) / sum(GEOMETRIC)),
     ],
 )
 def test_as_many_words_come_together_as_often_as_was_said(hide, lengths, shares):
     # So few of so many words of one token that hidden ones seldom meet, and few are cut where the share is reached.
     tokens, options = np.full(100_000, SPECIALS), {"lengths": lengths} if lengths else {}
-    make = HIDES[hide](rate=0.004, most=10_000, begins=np.ones(len(tokens), dtype=int), **options)
+    words = {} if hide == "token-ngrams" else {"begins": np.ones(len(tokens), dtype=int)}
+    make = HIDES[hide](rate=0.004, most=10_000, **words, **options)
     rng = np.random.default_rng(0)
     found = [length for _ in range(40) for length in run_lengths(make(tokens, SPECIAL, rng))]
     histogram = np.bincount(found, minlength=len(shares) + 1)[1 : len(shares) + 1] / len(found)

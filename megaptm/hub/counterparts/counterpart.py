@@ -29,7 +29,7 @@ class Counterpart:
     """Their field -> ours: see `config_fields.numbers_of`. Several of theirs may be one of ours (dropouts); they must
     then agree."""
     written: dict[str, str] = field(default_factory=dict)
-    """The same of numbers that only training asks for: they are written, and theirs may be others."""
+    """The same of dropouts that may be others there: they are written, and an import says where they are others."""
     fixed: dict[str, Any]
     """Fields to which the architecture leaves one value."""
     rows: tuple[TensorRule, ...]

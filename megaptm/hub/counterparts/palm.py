@@ -58,9 +58,10 @@ PALM = Counterpart(
         "vocab_size": "vocabulary",
         "max_position_embeddings": "context",
         "layer_norm_eps": "norm_eps",
-        "attention_dropout": "dropout",
         "logit_scale": "logit_scale",
     },
+    # The only one that it has.
+    written={"attention_dropout": "dropout"},
     fixed={
         "hidden_act": "silu",
         "attention_bias": False,

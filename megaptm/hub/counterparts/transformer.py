@@ -113,6 +113,6 @@ TRANSFORMER = Counterpart(
         "model.shared.weight",
     ),
     prefix="model.",
-    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": 1},
+    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
     unused=("model.encoder.embed_positions.", "model.decoder.embed_positions."),
 )
