@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from megaptm.plan import activations
 from megaptm.plan.optimizer import Remembered
-from megaptm.plan.stages import Stage, counted_stages
+from megaptm.plan.stages import CountedStage, counted_stages
 from megaptm.plan.workload import Workload
 
 
@@ -34,7 +34,7 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def memory(work: Workload, stages: Sequence[Stage] | None = None) -> list[Memory]:
+def memory(work: Workload, stages: Sequence[CountedStage] | None = None) -> list[Memory]:
     """Stage -> what each of its ranks holds; `stages` where they are known already."""
     stages = counted_stages(work) if stages is None else stages
     return [_rank(work, number, stage) for number, stage in enumerate(stages)]
@@ -45,7 +45,7 @@ def fullest(stages: list[Memory]) -> int:
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
-def _rank(work: Workload, number: int, stage: Stage) -> Memory:
+def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
     held, counted = stage.chunks, stage.parameters
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen, stage.remembered)
     logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in held) else 0.0

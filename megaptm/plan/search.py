@@ -11,7 +11,7 @@ from megaptm.config.check import check
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest, memory
-from megaptm.plan.stages import Stage, counted_stages
+from megaptm.plan.stages import CountedStage, counted_stages
 from megaptm.plan.step import StepTime, step
 from megaptm.plan.workload import Workload, workload_of
 
@@ -48,7 +48,7 @@ def search(config: Config, machine: Machine, devices: int) -> Search:
     too_large: list[Candidate] = []
     refused = Counter[str]()
     base = workload_of(config)
-    known: dict[tuple[int, int, int], list[Stage]] = {}  # micro-batches and recomputation leave them as they are
+    known: dict[tuple[int, int, int], list[CountedStage]] = {}  # micro-batches and recomputation leave them as they are
     for layout in _layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
@@ -81,7 +81,7 @@ def best(found: Search, config: Config, machine: Machine, devices: int) -> Candi
     )
 
 
-def _candidate(machine: Machine, work: Workload, stages: list[Stage]) -> Candidate:
+def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> Candidate:
     held = memory(work, stages)
     stage = fullest(held)
     return Candidate(work.layout, step(machine, work, stages), held[stage].total, stage)

@@ -26,7 +26,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Stage:
+class CountedStage:
     """What each rank of a pipeline stage holds, however many rows pass through it."""
 
     chunks: list[ModelChunk]
@@ -41,15 +41,15 @@ def stages(work: Workload) -> list[list[ModelChunk]]:
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
 
 
-def counted_stages(work: Workload) -> list[Stage]:
+def counted_stages(work: Workload) -> list[CountedStage]:
     """The stages with what a rank of each holds."""
     return [_counted(work, held) for held in stages(work)]
 
 
-def _counted(work: Workload, held: list[ModelChunk]) -> Stage:
+def _counted(work: Workload, held: list[ModelChunk]) -> CountedStage:
     count = parameters(work, held)
     known = remembered(work.optimizer, work.spec, held, count.trained, work.trained_heads, tensor=work.layout.tensor)
-    return Stage(held, count, known)
+    return CountedStage(held, count, known)
 
 
 def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:

@@ -9,7 +9,7 @@ from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective, message
-from megaptm.plan.stages import Stage, counted_stages, table_size
+from megaptm.plan.stages import CountedStage, counted_stages, table_size
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block, change
 
@@ -58,7 +58,7 @@ class StepTime:
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 
-def step(machine: Machine, work: Workload, stages: Sequence[Stage] | None = None) -> StepTime:
+def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None = None) -> StepTime:
     """The time of a step of `work` on enough of these machines; `stages` where they are known already."""
     layout = work.layout
     stages = counted_stages(work) if stages is None else stages
@@ -114,7 +114,7 @@ def _messages(machine: Machine, work: Workload) -> float:
     return 2 * layout.virtual * work.microbatches * one * exposed
 
 
-def _data(machine: Machine, work: Workload, stage: Stage, passes: Passes) -> float:
+def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
     """Gradients over data ranks, and the tied table's over the stages that hold it."""
     layout, software = work.layout, work.software
     held, counted = stage.chunks, stage.parameters
@@ -158,7 +158,7 @@ def uncovered(communication: float, products: float, beside: float) -> float:
     return communication - hidden + beside * hidden
 
 
-def _optimizer(machine: Machine, work: Workload, stage: Stage) -> float:
+def _optimizer(machine: Machine, work: Workload, stage: CountedStage) -> float:
     """Norm, clipping and the update rule: bytes read and written."""
     trained = stage.parameters.trained
     rule = 4 * (3 + 2 * stage.remembered.total / max(1, trained))
