@@ -33,5 +33,5 @@ ERNIE_2 = change(
     tasks=4,
     stacks={"encoder": change(BERT.last_block, norm_eps=1e-5)},
     heads=("mlm", "capitalization", "token-document", "sentence-reordering"),
-    objectives=("ernie-2", "masked-lm-next-sentence", "masked-lm", "masked-lm-whole-word"),
+    objectives=("ernie-2", "masked-lm", "masked-lm-whole-word"),
 )
