@@ -115,5 +115,7 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
     before = torch.get_rng_state()
     model(batch)
     assert torch.get_rng_state().equal(before)
-    tables = any(block.distance_rows for block in model.spec.family.stacks.values())
-    assert set(drawn) == {"heads", "residual", *(["replicated"] if tables else [])}
+    blocks = model.spec.family.stacks.values()
+    heads = ["heads"] if any(block.attention_dropout or block.ffn_dropout for block in blocks) else []
+    tables = ["replicated"] if any(block.distance_rows for block in blocks) else []
+    assert set(drawn) == {"residual", *heads, *tables}

@@ -1,4 +1,5 @@
-"""Real services, started once for all tests that use them."""
+"""Real services, started once for all tests that use them, and stopped when these are done: idle they cost a tenth of
+a core."""
 
 import pytest
 
@@ -8,14 +9,14 @@ from tests.real.ray_cluster import ray_cluster
 from tests.real.slurm_cluster import slurm_cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def slurm():
     """Four nodes of a real Slurm."""
     with slurm_cluster(nodes=4) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_nodes():
     """Three nodes of a real Ray."""
     with ray_cluster(nodes=3) as cluster:
