@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
+from megaptm.objectives.encoder_decoder import two_rows
 from megaptm.objectives.masked import laid_out, word_begins
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -19,8 +20,6 @@ from megaptm.objectives.objective import (
     RowWindow,
     Sample,
     Share,
-    documents_of,
-    padded,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -95,12 +94,7 @@ class Denoising(Objective):
         spoken = laid_out([part.tokens for part in piece], piece, begin, end, document_mask)
         read = laid_out([self.spoil(part, special, rng) for part in piece], piece, begin, end, document_mask)
         heard = [np.concatenate((end, text[:-1])) for text in spoken]
-        sample = {"labels": padded(spoken, sequence, IGNORED)}
-        for prefix, texts in (("", read), ("decoder_", heard)):
-            documents, positions = documents_of([len(text) for text in texts], sequence)
-            sample[f"{prefix}tokens"] = padded(texts, sequence, special.pad)
-            sample[f"{prefix}document_ids"], sample[f"{prefix}positions"] = documents, positions
-        return sample
+        return two_rows(read, heard, spoken, sequence=sequence, targets=sequence, pad=special.pad)
 
     def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """int64 [at most as many tokens]: what the encoder reads of a document, between `begin` and `end`."""

@@ -83,13 +83,9 @@ class EncoderDecoder(Objective):
             inputs.append(np.concatenate((shown, end)))
             spoken.append(np.concatenate((asked, end)))
             heard.append(np.concatenate((start, asked)))
-        return {
-            "tokens": padded(inputs, sequence, special.pad),
-            "document_ids": documents_of([len(text) for text in inputs], sequence)[0],
-            "decoder_tokens": padded(heard, targets, special.pad),
-            "decoder_document_ids": documents_of([len(text) for text in heard], targets)[0],
-            "labels": padded(spoken, targets, IGNORED),
-        }
+        sample = two_rows(inputs, heard, spoken, sequence=sequence, targets=targets, pad=special.pad)
+        # T5 knows places by their distances.
+        return {name: row for name, row in sample.items() if not name.endswith("positions")}
 
     def _fitting(self, texts: list[np.ndarray], inputs: int, targets: int) -> list[np.ndarray]:
         """The texts that fit the two rows once noised; the first that does not is shortened, the rest dropped.
@@ -111,6 +107,25 @@ class EncoderDecoder(Objective):
             if room < len(text):
                 break
         return fit
+
+
+def two_rows(
+    read: list[np.ndarray],
+    heard: list[np.ndarray],
+    said: list[np.ndarray],
+    *,
+    sequence: int,
+    targets: int,
+    pad: int,
+) -> Sample:
+    """Of each document what the encoder reads, what the decoder hears, and what it is to say, end to end: rows of
+    `sequence` and of `targets` places."""
+    sample = {"labels": padded(said, targets, IGNORED)}
+    for prefix, texts, size in (("", read, sequence), ("decoder_", heard, targets)):
+        documents, positions = documents_of([len(text) for text in texts], size)
+        sample[f"{prefix}tokens"] = padded(texts, size, pad)
+        sample[f"{prefix}document_ids"], sample[f"{prefix}positions"] = documents, positions
+    return sample
 
 
 @lru_cache

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, documents_of, padded
+from megaptm.batch import BatchSpec, fields
+from megaptm.objectives.encoder_decoder import two_rows
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 
 FILL = 0.875
@@ -81,14 +82,4 @@ class Translation(Objective):
             read.append(np.concatenate((source, end)))
             heard.append(np.concatenate((start, target)))
             said.append(np.concatenate((target, end)))
-        documents, positions = documents_of([len(text) for text in read], sequence)
-        decoder_documents, decoder_positions = documents_of([len(text) for text in heard], targets)
-        return {
-            "tokens": padded(read, sequence, special.pad),
-            "document_ids": documents,
-            "positions": positions,
-            "decoder_tokens": padded(heard, targets, special.pad),
-            "decoder_document_ids": decoder_documents,
-            "decoder_positions": decoder_positions,
-            "labels": padded(said, targets, IGNORED),
-        }
+        return two_rows(read, heard, said, sequence=sequence, targets=targets, pad=special.pad)
