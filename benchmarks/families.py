@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from common.alone import join_alone
 from common.options import Options
+from common.peer import training_step
 from common.rounds import median_seconds
 from torch import Tensor
 
@@ -125,21 +126,7 @@ def hugging_face(spec: ModelSpec, counterpart: Counterpart, precision: str, inpu
 
     config: Any = hugging_face_config(spec)
     config.use_cache = False
-    model = getattr(transformers, counterpart.model)._from_config(config).train()
-    if precision == "all bf16":
-        model.to(torch.bfloat16)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
-
-    def step() -> object:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16 autocast"):
-            loss = model(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        adam.zero_grad()
-        return loss.item()
-
-    return step
+    return training_step(getattr(transformers, counterpart.model)._from_config(config), precision, **inputs)
 
 
 def runs(step: Callable[[], object]) -> bool:

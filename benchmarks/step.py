@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from common.alone import join_alone
 from common.options import Options
+from common.peer import training_step
 from common.rounds import median_seconds
 
 from megaptm.families import CATALOGUE
@@ -64,22 +65,9 @@ def hugging_face(precision: str, shape: Shape) -> Callable[[], float]:
     config = GPT2Config(n_layer=shape.layers, n_embd=shape.width, n_head=shape.heads)
     config.vocab_size, config.n_positions = VOCABULARY, CONTEXT
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").train()
-    if precision == "all bf16":
-        model.to(torch.bfloat16)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
     tokens = torch.randint(0, VOCABULARY, (ROWS, shape.length), generator=torch.Generator().manual_seed(0))
-
-    def step() -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16 autocast"):
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        adam.zero_grad()
-        return loss.item()
-
-    return step
+    return training_step(model, precision, input_ids=tokens, labels=tokens, use_cache=False)
 
 
 def matmul_flops(dtype: torch.dtype, shape: Shape) -> float:

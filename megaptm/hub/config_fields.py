@@ -71,20 +71,8 @@ def _is_number(value: Any) -> bool:
 def differing(counterpart: Counterpart, config: Mapping[str, Any]) -> list[str]:
     """Fields of their config that have another value than the architecture leaves them."""
     # What is absent says as much as what is 0 or false.
-    return [name for name, value in counterpart.fixed.items() if (_as_meant(config, name) or None) != (value or None)]
-
-
-def _as_meant(config: Mapping[str, Any], name: str) -> Any:
-    """The value of a field that may be written in several ways, in the one that `Counterpart.fixed` has."""
-    value = config.get(name)
-    match name:
-        case "max_relative_positions" if type(value) is int and value < 1:
-            return config.get("max_position_embeddings")
-        case "pos_att_type" if isinstance(value, str):  # as released: `c2p|p2c`
-            return sorted(one.strip() for one in value.lower().split("|"))
-        case "pos_att_type" if isinstance(value, list):
-            return sorted(map(str, value))
-    return value
+    said = {**config, **{name: read(config) for name, read in counterpart.spellings.items() if name in config}}
+    return [name for name, value in counterpart.fixed.items() if (said.get(name) or None) != (value or None)]
 
 
 def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:

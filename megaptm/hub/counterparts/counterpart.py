@@ -32,6 +32,8 @@ class Counterpart:
     """The same of dropouts that may be others there: they are written, and an import says where they are others."""
     fixed: dict[str, Any]
     """Fields to which the architecture leaves one value."""
+    spellings: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    """Of fields of `fixed` that a config may write in several ways: their config -> the value as `fixed` has it."""
     rows: tuple[TensorRule, ...]
     zeros: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
     """Shapes of their parameters that ours has not, because they are zero."""

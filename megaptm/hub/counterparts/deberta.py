@@ -5,8 +5,11 @@ DeBERTa-v3 is two of them: its discriminator, of which theirs is the bare `Deber
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, of_stack, pair
 from megaptm.spec import ModelSpec
@@ -64,22 +67,27 @@ V2 = (
     TensorRule("encoder.convolution.map.bias", ("deberta.encoder.conv.conv.bias",)),
     *pair("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
 )
+
+
+def _furthest(config: Mapping[str, Any]) -> Any:
+    """The largest distance: below 1, as far as there are places."""
+    said = config["max_relative_positions"]
+    return config.get("max_position_embeddings") if type(said) is int and said < 1 else said
+
+
+def _terms(config: Mapping[str, Any]) -> Any:
+    """What scores are made of, besides contents: a list, or as released `c2p|p2c`."""
+    said = config["pos_att_type"]
+    terms = said.lower().split("|") if isinstance(said, str) else said
+    return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
+
+
 RELEASED_HEAD = "lm_predictions.lm_head"
 
 DEBERTA = Counterpart(
     family="deberta",
     model="DebertaForMaskedLM",
-    numbers={
-        "num_hidden_layers": "layers",
-        "hidden_size": "width",
-        "num_attention_heads": "heads",
-        "intermediate_size": "ffn",
-        "vocab_size": "vocabulary",
-        "max_position_embeddings": "context",
-        "layer_norm_eps": "norm_eps",
-        "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "dropout",
-    },
+    numbers=BERT.numbers,
     fixed={
         "hidden_act": "gelu",
         "type_vocab_size": 0,
@@ -89,6 +97,7 @@ DEBERTA = Counterpart(
         "pos_att_type": ["c2p", "p2c"],
         "tie_word_embeddings": True,
     },
+    spellings={"max_relative_positions": _furthest, "pos_att_type": _terms},
     rows=(*COMMON, *V1, PLACES),
     tied={
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
