@@ -1,10 +1,10 @@
-"""A short training of a tiny config on real text, or on the same text in disorder. Runs in a worker process."""
+"""A short training of a tiny config on real text, asked at its end about held-out text in order and in disorder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.config import load, resolve_model
-from megaptm.data import Loader, open_mix, validation_batches
+from megaptm.data import Loader, Mix, open_mix, validation_batches
+from megaptm.data.loader import MicroBatch
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup
@@ -43,6 +44,8 @@ class Lesson:
 
     before: dict[str, float]
     after: dict[str, float]
+    in_disorder: dict[str, float]
+    """The same model on the same texts, their words permuted: one that sees its answers knows these too."""
     unigram: float
     """Entropy of the held-out answers: nobody who knows only how often each occurs, even here, goes below."""
 
@@ -87,8 +90,8 @@ def _shuffle(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return tokens[rng.permutation(len(tokens))]
 
 
-def learn(family: str, corpus: str, shuffled: bool) -> Lesson:
-    """Train the family's tiny config on a corpus folder."""
+def learn(family: str, corpus: str) -> Lesson:
+    """Train the family's tiny config on a corpus folder. Runs in a rank's process."""
     from megaptm.config.learning_rate import learning_rate
     from megaptm.parallel.engine import Engine
     from megaptm.tokenizers import load as load_tokenizer
@@ -96,10 +99,11 @@ def learn(family: str, corpus: str, shuffled: bool) -> Lesson:
 
     config = load(CONFIGS / family / "tiny.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
     objective = OBJECTIVES[config.objective]
-    objective = Shuffled(objective) if shuffled else objective
     special = load_tokenizer(Path(corpus) / "tokenizer").special
-    train, validation = (
-        open_mix(
+    rows = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
+
+    def opened(split: str, objective: Objective) -> Mix:
+        return open_mix(
             config.data.mix,
             split=split,
             objective=objective,
@@ -107,19 +111,22 @@ def learn(family: str, corpus: str, shuffled: bool) -> Lesson:
             seed=config.train.seed,
             special=special,
         )
-        for split in ("train", "validation")
-    )
-    rows = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
-    held_out = validation_batches(validation, **rows, most=32)
-    for batch in (batch for batches in held_out for batch in batches):
-        # Asked about words alone: the ends of texts and T5's sentinels are easy, and would hide what is hard.
-        batch["labels"][torch.isin(batch["labels"], torch.tensor(sorted(special.specials)))] = IGNORED
+
+    def held_out(objective: Objective) -> list[list[MicroBatch]]:
+        batches = validation_batches(opened("validation", objective), **rows, most=32)
+        for batch in chain.from_iterable(batches):
+            # Asked about words alone: the ends of texts and T5's sentinels are easy, and would hide what is hard.
+            batch["labels"][torch.isin(batch["labels"], torch.tensor(sorted(special.specials)))] = IGNORED
+        return batches
+
+    ordered, permuted = held_out(objective), held_out(Shuffled(objective))
     engine = Engine(
         resolve_model(config), config.layout, config.optimizer, losses=objective.losses, seed=config.train.seed
     )
-    before = mean_losses(engine, iter(held_out))
-    with Loader(train, **rows) as loader:
+    before = mean_losses(engine, iter(ordered))
+    with Loader(opened("train", objective), **rows) as loader:
         for step, batches in islice(loader, config.train.steps):
             engine.step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
-    answers = np.concatenate([batch["labels"].numpy().ravel() for batches in held_out for batch in batches])
-    return Lesson(before, mean_losses(engine, iter(held_out)), unigram_loss(np.bincount(answers[answers != IGNORED])))
+    after, in_disorder = (mean_losses(engine, iter(batches)) for batches in (ordered, permuted))
+    answers = np.concatenate([batch["labels"].numpy().ravel() for batch in chain.from_iterable(ordered)])
+    return Lesson(before, after, in_disorder, unigram_loss(np.bincount(answers[answers != IGNORED])))
