@@ -23,7 +23,7 @@ from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_told
-from megaptm.processes import end_now
+from megaptm.processes import collect_garbage_rarely, end_now
 
 
 class Commands(click.Group):
@@ -79,6 +79,7 @@ def main() -> None:
 
 def run() -> NoReturn:
     """`megaptm` as a program."""
+    collect_garbage_rarely()
     try:
         main(prog_name="megaptm")
     except SystemExit as end:

@@ -1,5 +1,5 @@
-"""Processes that end at once, or with the one that started them, whatever ended that (on Linux), or outlive who reads
-what they print."""
+"""Processes that end at once, or with the one that started them, whatever ended that (on Linux), outlive who reads
+what they print, or look for garbage less often."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import ctypes
 import errno
+import gc
 import io
 import os
 import signal
@@ -47,6 +48,13 @@ def outlive_terminal() -> None:
             write_through=stream.write_through,
         )
         setattr(sys, name, lasting)
+
+
+def collect_garbage_rarely() -> None:
+    """For a program that loads torch: Python would look through all that was imported again and again as it grows,
+    which is a sixth of the time that the import takes, and later at a moment of its own in each rank, while the others
+    wait for it."""
+    gc.set_threshold(100_000, 50, 100)
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:

@@ -10,7 +10,7 @@ import traceback
 import click
 
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
-from megaptm.processes import end_now, outlive_terminal
+from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal
 
 LOST_LOADER = re.compile(r"DataLoader worker \(pid")
 KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
@@ -20,6 +20,7 @@ KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
 @click.option("--run", required=True, help="The run folder; its config.yaml says everything else.")
 def main(run: str) -> None:
     outlive_terminal()
+    collect_garbage_rarely()
     try:
         from megaptm.train.run import run_worker
 
