@@ -130,7 +130,7 @@ def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> 
 def train_steps(
     family: str,
     layout: Layout,
-    steps: int = 5,
+    steps: int = 3,
     precision: str = "fp32",
     communication: CommunicationConfig | None = None,
     rows: tuple[int, ...] = (ROWS,),
