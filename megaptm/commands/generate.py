@@ -13,7 +13,9 @@ from megaptm.commands.options import Finite
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--prompt", required=True, help="Text to continue (GPT) or translate, or with holes to fill (T5, BART) or to guess."
+    "--prompt",
+    required=True,
+    help="Text to continue (GPT) or to answer (translation), or with holes to fill (T5, BART) or to guess.",
 )
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
 @click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
@@ -24,7 +26,7 @@ from megaptm.commands.options import Finite
 @click.option(
     "--beams",
     type=click.IntRange(1),
-    help="Answer the prompt, such as by its translation, by beam search with so many; 4 where there can be no holes.",
+    help="Answer the prompt, such as by its translation, by beam search with so many; 4 for a prompt without holes.",
 )
 @click.option(
     "--length-penalty",
@@ -49,8 +51,8 @@ def generate(
 ) -> None:
     """Let a MODEL speak: the folder of a run, or of an exported model.
 
-    A decoder (GPT) continues the prompt, an encoder-decoder fills its holes (T5) or answers it (Transformer: by the
-    translation), an encoder (BERT) or a generator (ELECTRA) guesses its masks.
+    A decoder (GPT) continues the prompt, an encoder-decoder fills its holes (T5, BART) or answers it (translation,
+    text-to-text), as it was trained to; an encoder (BERT) or a generator (ELECTRA) guesses its masks.
 
     \b
       megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200
@@ -77,7 +79,7 @@ def generate(
             for piece in pieces:
                 click.echo(piece, nl=False)
             click.echo()
-        case ("encoder", "decoder") if beams or not say.has_holes(loaded.tokenizer):
+        case ("encoder", "decoder") if beams or say.read_prompt(loaded, prompt)[0] == "text":
             click.echo(loaded.answer(prompt, tokens=tokens, beams=beams or 4, length_penalty=length_penalty))
         case ("encoder", "decoder"):
             filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)

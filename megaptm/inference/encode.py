@@ -35,10 +35,8 @@ def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean
 
 def _ids(loaded: LoadedModel, text: str, number: int) -> list[int]:
     """Ids of one text, with the special tokens that training had around it."""
-    special, ids = loaded.tokenizer.special, list[int]()
-    for word in loaded.config.task.template[0].split():
-        name = word.partition(":")[0]
-        ids += loaded.tokenizer.encode(text).tolist() if name == "A" else [getattr(special, name)]
+    tokenizer = loaded.tokenizer
+    ids = loaded.config.task.with_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
     if not ids:
         raise UserError(f"texts[{number}] is empty: a model says nothing of no text.")
     if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:

@@ -18,6 +18,7 @@ from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.layers.attention import Attend
 from megaptm.layers.layer import Layer, Stack
+from megaptm.objectives.objective import Prompt
 from megaptm.tokenizers import Tokenizer
 
 ASKED = {
@@ -26,6 +27,11 @@ ASKED = {
     **dict.fromkeys((("encoder",), ("generator",), ("generator", "discriminator")), "guess"),
 }
 """Stacks -> what such a model can be asked for."""
+
+NUMBERED = (
+    "the prompt needs holes, numbered from 0 in their order, for the model to fill: "
+    "'The <extra_id_0> sat on the <extra_id_1>.'"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +194,8 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
-    """The prompt with an encoder-decoder's words in the place of its holes: T5's `<extra_id_0>`, `<extra_id_1>` ...; of
-    its masks BART's, which says the whole text anew."""
+    """The prompt with an encoder-decoder's words in the place of its sentinels (T5's `<extra_id_0>` ...);
+    or all that it answers to a text, with masks (BART) or as it is."""
     return "".join(text for text, _ in fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
@@ -197,21 +203,13 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
     """The same in pieces, and of each whether the model said it."""
     require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
-    if not special.sentinels and special.mask is not None:
-        mask = _name(tokenizer, special.mask)
-        ids = _encode(tokenizer, prompt, (special.mask,))
-        if special.mask not in ids:
-            raise UserError(f"the prompt needs a {mask} for the model to fill: 'The {mask} sat on the mat.'")
-        return [(tokenizer.decode([*answer_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, tokenizer))]), True)]
-    ids = _encode(tokenizer, prompt, special.sentinels)
+    kind, ids = read_prompt(loaded, prompt)
+    answer = answer_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, tokenizer))
+    if kind != "sentinels":
+        return [(tokenizer.decode([*answer]), True)]
     holes = [id_ for id_ in ids if id_ in special.sentinels]
-    if not holes or holes != list(special.sentinels[: len(holes)]):
-        raise UserError(
-            "the prompt needs holes, numbered from 0 in their order, for the model to fill: "
-            "'The <extra_id_0> sat on the <extra_id_1>.'"
-        )
     said: list[int] = []
-    for id_ in answer_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, tokenizer)):
+    for id_ in answer:
         if id_ in special.sentinels and id_ not in holes:
             break  # a hole that is not there: what follows is about nothing
         said.append(id_)
@@ -223,6 +221,29 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
         found.append((text[len(shown) :], is_said))
         shown = text
     return found
+
+
+def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
+    """Which of the prompts that its objective knows an encoder-decoder is given, and its ids."""
+    special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.config.task.prompts
+    holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
+    for kind in (one for one in prompts if one != "text"):
+        ids = _encode(tokenizer, prompt, holes[kind])
+        found = [id_ for id_ in ids if id_ in holes[kind]]
+        if kind == "sentinels" and found != [*special.sentinels[: len(found)]]:
+            raise UserError(NUMBERED)
+        if found:
+            return kind, ids
+    if "text" in prompts:
+        if not (ids := tokenizer.encode(prompt).tolist()):
+            raise UserError("the prompt is empty: a model answers a text, so give it at least a word.")
+        return "text", ids
+    if not holes[prompts[0]]:
+        raise UserError(f"{loaded.tokenizer_folder} has no {prompts[0]}, so there is nothing to fill.")
+    if prompts[0] == "sentinels":
+        raise UserError(NUMBERED)
+    mask = _name(tokenizer, *holes["masks"])
+    raise UserError(f"the prompt needs a {mask} for the model to fill: 'The {mask} sat on the mat.'")
 
 
 def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
@@ -243,23 +264,13 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) 
 
 def asked(loaded: LoadedModel, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
     """A text as an encoder-decoder reads it, what its decoder hears before it speaks, how many tokens it may say."""
-    special, longest = loaded.tokenizer.special, loaded.spec.longest
-    assert special.end is not None
-    if special.sentinels or special.begin is None:
-        assert special.pad is not None
-        text, heard = [*ids, special.end], [special.pad]
-    else:
-        text, heard = [special.begin, *ids, special.end], [special.end, special.begin]
+    special, longest, task = loaded.tokenizer.special, loaded.spec.longest, loaded.config.task
+    text, heard = task.with_special_tokens(ids, special), special.ids_of(task.decoder_start)
     if longest is not None:
         if len(text) > longest:
             raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
         tokens = min(tokens, longest - len(heard) + 1)
     return text, heard, tokens
-
-
-def has_holes(tokenizer: Tokenizer) -> bool:
-    """Whether a text can have holes that an encoder-decoder fills."""
-    return bool(tokenizer.special.sentinels) or tokenizer.special.mask is not None
 
 
 def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:

@@ -68,8 +68,8 @@ class LoadedModel:
         return "".join(continue_text(self, prompt, tokens=tokens, sampling=sampling))
 
     def fill(self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0) -> str:
-        """A prompt with an encoder-decoder's words in its holes, `<extra_id_0>`, `<extra_id_1>` ... (T5), or for
-        its masks (BART)."""
+        """A prompt with an encoder-decoder's words in its holes, `<extra_id_0>`, `<extra_id_1>` ... (T5); or its answer
+        to a prompt with masks (BART), or to one as it is, where the objective has none of either."""
         from megaptm.inference.generate import Sampling, fill_holes
 
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)

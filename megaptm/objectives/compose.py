@@ -17,7 +17,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.objective import Objective, Piece, Sample
+from megaptm.objectives.objective import Objective, Piece, Prompt, Sample
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
@@ -113,6 +113,14 @@ class Composed(Objective):
     @property
     def template(self) -> tuple[str, str]:  # type: ignore[override]
         return max(self.tasks, key=lambda task: task.objective.segments).objective.template
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:  # type: ignore[override]
+        return (*dict.fromkeys(prompt for task in self.tasks for prompt in task.objective.prompts),)
+
+    @property
+    def decoder_start(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._first.decoder_start
 
     @property
     def every_token(self) -> bool:  # type: ignore[override]

@@ -17,6 +17,7 @@ from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
+    Prompt,
     RowWindow,
     Sample,
     Share,
@@ -53,6 +54,7 @@ class Denoising(Objective):
     losses: ClassVar = {"lm": 1.0}
     needs = ("pad", "begin", "end", "mask")
     template: ClassVar = ("begin A end", "begin A end end B end")
+    decoder_start: ClassVar = ("end", "begin")
 
     def __post_init__(self) -> None:
         if (hidden := self.infill + self.mask + self.delete) > 1:
@@ -63,6 +65,10 @@ class Denoising(Objective):
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
         return "denoising" if self.hide == "tokens" else "denoising-whole-word"
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:  # type: ignore[override]
+        return ("masks",) if self.infill or self.mask else ("text",)
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]

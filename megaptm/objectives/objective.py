@@ -26,6 +26,10 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """Options of objectives."""
 
+Prompt = Literal["text", "masks", "sentinels"]
+"""What stands in a text that a decoder is to answer: nothing but itself; masks, for which the answer says the text; or
+sentinels, numbered from 0, each of which the answer says."""
+
 
 @dataclass(frozen=True)
 class RowWindow:
@@ -143,6 +147,10 @@ class Objective(ABC):
     """Fields of `SpecialTokens` that must not be absent."""
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
+    prompts: tuple[Prompt, ...] = ("text",)
+    """Of one that asks a decoder about what an encoder reads: what it can be asked with."""
+    decoder_start: ClassVar[tuple[str, ...]] = ("pad",)
+    """What such a decoder hears before its first word: fields of `SpecialTokens`."""
     annotations: tuple[str, ...] = ()
     """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
     of pairs as `marked` says. The corpus must have it."""
@@ -154,6 +162,11 @@ class Objective(ABC):
     def weights(self, step: int) -> Mapping[str, float]:
         """Loss name -> weight at a step (0, 1 ...)."""
         return self.losses
+
+    def with_special_tokens(self, ids: list[int], special: SpecialTokens) -> list[int]:
+        """One text as its `template` says; a `UserError` names the token that a vocabulary lacks."""
+        words = (word.partition(":")[0] for word in self.template[0].split())
+        return [id_ for word in words for id_ in (ids if word == "A" else special.ids_of((word,)))]
 
     @abstractmethod
     def raw_length(self, sequence: int) -> int:

@@ -62,6 +62,8 @@ class MaskedText(_Restored):
     ask: Literal["whole", "hidden"] = "whole"
     """What is asked: the `whole` text, or what is `hidden`, in order."""
 
+    prompts = ("masks",)
+
     def __post_init__(self) -> None:
         if (told := self.mask + self.random) > 1 + 1e-9:
             raise UserError(f"mask and random ({told:g} together) are more than all that is hidden: lower one.")

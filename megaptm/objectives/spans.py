@@ -38,6 +38,8 @@ class SpanCorruption(EncoderDecoder):
         if self.hide == "tokens" and self.mean != MEAN:
             raise UserError(f"mean ({self.mean:g}) is the length of spans, and tokens are hidden: remove one.")
 
+    prompts = ("sentinels",)
+
     @property
     def name(self) -> str:  # type: ignore[override]
         return "span-corruption" if self.hide == "spans" else "token-corruption"

@@ -29,6 +29,7 @@ class TextToText(Translation):
     asked, rows are half full of either at 1; examples that find no room in their row wait for another epoch."""
 
     name = "text-to-text"
+    prompts = ("text", "sentinels")
 
     def __post_init__(self) -> None:
         if not self.packed and self.fill != FILL:

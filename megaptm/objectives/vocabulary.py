@@ -7,6 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from megaptm.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
@@ -25,6 +27,13 @@ class SpecialTokens:
     """Stand-ins for hidden spans, in the order they are handed out."""
     specials: frozenset[int] = frozenset()
     """Never selected for masking and never drawn as a random replacement."""
+
+    def ids_of(self, roles: tuple[str, ...]) -> list[int]:
+        """Of fields of this class; a `UserError` where there is no such token."""
+        for role in roles:
+            if getattr(self, role) is None:
+                raise UserError(f"the tokenizer has no `{role}` token, which the model is shown: take another.")
+        return [getattr(self, role) for role in roles]
 
     @property
     def blank(self) -> int | None:

@@ -17,6 +17,7 @@ from megaptm.inference.generate import (
     continue_text,
     filled,
     guess_masks,
+    read_prompt,
     with_cache,
 )
 from megaptm.inference.loaded_model import open_run
@@ -33,8 +34,22 @@ def runs(tmp_path_factory):
     text = write_text(folder / "tales")
     return {
         family: save_untrained(family, folder / f"{family}-run", build(text, folder / family, family))[0]
-        for family in ("gpt2", "bert", "electra", "t5")
+        for family in ("gpt2", "bert", "electra", "t5", "bart", "transformer")
     }
+
+
+@pytest.fixture(scope="module")
+def trained_for(runs, tmp_path_factory):
+    """Opens a run of T5 that was trained with an objective, in its words."""
+    opened_runs = {}
+
+    def of(objective):
+        if objective not in opened_runs:
+            folder, corpus = tmp_path_factory.mktemp("t5") / "run", (runs["t5"] / "tokenizer").resolve().parent
+            opened_runs[objective] = opened(save_untrained("t5", folder, corpus, f"objective={objective}")[0])
+        return opened_runs[objective]
+
+    return of
 
 
 @pytest.fixture
@@ -164,17 +179,50 @@ def test_holes_are_filled_in_their_places():
     assert ids([9]) == [5, 6, 7]
 
 
-def test_an_encoder_decoder_answers_with_the_likeliest_tokens_of_whole_passes(runs):
-    t5 = opened(runs["t5"])
-    special, tokenizer = t5.tokenizer.special, t5.tokenizer
-    ids = [*tokenizer.encode("The").tolist(), special.sentinels[0], *tokenizer.encode("saw").tolist()]
-    said = list(answer_ids(t5, ids, tokens=12, draw=Draw(GREEDY, tokenizer)))
-    assert said
-    for at, id_ in enumerate(said):
-        decoder = torch.tensor([[special.pad, *said[:at]]])
-        logits = t5.model.logits({"tokens": torch.tensor([[*ids, special.end]]), "decoder_tokens": decoder})["lm"]
-        logits[..., special.pad] = float("-inf")
-        assert id_ == int(logits[0, -1, : tokenizer.vocabulary].argmax())
+def said_by_whole_passes(loaded, read, heard, tokens):
+    """Ids that an encoder-decoder says of what its encoder reads, after what its decoder hears."""
+    special, vocabulary, said = loaded.tokenizer.special, loaded.tokenizer.vocabulary, []
+    while len(said) < tokens:
+        batch = {"tokens": torch.tensor([read]), "decoder_tokens": torch.tensor([[*heard, *said]])}
+        logits = loaded.model.logits(batch)["lm"][0, -1, :vocabulary]
+        logits[[id_ for id_ in (special.pad, special.begin) if id_ is not None]] = float("-inf")
+        if (id_ := int(logits.argmax())) == special.end:
+            break
+        said.append(id_)
+    return said
+
+
+def test_a_prompt_becomes_what_the_objective_showed(runs, trained_for):
+    """T5's has numbered holes; BART's masks, after the tokens that begin a text; a translator's is the text alone."""
+    t5, bart, translator = (opened(runs[family]) for family in ("t5", "bart", "transformer"))
+    tasks = trained_for("text-to-text")
+    masked = trained_for("bert-style")
+
+    def ids(loaded, text):
+        return loaded.tokenizer.encode(text).tolist()
+
+    def pad_end(loaded):
+        return loaded.tokenizer.special.pad, loaded.tokenizer.special.end
+
+    (pad, end), hole = pad_end(t5), t5.tokenizer.special.sentinels[0]
+    with_hole = [*ids(t5, "The"), hole, *ids(t5, "saw"), end]
+    special = bart.tokenizer.special
+    begin, mask, bart_end = special.begin, special.mask, special.end
+    cases = [
+        (t5, "The <extra_id_0> saw", with_hole, [pad]),
+        (bart, "The<mask> saw", [begin, *ids(bart, "The"), mask, *ids(bart, " saw"), bart_end], [bart_end, begin]),
+        (translator, "The cat", [*ids(translator, "The cat"), pad_end(translator)[1]], [pad_end(translator)[0]]),
+        (tasks, "The cat", [*ids(tasks, "The cat"), end], [pad]),
+        (tasks, "The <extra_id_0> saw", with_hole, [pad]),  # its corpora of plain text are read in corrupted spans
+        (masked, "<extra_id_0> saw <extra_id_0>", [hole, *ids(masked, "saw"), hole, end], [pad]),
+    ]
+    for loaded, prompt, read, heard in cases:
+        kind, prompt_ids = read_prompt(loaded, prompt)
+        said = list(answer_ids(loaded, prompt_ids, tokens=12, draw=Draw(GREEDY, loaded.tokenizer)))
+        assert said, prompt
+        assert said == said_by_whole_passes(loaded, read, heard, 12), prompt
+        if kind != "sentinels":
+            assert loaded.fill(prompt, tokens=12, temperature=0) == loaded.tokenizer.decode(said)
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
@@ -197,6 +245,8 @@ def test_masks_get_the_likeliest_tokens_of_a_whole_pass(runs, family):
         ("gpt2", "", "the prompt is empty"),
         ("t5", "The cat", "the prompt needs holes"),
         ("t5", "The <extra_id_1>", "the prompt needs holes"),
+        ("bart", "The cat", "the prompt needs a <mask> for the model to fill"),
+        ("transformer", "", "the prompt is empty"),
         ("bert", "The cat", r"the prompt needs a \[MASK\]"),
         ("bert", "[MASK]" * 200, "the prompt has 202 tokens, the model reads 128"),
     ],
@@ -220,6 +270,10 @@ def test_the_command_speaks_for_each_family(runs):
     in_color = CliRunner().invoke(*asked, color=True, catch_exceptions=False).output
     assert re.fullmatch(r"The(\x1b\[1m.*\x1b\[0m)? ?saw\n", in_color)
     assert re.sub(r"\x1b\[\dm", "", in_color) == CliRunner().invoke(*asked, catch_exceptions=False).output
+    assert said("bart", "The<mask> saw", "--tokens", "5", "--greedy").strip()
+    assert said("transformer", "The cat", "--tokens", "5") == said(
+        "transformer", "The cat", "--tokens", "5", "--beams=4"
+    )
     assert said("bert", "The [MASK] saw", "--guesses", "2").splitlines()[1].split() == [
         "mask",
         "guess",

@@ -23,6 +23,8 @@ KINDS = {
     "bert": ("wordpiece", 150),
     "electra": ("wordpiece", 150),
     "t5": ("unigram", 150),
+    "bart": ("byte-bpe", 300),
+    "transformer": ("unigram", 150),
 }
 NOUNS = ["cat", "dog", "mat", "hat", "house", "river", "king", "queen", "garden", "letter", "window", "morning"]
 VERBS = ["saw", "took", "found", "left", "kept", "lost", "met", "made"]
@@ -42,10 +44,15 @@ def write_text(folder: Path, *, documents: int = 40, seed: int = 0) -> Path:
     return folder
 
 
+SPECIALS = {"bart": "roberta", "transformer": "marian"}
+"""Of those whose special tokens are not the usual ones of their tokenizer."""
+
+
 def build(text: Path, out: Path, family: str) -> Path:
     """A corpus for the family from a folder of text."""
-    kind, vocabulary = KINDS[family]
-    tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, sentinels=20 if kind == "unigram" else None)
+    (kind, vocabulary), specials = KINDS[family], SPECIALS.get(family)
+    sentinels = 20 if kind == "unigram" and not specials else None
+    tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
     recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2)
     build_corpus(recipe, out, workers=0, console=Console(quiet=True))
     return out

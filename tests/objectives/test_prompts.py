@@ -1,0 +1,47 @@
+"""What a prompt becomes is what rows of training hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from megaptm.batch import IGNORED
+from megaptm.errors import UserError
+from megaptm.objectives import OBJECTIVES, objective_of
+from tests.objectives.rows import SPECIAL, documents, part
+
+ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, True).streams]
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_prompt_stands_among_the_special_tokens_of_training(name: str) -> None:
+    task, text = OBJECTIVES[name], part(20, 2)
+    places = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
+    sample = task.make([replace(text, annotations=places)], SPECIAL, np.random.default_rng(0), 64, True)
+    around = task.with_special_tokens([-1], SPECIAL)
+    before, after = around[: around.index(-1)], around[around.index(-1) + 1 :]
+    (read,), (heard,) = documents(sample), documents(sample, "decoder_tokens", "decoder_document_ids")
+    assert (read[: len(before)], read[-len(after) :]) == (before, after)
+    start = SPECIAL.ids_of(task.decoder_start)
+    assert heard[: len(start)] == start
+    # What is heard after the first token is what was to be said; the first word to say is none of these.
+    labels = sample["labels"][sample["labels"] != IGNORED].tolist()
+    assert labels[: len(start) - 1] == start[1:]
+    assert labels[len(start) - 1] not in start
+
+
+def test_several_tasks_can_be_asked_as_each_of_them() -> None:
+    said = {"text-to-text": {"share": 0.5}, "masked-text": {"share": 0.5}}
+    assert objective_of(said).prompts == ("text", "sentinels", "masks")
+
+
+def test_a_text_that_nothing_hides_in_is_asked_as_it_is() -> None:
+    assert objective_of({"denoising": {"infill": 0, "mask": 0.2}}).prompts == ("masks",)
+    assert objective_of({"denoising": {"infill": 0, "permute": 1}}).prompts == ("text",)
+
+
+def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
+    with pytest.raises(UserError, match="the tokenizer has no `begin` token"):
+        OBJECTIVES["denoising"].with_special_tokens([5], replace(SPECIAL, begin=None))
