@@ -14,7 +14,8 @@ from typing import Any
 PROCESSES = multiprocessing.get_context("forkserver")
 # Ranks are forked from a process that has imported what takes seconds, but never computed: quick, and safe to fork.
 # They end with their call, and so do the threads that gloo keeps for each group, which wake all the time.
-PROCESSES.set_forkserver_preload(["megaptm.parallel.engine", "megaptm.checkpoint.store", "torch._dynamo"])
+PRELOADED = ("megaptm.train.run", "megaptm.train.loop", "megaptm.train.checkpointer", "torch._dynamo")
+PROCESSES.set_forkserver_preload([*PRELOADED])
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0) -> list[Any]:

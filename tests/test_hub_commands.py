@@ -1,8 +1,6 @@
 """Out to Hugging Face's format and back by the command line, with nothing lost on the way."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from megaptm.inference.loaded_model import open_run
 from megaptm.models import initial_value
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
+from tests.forked import megaptm
 from tests.train.runs import build, save_untrained, settings, write_text
 
 transformers = pytest.importorskip("transformers")
@@ -27,13 +26,6 @@ CLASSES = {"gpt2": "AutoModelForCausalLM", "bert": "BertForPreTraining", "t5": "
 def run_command(command, *arguments):
     done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def megaptm(*arguments):
-    command = [sys.executable, "-m", "megaptm", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

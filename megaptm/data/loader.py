@@ -158,6 +158,8 @@ class _Processes:
                 batch_size=None,
                 sampler=loader.numbers(),
                 num_workers=workers,
+                # Children of this process, which they end with; later Pythons would take those of a server.
+                multiprocessing_context="fork",
                 prefetch_factor=prefetch,
                 collate_fn=_as_it_is,
                 worker_init_fn=partial(_begin_worker, os.getpid()),

@@ -29,7 +29,7 @@ from megaptm.run.folder import (
     read_config,
     wait_until_prepared,
 )
-from megaptm.run.rank import check_processes, worker_environment
+from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 
 SILENT_SECONDS = 20.0
 """For which a rank that found a mistake leaves it to rank 0 to tell: it may start so much later."""
@@ -49,7 +49,7 @@ def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> in
             sys.exit(EXIT_USER_ERROR)
         raise
     with storage_errors_told(wanted.run):
-        return _train_here(wanted) if place is None else _be_a_worker(wanted, rank=place.rank)
+        return _train_here(wanted) if place is None else _be_a_worker(wanted, place)
 
 
 def _train_here(config: Config) -> int:
@@ -76,16 +76,16 @@ def _train_here(config: Config) -> int:
             raise
 
 
-def _be_a_worker(config: Config, *, rank: int) -> int:
+def _be_a_worker(config: Config, place: RankEnvironment) -> int:
     from megaptm.train.run import run_worker
 
-    if rank > 0:
-        return run_worker(str(wait_until_prepared(config)))
+    if place.rank > 0:
+        return run_worker(str(wait_until_prepared(config)), place)
     check_corpora(config)
     with only_start(config):
         run = prepare(config)
         note_launch(run)
-        return run_worker(str(run))
+        return run_worker(str(run), place)
 
 
 def launch(

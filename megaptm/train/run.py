@@ -24,14 +24,15 @@ from megaptm.run.rank import RankEnvironment, check_processes, worker_environmen
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
 
 
-def run_worker(folder: str) -> int:
-    """Be one process of the run in `folder` until it ends; returns the exit code."""
+def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
+    """Be one process of the run in `folder` until it ends; returns the exit code. `place` is read from the environment
+    where the caller has not."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # our own launcher sees to it itself, Slurm kills what it started
         end_with_parent(os.getppid())()
     run = Path(folder)
     refuse_anothers(run)
     config = load(run / CONFIG)
-    place = worker_environment()
+    place = place or worker_environment()
     if place is None:
         raise UserError("RANK and WORLD_SIZE are not set: start a run with `megaptm train`, torchrun or srun.")
     check_processes(place, config.layout)

@@ -3,7 +3,8 @@ a core."""
 
 import pytest
 
-from tests.drills.program import finish, losses
+from tests.drills.program import losses
+from tests.forked import megaptm
 from tests.real.jobs import STEPS, small
 from tests.real.ray_cluster import ray_cluster
 from tests.real.slurm_cluster import slurm_cluster
@@ -50,6 +51,5 @@ def corpus(real_corpus):
 def unbroken(corpus, tmp_path_factory):
     """The losses of a run of STEPS in one process, by step."""
     run = tmp_path_factory.mktemp("unbroken") / "run"
-    done = finish("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
-    assert done.returncode == 0, done.stderr
+    megaptm("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
     return losses(run)

@@ -8,7 +8,8 @@ import pytest
 from megaptm.resilience.events import read_events
 from megaptm.run.time_spent import job_times, time_spent
 from megaptm.track import read_metrics
-from tests.drills.program import checkpoints, finish, losses
+from tests.drills.program import checkpoints, losses
+from tests.forked import megaptm
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 
@@ -22,8 +23,7 @@ SAVED_OFTEN = (f"train.steps={STEPS}", "checkpoint.every=10", "train.log_every=1
 @pytest.fixture(scope="module")
 def unbroken(corpus, tmp_path_factory):
     run = tmp_path_factory.mktemp("unbroken") / "run"
-    done = finish("train", *small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=1", "layout.tensor=1"))
-    assert done.returncode == 0, done.stderr
+    megaptm("train", *small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=1", "layout.tensor=1"))
     return run
 
 
@@ -61,7 +61,7 @@ def test_a_run_goes_on_elsewhere_when_a_node_is_lost(ray, corpus, unbroken, tmp_
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
     assert f"Lost node {lost}" in job.log
     check_story(run, unbroken, [lost], [(2, 2)])
-    assert finish("report", str(run)).stdout.count("in 2 starts") == 1
+    assert megaptm("report", run).count("in 2 starts") == 1
     with sqlite3.connect(mlflow) as database:
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
 

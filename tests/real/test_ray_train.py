@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from megaptm.resilience.events import read_events
-from tests.drills.program import checkpoints, finish, last_step, losses, resumed_at
+from tests.drills.program import checkpoints, last_step, losses, resumed_at
+from tests.forked import megaptm
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 
@@ -17,18 +18,12 @@ SPREAD = ("layout.data=2", "layout.tensor=2", f"train.steps={STEPS}")
 KINDS = {"gpt2": "byte-bpe", "t5": "unigram"}
 
 
-def in_one_process(words):
-    """The losses of the same run in one process."""
-    done = finish("train", *words, "layout.data=1", "layout.tensor=1")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("family", KINDS)
 def test_a_submitted_job_trains_as_one_process_does(ray, real_corpus, tmp_path, family):
     corpus, run = real_corpus(KINDS[family]), tmp_path / "run"
     job = ray.finish(ray.submit(*small(family, run, corpus, *SPREAD)))
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
-    in_one_process(small(family, tmp_path / "alone", corpus, *SPREAD))
+    megaptm("train", *small(family, tmp_path / "alone", corpus, *SPREAD), "layout.data=1", "layout.tensor=1")
     alone = losses(tmp_path / "alone")
     assert losses(run) == {step: pytest.approx(loss, rel=1e-5) for step, loss in alone.items()}
 

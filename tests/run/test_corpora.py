@@ -7,7 +7,8 @@ from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.run.corpora import RunCorpora, check_corpora
-from tests.drills.program import finish, resumed_at
+from tests.drills.program import resumed_at
+from tests.forked import megaptm
 from tests.train.runs import build, settings, write_text
 
 
@@ -48,16 +49,14 @@ def test_a_run_goes_through_epochs_and_resumes_in_the_second(corpus, tmp_path):
     mix = RunCorpora(asked).mix("train")
     second, third = (mix.samples_in(epochs) // 4 + 1 for epochs in (1, 2))
     words = settings("gpt2", run, corpus, "train.batch=4", "train.threads=1", "data.workers=0", "checkpoint.every=1000")
-    stopped = finish("train", *words, f"train.steps={third}", f"train.stop_at={second + 1}")
-    assert stopped.returncode == 75, stopped.stderr
-    ended = finish("train", *words, f"train.steps={third}")
-    assert ended.returncode == 0, ended.stderr
+    stopped = megaptm("train", *words, f"train.steps={third}", f"train.stop_at={second + 1}", code=75)
+    ended = megaptm("train", *words, f"train.steps={third}")
     events = [event for event in read_events(run) if event["kind"] == "epoch"]
     assert [(event["corpus"], event["epoch"], event["step"]) for event in events] == [
         (str(corpus), 2, second),
         (str(corpus), 3, third),
     ]
-    for step, epoch, said in ((second, 2, stopped.stdout), (third, 3, ended.stdout)):
+    for step, epoch, said in ((second, 2, stopped), (third, 3, ended)):
         assert said.count("  epoch ") == 1
         assert f"step {step}/{third}  epoch {epoch} of {corpus} begins\n" in said
     assert resumed_at(run) == [second + 1]

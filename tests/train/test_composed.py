@@ -8,7 +8,8 @@ from megaptm.inference import evaluate as evaluation
 from megaptm.inference.loaded_model import open_run
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
-from tests.drills.program import arguments, finish, losses, resumed_at
+from tests.drills.program import arguments, losses, resumed_at
+from tests.forked import megaptm
 
 OBJECTIVE = (
     "objective={few: {task: masked-lm, share: {0: 1.0, 3: 0.5}, weight: {0: 1.0, 5: 0.5}}, "
@@ -23,8 +24,7 @@ def train(real_corpus, tmp_path_factory):
 
     def train(name, *more, code=0):
         words = arguments("bert", place / name, real_corpus("wordpiece"), OBJECTIVE, "train.steps=8", *more)
-        done = finish("train", *words)
-        assert done.returncode == code, done.stderr
+        megaptm("train", *words, code=code)
         return place / name
 
     return train

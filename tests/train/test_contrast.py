@@ -8,7 +8,8 @@ import pytest
 
 from megaptm.inference.loaded_model import load_model
 from megaptm.track import read_metrics
-from tests.drills.program import arguments, finish, losses, resumed_at
+from tests.drills.program import arguments, losses, resumed_at
+from tests.forked import megaptm
 
 ROWS = 16
 TOWERS = (
@@ -23,8 +24,7 @@ def train(real_corpus, tmp_path_factory):
     place = tmp_path_factory.mktemp("contrast")
 
     def run(name, *more, code=0):
-        done = finish("train", *arguments("bert", place / name, real_corpus("wordpiece"), *TOWERS, *more))
-        assert done.returncode == code, done.stderr
+        megaptm("train", *arguments("bert", place / name, real_corpus("wordpiece"), *TOWERS, *more), code=code)
         return place / name
 
     return run

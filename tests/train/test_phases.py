@@ -10,7 +10,8 @@ from megaptm.errors import UserError
 from megaptm.launch.slurm.preflight import preflight
 from megaptm.track import read_metrics
 from tests.bad_input.mistakes import content, told
-from tests.drills.program import arguments, finish, losses, resumed_at
+from tests.drills.program import arguments, losses, resumed_at
+from tests.forked import megaptm
 
 SCHEDULE = ("optimizer.warmup_steps=1", "optimizer.decay=linear", "optimizer.decay_steps=8", "model.dropout=0.1")
 FIRST = ("data.sequence=16", "train.steps=4")
@@ -26,11 +27,10 @@ class Runs:
         self.begun = self.train("begun", *FIRST)
 
     def words(self, name, *more):
-        return ["train", *arguments("bert", self.place / name, self.corpus, *SCHEDULE, *more)]
+        return arguments("bert", self.place / name, self.corpus, *SCHEDULE, *more)
 
     def train(self, name, *more, code=0):
-        done = finish(*self.words(name, *more))
-        assert done.returncode == code, done.stderr
+        megaptm("train", *self.words(name, *more), code=code)
         return self.place / name
 
     def copy(self, name):
@@ -88,20 +88,22 @@ def test_a_phase_that_was_stopped_reads_the_same_samples(runs, second):
 )
 def test_what_is_no_next_phase_is_refused_and_the_run_left_as_it_is(runs, more, sentence):
     before = content(runs.begun)
-    assert sentence.format(runs.begun) in told(*runs.words("begun", *more))
+    assert sentence.format(runs.begun) in told("train", *runs.words("begun", *more))
     assert content(runs.begun) == before
 
 
 def test_a_phase_is_not_begun_without_the_one_before(runs):
-    assert "has 0 steps; train the phase before this one to its end." in told(*runs.words("nothing", *SECOND))
+    assert "has 0 steps; train the phase before this one to its end." in told("train", *runs.words("nothing", *SECOND))
     assert not (runs.place / "nothing").exists()
 
 
 def test_a_job_of_slurm_is_refused_before_its_processes_start(runs):
-    path, *overrides = runs.words("nothing", *SECOND)[1:]
+    path, *overrides = runs.words("nothing", *SECOND)
     with pytest.raises(UserError, match=r"train\.after \(4\): the run in .* has 0 steps"):
         preflight(load(path, overrides), attempt="1.0", tasks=1)
 
 
 def test_there_is_no_way_back(runs, second):
-    assert f"data.sequence is 16 but the run in {second} was begun with 32" in told(*runs.words("second", *FIRST))
+    assert f"data.sequence is 16 but the run in {second} was begun with 32" in told(
+        "train", *runs.words("second", *FIRST)
+    )

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.drills.program import arguments, checkpoints, finish
+from tests.forked import megaptm
 
 MINE = """
 import os
@@ -62,6 +63,7 @@ def corpus(real_corpus):
 def run(tmp_path, monkeypatch):
     (tmp_path / "of_mine.py").write_text(MINE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "run"
 
 
@@ -87,18 +89,16 @@ def test_a_failure_of_megaptm_s_own_is_a_traceback_and_the_run_is_saved(run, cor
 
 
 def test_a_step_in_which_nothing_is_asked_ends_the_run_when_it_is_saved(run, corpus):
-    done = finish("train", *arguments("gpt2", run, corpus, "objective=of_mine:SILENT", "train.steps=6"))
-    assert done.returncode == 2, done.stderr
-    line = done.stderr.splitlines()[-1]
+    said = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:SILENT", "train.steps=6"), code=2)
+    line = said.splitlines()[-1]
     assert line.startswith("error: step 3 was refused before it changed a weight: nothing is asked in it, every label")
     assert line.endswith("; the run is saved at step 2.")
     assert checkpoints(run) == [2]
 
 
 def test_weights_that_are_none_end_the_run_when_it_is_saved(run, corpus):
-    done = finish("train", *arguments("gpt2", run, corpus, "objective=of_mine:WEIGHED", "train.steps=6"))
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == (
+    said = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:WEIGHED", "train.steps=6"), code=2)
+    assert said.splitlines()[-1] == (
         "error: objective weighed: weights(2) has no lm: it must give each loss a number (lm); the run is saved at "
         "step 2."
     )

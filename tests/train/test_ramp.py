@@ -5,7 +5,8 @@ import pytest
 from megaptm.config import load
 from megaptm.config.learning_rate import learning_rate, rate_of
 from megaptm.track import read_metrics
-from tests.drills.program import ROOT, arguments, finish, losses, resumed_at
+from tests.drills.program import ROOT, arguments, losses, resumed_at
+from tests.forked import megaptm
 
 SIZES = [4, 4, 4, 8, 8, 12, 12, 12]
 RAMP = (
@@ -25,8 +26,7 @@ def runs(real_corpus, tmp_path_factory):
     place = tmp_path_factory.mktemp("ramp")
 
     def train(name, *more, code=0, ramp=RAMP):
-        done = finish("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *ramp, *more))
-        assert done.returncode == code, done.stderr
+        megaptm("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *ramp, *more), code=code)
         return place / name
 
     return train

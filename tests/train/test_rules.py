@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.drills.program import arguments, finish, losses, resumed_at
+from tests.drills.program import arguments, losses, resumed_at
+from tests.forked import megaptm
 
 ADAFACTOR = (
     *("optimizer.name=adafactor", "optimizer.lr=0.01", "optimizer.decay=rsqrt", "optimizer.final=0.0"),
@@ -13,8 +14,7 @@ ADAFACTOR = (
 
 def test_a_run_by_adafactor_goes_on_where_it_was(real_corpus, tmp_path):
     def train(name, *more, code=0):
-        done = finish("train", *arguments("gpt2", tmp_path / name, real_corpus("byte-bpe"), *ADAFACTOR, *more))
-        assert done.returncode == code, done.stderr
+        megaptm("train", *arguments("gpt2", tmp_path / name, real_corpus("byte-bpe"), *ADAFACTOR, *more), code=code)
         return tmp_path / name
 
     whole = losses(train("whole"))

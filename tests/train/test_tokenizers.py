@@ -8,6 +8,7 @@ from data_pipeline import commands
 from megaptm.data import open_mix
 from megaptm.tokenizers import load
 from tests.drills.program import arguments, finish, losses
+from tests.forked import megaptm
 from tests.train.runs import write_text
 
 CASES = {
@@ -57,8 +58,7 @@ def test_samples_are_made_of_a_corpus_with_any_tokenizer(name, corpus):
 @pytest.mark.parametrize(("name", "family"), [("RoBERTa", "bert"), ("GPT", "gpt2"), ("spans of words", "t5")])
 def test_a_model_is_trained_on_it(name, family, corpus, tmp_path):
     words = (f"objective={CASES[name][0]}", "train.steps=4", "optimizer.warmup_steps=2")
-    done = finish("train", *arguments(family, tmp_path / "run", corpus(name), *words))
-    assert done.returncode == 0, done.stderr
+    megaptm("train", *arguments(family, tmp_path / "run", corpus(name), *words))
     assert len(losses(tmp_path / "run")) == 4
 
 

@@ -1,0 +1,86 @@
+"""The command line in processes forked from one that has imported what takes seconds: for what a command computes.
+
+The ranks of `megaptm train` are started as torchrun would, with its variables. What a launcher does besides, and how a
+program starts and ends, is tested with `tests.drills.program`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import NoReturn
+
+from megaptm.launch.worker_group import Rendezvous, environments, listen
+from megaptm.run.folder import read_config
+from megaptm.run.rank import LISTENER
+from tests.ranks import PROCESSES
+
+SECONDS = 240.0
+SAVED = 75
+
+
+def megaptm(*words: object, code: int = 0) -> str:
+    """`megaptm WORDS` to its end, with as many ranks as a layout has, and what they said.
+
+    It must end with exit code `code`: that of the first rank which fails, the others being killed then; 75 where a rank
+    asks to be continued.
+    """
+    said = [str(word) for word in words]
+    world = read_config(Path(said[1]), said[2:]).layout.processes if said[0] == "train" else 0
+    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as folder, listen() as listener:
+        meet = Rendezvous(world, "127.0.0.1", listener.getsockname()[1])
+        given = environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
+        logs = [Path(folder) / str(rank) for rank in given]
+        processes = [
+            PROCESSES.Process(target=_serve, args=(said, given[rank], log, listener if world and not rank else None))
+            for rank, log in enumerate(logs)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            ended_with = _end_of(processes)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+        output = "".join(log.read_text() for log in logs if log.exists())
+    assert ended_with == code, output
+    return output
+
+
+def _end_of(processes: Sequence[ForkServerProcess]) -> int:
+    while alive := [process for process in processes if process.exitcode is None]:
+        if not wait([process.sentinel for process in alive], SECONDS):
+            raise TimeoutError(f"megaptm did not end in {SECONDS:.0f} s")
+        if failed := [process.exitcode for process in processes if process.exitcode not in (None, 0, SAVED)]:
+            return failed[0]
+    return max(process.exitcode for process in processes)
+
+
+def _serve(words: Sequence[str], environment: Mapping[str, str], log: Path, listener: socket.socket | None) -> NoReturn:
+    import torch
+
+    from megaptm.__main__ import main
+
+    os.environ.clear()
+    os.environ.update(environment)
+    if listener is not None:
+        os.environ[LISTENER] = str(listener.detach())
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    torch.set_num_threads(1)
+    try:
+        main(words, prog_name="megaptm")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
