@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
@@ -16,17 +15,12 @@ from megaptm.inference.loaded_model import open_run
 from megaptm.models import initial_value
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
+from tests.commands import run_command
 from tests.forked import megaptm
 from tests.train.runs import build, save_untrained, settings, write_text
 
 transformers = pytest.importorskip("transformers")
 CLASSES = {"gpt2": "AutoModelForCausalLM", "bert": "BertForPreTraining", "t5": "T5ForConditionalGeneration"}
-
-
-def run_command(command, *arguments):
-    done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 @pytest.fixture(scope="module", params=list(CLASSES))
