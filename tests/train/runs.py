@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
@@ -22,6 +23,7 @@ KINDS = {
     "gpt2": ("byte-bpe", 300),
     "bert": ("wordpiece", 150),
     "electra": ("wordpiece", 150),
+    "ernie-2": ("wordpiece", 150),
     "t5": ("unigram", 150),
     "bart": ("byte-bpe", 300),
     "transformer": ("unigram", 150),
@@ -48,12 +50,12 @@ SPECIALS = {"bart": "roberta", "transformer": "marian"}
 """Of those whose special tokens are not the usual ones of their tokenizer."""
 
 
-def build(text: Path, out: Path, family: str) -> Path:
+def build(text: Path, out: Path, family: str, *, annotate: Annotations | None = None) -> Path:
     """A corpus for the family from a folder of text."""
     (kind, vocabulary), specials = KINDS[family], SPECIALS.get(family)
     sentinels = 20 if kind == "unigram" and not specials else None
     tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
-    recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2)
+    recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2, annotate=annotate)
     build_corpus(recipe, out, workers=0, console=Console(quiet=True))
     return out
 
