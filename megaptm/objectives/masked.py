@@ -29,7 +29,7 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import PAIRS, AskedTexts, Pair, Question, QuestionName, field_of
+from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, Pair, field_of
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -281,15 +281,12 @@ def tokens_of(text: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class MaskedLMOnPairs(Objective):
+class MaskedLMOnPairs(AskedOfTexts):
     """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts; see `pairs` for those there are."""
 
-    question: QuestionName = "next-sentence"
     masked: MaskedLM = MaskedLM()
 
-    unit = "pair"
     needs = MaskedLM.needs
-    template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -297,20 +294,7 @@ class MaskedLMOnPairs(Objective):
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.masked.annotations, *self.asked.annotations)
-
-    @property
-    def asked(self) -> Question:
-        """What its name says."""
-        return PAIRS[self.question]
-
-    @property
-    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
-        return self.asked.pieces
-
-    @property
-    def answers(self) -> int:  # type: ignore[override]
-        return self.asked.answers
+        return (*self.masked.annotations, *super().annotations)
 
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
@@ -318,10 +302,7 @@ class MaskedLMOnPairs(Objective):
 
     @property
     def segments(self) -> int:  # type: ignore[override]
-        return max(self.masked.segments, self.asked.segments)
-
-    def raw_length(self, sequence: int) -> int:
-        return sequence - 1 - self.asked.texts
+        return max(self.masked.segments, super().segments)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import factorial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from megaptm.batch import IGNORED
-from megaptm.objectives.objective import SentenceGroup
+from megaptm.objectives.objective import Objective, SentenceGroup
 
 # arXiv:1810.04805, appendix A.2, and the released code.
 SHORTER = 0.1
@@ -245,3 +245,37 @@ ANSWERS = {
     "sentence_distance": ("the next one", "a later one", "a random one"),
 }
 """Field -> its answers 0 and 1: what the second text is."""
+
+
+@dataclass(frozen=True)
+class AskedOfTexts(Objective):
+    """Base of objectives whose rows are the texts of a question: what the question says of them."""
+
+    question: QuestionName = "next-sentence"
+
+    unit = "pair"
+    template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
+
+    @property
+    def asked(self) -> Question:
+        """What its name says."""
+        return PAIRS[self.question]
+
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return self.asked.segments
+
+    @property
+    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
+        return self.asked.pieces
+
+    @property
+    def answers(self) -> int:  # type: ignore[override]
+        return self.asked.answers
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.asked.annotations
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence - 1 - self.asked.texts

@@ -7,28 +7,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import ROW, MaskedLM, MaskedRow, laid_out
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
-from megaptm.objectives.pairs import PAIRS, AskedTexts, Question, QuestionName, field_of
+from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 NOTHING = np.full(1, IGNORED)
 
 
 @dataclass(frozen=True)
-class TextQuestion(Objective):
+class TextQuestion(AskedOfTexts):
     """A question about the texts of a row, whose tokens are all shown."""
 
-    question: QuestionName = "next-sentence"
-
-    unit = "pair"
     needs = ("pad", "cls", "sep")
-    template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -37,30 +33,6 @@ class TextQuestion(Objective):
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
         return {self.question: 1.0}
-
-    @property
-    def asked(self) -> Question:
-        """What its name says."""
-        return PAIRS[self.question]
-
-    @property
-    def segments(self) -> int:  # type: ignore[override]
-        return self.asked.segments
-
-    @property
-    def pieces(self) -> Literal["sentences", "turns", "parts"]:  # type: ignore[override]
-        return self.asked.pieces
-
-    @property
-    def answers(self) -> int:  # type: ignore[override]
-        return self.asked.answers
-
-    @property
-    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.asked.annotations
-
-    def raw_length(self, sequence: int) -> int:
-        return sequence - 1 - self.asked.texts
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         answer = fields((), field_of(self.question))
