@@ -47,19 +47,19 @@ class AskedTexts:
 
 
 def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
-    """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together.
+    """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together,
+    and for some only as many whole sentences as reach a shorter target.
 
     A group of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
     puts the unused rest back and goes on from there; here groups are fixed by the index, so that sample i is known
     without making the ones before it, and the rest waits for another epoch.
     """
-    if rng.random() < SHORTER:
-        length = int(rng.integers(2, length, endpoint=True))
-    sentences = up_to(group.sentences, length)
+    target = target_length(rng, length)
+    sentences = up_to(group.sentences, target)
     split = int(rng.integers(1, len(sentences))) if len(sentences) > 1 else 1
     random = len(sentences) == 1 or rng.random() < RANDOM
     first = np.concatenate(sentences[:split])
-    rest = up_to(group.other(rng), length - len(first)) if random else sentences[split:]
+    rest = up_to(group.other(rng), target - len(first)) if random else sentences[split:]
     return truncated(first, np.concatenate(rest), int(random), rng, length)
 
 
@@ -69,9 +69,7 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
 
     A group of one sentence is cut in its middle, and nothing is asked about it.
     """
-    if rng.random() < SHORTER:
-        length = int(rng.integers(2, length, endpoint=True))
-    sentences = up_to(group.sentences, length)
+    sentences = up_to(group.sentences, target_length(rng, length))
     if len(sentences) == 1:
         middle = max(1, len(sentences[0]) // 2)
         return truncated(sentences[0][:middle], sentences[0][middle:], IGNORED, rng, length)
@@ -163,6 +161,11 @@ def fair_shares(lengths: list[int], room: int) -> list[int]:
         kept[place] = min(lengths[place], left // (len(lengths) - rank))
         left -= kept[place]
     return kept
+
+
+def target_length(rng: np.random.Generator, length: int) -> int:
+    """Tokens at which no further sentence is taken: those of a row, or for a tenth of the pairs any number below."""
+    return int(rng.integers(2, length, endpoint=True)) if rng.random() < SHORTER else length
 
 
 def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
