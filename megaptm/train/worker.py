@@ -35,13 +35,15 @@ def main(run: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as error:
         if LOST_LOADER.match(str(error)):  # torch raises it wherever the rank is
+            # Where the rank waits for data, torch raises a second one of the first, which alone says how it ended.
+            said = str(error.__cause__ if LOST_LOADER.match(str(error.__cause__)) else error)
             why = (
                 "if nobody killed it, the machine was out of memory; give data.workers a smaller number, or the "
                 "machine more memory."
-                if KILLED in str(error)
+                if KILLED in said
                 else "see what it wrote above, and whether code of the objective ends its process."
             )
-            click.echo(f"error: a process that reads this rank's data was lost ({error}): {why}", err=True)
+            click.echo(f"error: a process that reads this rank's data was lost ({said}): {why}", err=True)
             end_now(EXIT_FAILURE, handlers=False)
         # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
         # traceback at the beginning of a line, to hold back one that only echoes another's.

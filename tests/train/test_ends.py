@@ -81,6 +81,7 @@ def test_a_loader_that_is_killed_is_told_in_a_sentence(runs):
     _, errors = job.communicate(timeout=240)
     assert job.returncode == 1, errors
     assert "error: a process that reads this rank's data was lost (DataLoader worker (pid" in errors
+    assert "the machine was out of memory" in errors
     assert "Traceback" not in errors
     assert runs.last("worker-lost")["problem"].startswith("error: a process that reads this rank's data was lost")
     assert left_of([*ranks, *loaders]) == []

@@ -7,6 +7,7 @@ from tests.forked import megaptm
 
 MINE = """
 import os
+import time
 from itertools import count
 
 from megaptm.objectives.causal import CausalLM
@@ -42,7 +43,10 @@ class Leaving(CausalLM):
     name = "leaving"
 
     def make(self, *given):
-        return super().make(*given) if next(MADE) <= 30 else os._exit(3)
+        if next(MADE) > 30:
+            time.sleep(2)  # until the rank waits for it
+            os._exit(3)
+        return super().make(*given)
 
 
 class Ours(Mine):
@@ -73,7 +77,7 @@ def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(ru
     line = done.stderr.splitlines()[-1]
     assert line.startswith("error: sample 30, of ")
     assert line.endswith(
-        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:15): mend it; the run is saved at step 2."
+        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:16): mend it; the run is saved at step 2."
     )
     assert checkpoints(run) == [2]
     assert "KeyError" in (run / "logs/rank-0.log").read_text()
