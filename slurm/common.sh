@@ -38,6 +38,7 @@ train() {
     leave_failed_node
     scontrol show hostnames "$SLURM_JOB_NODELIST" >"$logs/nodes"
     look_at_nodes
+    take_step_numbers
     on_all_nodes "${python[@]}" -m megaptm train "$@"
     echo "$code" >"$logs/ended"
     avoid "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
@@ -63,6 +64,20 @@ look_at_nodes() {
     timeout "$look" srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
         -m megaptm.check.node --token="$logs/nodes" --place="$logs" >"$logs/look.out" 2>"$logs/look.err"
     once megaptm.launch.slurm.node_report --asked="$begin" "$logs" || exit
+}
+
+# Slurm numbers the steps of each start from 0 on. An srun that lives on where Slurm lost sight of an earlier start cancels
+# its step by that number when it learns of it: ours must have another.
+take_step_numbers() {
+    local before number
+    for before in "${logs%.*}".*; do
+        if [[ $before != "$logs" && ! -e $before/ended ]]; then
+            for ((number = 0; number < restart; number++)); do
+                srun --export=NONE --nodes=1 --ntasks=1 --ntasks-per-node=1 true
+            done
+            return
+        fi
+    done
 }
 
 # A process for each task of the job, each with a log of its own; rank 0's is copied to the job's. Sets `code` and `asked`.

@@ -6,6 +6,7 @@ import pytest
 
 from megaptm.resilience.events import read_events
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
+from tests.processes import environment_of
 from tests.real.jobs import ENDS, STEPS, small, submit
 
 pytestmark = pytest.mark.real
@@ -97,6 +98,7 @@ def test_what_a_lost_node_still_runs_cannot_write_to_the_run_any_more(slurm, cor
     run, log, job = begin(slurm, corpus, tmp_path, nodes=1, tasks=2)
     node = slurm.job(job)["NodeList"]
     left = slurm.tasks_of(node)
+    [step] = {number for process in left if (number := environment_of(process).get("SLURM_STEP_ID"))}
     for process in left:
         process.suspend()
     slurm.kill_daemon_of(node)
@@ -104,6 +106,7 @@ def test_what_a_lost_node_still_runs_cannot_write_to_the_run_any_more(slurm, cor
     before = last_step(run)
     slurm.start_now(job)
     slurm.wait_for(lambda: resumed_at(run))
+    slurm.say("scancel", f"{job}.{step}", check=False)  # as srun does that wakes and finds its tasks still there
     for process in left:
         process.resume()
     slurm.wait_for(lambda: not any(process.is_running() for process in left))
