@@ -11,6 +11,7 @@ BERT = Family(
     inputs=("token", "segment"),
     segments=2,
     embedding_norm=True,
+    init="truncated-normal",
     stacks={"encoder": Block(position="learned", norm_place="post", norm_eps=1e-12)},
     heads=("mlm", "next-sentence"),
     objectives=(

@@ -14,6 +14,7 @@ ROBERTA = change(
     first_position=2,
     # One table row that all tokens add: it is there so that the encoder is BERT's.
     segments=1,
+    init="normal",
     stacks={"encoder": change(BERT.last_block, norm_eps=1e-5)},
     heads=("mlm",),
     objectives=("masked-lm", "masked-lm-whole-word"),

@@ -8,6 +8,7 @@ SPANBERT = change(
     name="spanbert",
     paper="arXiv:1907.10529",
     vocabulary=28996,
+    init="normal",
     heads=("mlm", "span-boundary"),
     objectives=("masked-lm-span-boundary", "masked-lm", "masked-lm-whole-word"),
 )

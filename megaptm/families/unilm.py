@@ -9,6 +9,7 @@ UNILM: Family = change(
     paper="arXiv:1905.03197",
     vocabulary=28996,
     segments=6,
+    init="normal",
     stacks={"encoder": change(BERT.last_block, visibility="ordered")},
     objectives=("unilm",),
 )

@@ -18,7 +18,7 @@ from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 
 Std = Callable[[Size], float | Tensor]
-"""The standard deviation of a zero-mean normal: a number, or one a row."""
+"""The standard deviation of a zero-mean normal, before it is truncated: a number, or one a row."""
 
 
 def _constant(std: float) -> Std:
@@ -62,6 +62,8 @@ def _qkv(size: Size) -> Tensor:
 # The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
 RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     "normal": ((r".*", _constant(0.02)),),
+    # TensorFlow's `truncated_normal`, as in the released code of BERT and what was made from it.
+    "truncated-normal": ((r".*", _constant(0.02)),),
     "gpt2": (
         (r"(attention|cross)\.output\.weight", _residual),
         (r"ffn\.down\.weight", _residual),
@@ -108,10 +110,19 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     std = _rule(spec, name)(spec.size_of(name.partition(".")[0]))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-    value = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).mul_(std)
+    drawn = generator.standard_normal(shape, dtype=np.float32)
+    if spec.family.init == "truncated-normal":
+        _draw_again_beyond_two(drawn.reshape(-1), generator)
+    value = torch.from_numpy(drawn).mul_(std)
     if name in VOCABULARY_TABLES:
         value[spec.vocabulary :] = 0.0
     return value
+
+
+def _draw_again_beyond_two(drawn: np.ndarray, generator: np.random.Generator) -> None:
+    """In place: what is further than two standard deviations from zero, until nothing is."""
+    while len(beyond := np.flatnonzero(np.abs(drawn) > 2)):
+        drawn[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
 
 
 def _rule(spec: ModelSpec, name: str) -> Std:

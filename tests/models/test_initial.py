@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from torch import Tensor
 
-from megaptm.families import BERT, GPT2, PALM, T5
+from megaptm.families import BERT, GPT2, PALM, ROBERTA, T5
 from megaptm.families.t5 import T5_V1_1
 from megaptm.models import build_model, even_chunks, fill, initial_value
 from megaptm.spec import Family, ModelSpec, Size
@@ -34,10 +35,23 @@ def test_gpt2_shrinks_what_is_summed_into_the_stream() -> None:
     assert spread(weights["embed.position.weight"]) == pytest.approx(0.02, rel=0.03)
 
 
-def test_bert_is_two_hundredths_everywhere() -> None:
-    _, weights = filled(BERT, width=128, heads=4, ffn=512)
+def test_roberta_is_two_hundredths_everywhere() -> None:
+    _, weights = filled(ROBERTA, width=128, heads=4, ffn=512)
     for name in ("encoder.0.attention.output.weight", "encoder.1.ffn.down.weight", "head.mlm.transform.weight"):
         assert spread(weights[name]) == pytest.approx(0.02, rel=0.03), name
+        assert weights[name].abs().max() > 0.06
+
+
+def test_bert_is_roberta_without_what_lies_beyond_two_deviations() -> None:
+    _, weights = filled(BERT, width=128, heads=4, ffn=512)
+    _, normal = filled(ROBERTA, width=128, heads=4, ffn=512)
+    # Of a normal that is cut at a: 1 - 2 a p(a) / (P(a) - P(-a)), with a = 2.
+    spread_left = 0.02 * math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+    for name in ("encoder.0.attention.output.weight", "encoder.1.ffn.down.weight", "head.mlm.transform.weight"):
+        assert spread(weights[name]) == pytest.approx(spread_left, rel=0.03), name
+        assert weights[name].abs().max() <= 0.04
+        kept = normal[name].abs() <= 0.04
+        assert torch.equal(weights[name][kept], normal[name][kept])
 
 
 def test_t5_follows_mesh_tensorflow() -> None:
