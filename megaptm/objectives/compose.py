@@ -17,7 +17,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.objective import Objective, Piece, Prompt, Sample
+from megaptm.objectives.objective import Objective, Piece, Prompt, Sample, weights_at
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
@@ -100,7 +100,7 @@ class Composed(Objective):
 
     tasks: tuple[Task, ...]
     by_step: Mapping[str, StepValue]
-    """Loss -> weight."""
+    """Loss -> weight, but for losses that a task of the user's weighs itself."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -108,7 +108,8 @@ class Composed(Objective):
 
     @property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
-        return self.weights(0)
+        own = {loss: weight for task in self.tasks for loss, weight in task.objective.losses.items()}
+        return own | {loss: weight.at(0) for loss, weight in self.by_step.items()}
 
     @property
     def template(self) -> tuple[str, str]:  # type: ignore[override]
@@ -131,7 +132,8 @@ class Composed(Objective):
         return self.tasks[0].objective
 
     def weights(self, step: int) -> Mapping[str, float]:
-        return {loss: weight.at(step) for loss, weight in self.by_step.items()}
+        own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}
+        return own | {loss: weight.at(step) for loss, weight in self.by_step.items()}
 
     @property
     def segments(self) -> int:  # type: ignore[override]
@@ -260,7 +262,8 @@ def compose(said: Mapping[str, Any]) -> Objective:
     )
     weights = _weights(entries, parts)
     _refuse_nothing("task has a share", [part.share for part in parts])
-    _refuse_nothing("loss has a weight", weights.values())
+    if all(loss in weights for part in parts for loss in part.objective.losses):
+        _refuse_nothing("loss has a weight", weights.values())
     plain = Task(parts[0].label, parts[0].objective, parts[0].share)
     if parts == (plain,) and all(weight == ONE for weight in weights.values()):
         return parts[0].objective
@@ -362,17 +365,19 @@ def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
-    """Loss -> weight; tasks with one loss must agree."""
-    found: dict[str, tuple[str, StepValue]] = {}
+    """Loss -> weight, where the task does not weigh it itself; tasks with one loss must agree."""
+    found: dict[str, tuple[str, StepValue | None]] = {}
     for part in parts:
+        weighs_itself = type(part.objective).weights is not Objective.weights
         for loss, default in part.objective.losses.items():
             label = loss if loss in entries else part.label
-            said = entries[label].get("weight")
-            weight = StepValue((0,), (default,)) if said is None else _by_step(f"objective.{label}.weight", said)
+            weight = None if weighs_itself else StepValue((0,), (default,))
+            if (said := entries[label].get("weight")) is not None:
+                weight = _by_step(f"objective.{label}.weight", said)
             other, before = found.setdefault(loss, (label, weight))
-            if before != weight:
+            if label != other and (before != weight or weight is None):
                 raise UserError(f"objective: {other} and {label} have one loss, {loss}: give them one weight.")
-    return {loss: weight for loss, (_, weight) in found.items()}
+    return {loss: weight for loss, (_, weight) in found.items() if weight is not None}
 
 
 def _by_step(where: str, said: Any) -> StepValue:

@@ -86,7 +86,9 @@ class StepReport:
         self._by_step = by_step(self.task)
         # An objective of the user's may say another weight at each step: that is in the metrics alone.
         self._weights_change = type(self.task).weights is not Objective.weights and (
-            not isinstance(self.task, Composed) or any(len(one.steps) > 1 for one in self.task.by_step.values())
+            not isinstance(self.task, Composed)
+            or any(len(one.steps) > 1 for one in self.task.by_step.values())
+            or len(self.task.by_step) < len(self.task.losses)
         )
         self._begun, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.objectives import weights_at
+from megaptm.objectives import objective_of, weights_at
 from megaptm.objectives.causal import CausalLM
 
 
@@ -37,3 +37,31 @@ def test_any_number_is_a_weight(weight):
 def test_what_is_no_weight_is_told_with_its_step(said, told):
     with pytest.raises(UserError, match=rf"^objective weighed: .*{told}"):
         weights_at(Weighed(said), 3)
+
+
+class Fading(CausalLM):
+    name = "fading"
+
+    def weights(self, step):
+        return {"lm": 1 / (1 + step)}
+
+
+def fading(**options):
+    return {"task": f"{__name__}:Fading", **options}
+
+
+def test_among_other_tasks_it_weighs_its_losses_as_alone():
+    composed = objective_of({"mine": fading(share=0.5), "masked-lm": {"share": 0.5, "weight": {0: 2, 3: 1}}})
+    assert weights_at(composed, 0) == dict(composed.losses) == {"lm": 1, "mlm": 2}
+    assert weights_at(composed, 3) == {"lm": 0.25, "mlm": 1}
+
+
+def test_a_weight_that_a_config_says_stands_above_its_own():
+    assert weights_at(objective_of({"mine": fading(weight={0: 3})}), 1) == {"lm": 3}
+
+
+def test_who_weighs_a_loss_itself_shares_it_with_nobody():
+    with pytest.raises(UserError, match="mine and causal-lm have one loss, lm: give them one weight"):
+        objective_of({"mine": fading(share=0.5), "causal-lm": {"share": 0.5}})
+    both = {"mine": fading(share=0.5, weight=2), "causal-lm": {"share": 0.5, "weight": 2}}
+    assert weights_at(objective_of(both), 7) == {"lm": 2}
