@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
+from megaptm.data.order import DocumentOrder
 from megaptm.data.shards import TOKENS_AT, Shard, ShardInfo, damaged, misfit
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, tokenizer_of
@@ -91,6 +93,7 @@ def _mix(config: Config) -> Iterator[Finding]:
         {"rows": samples, "held_out_batches": held_out},
     )
     yield from _epochs(config, text, samples)
+    yield from _without_room(config, text)
 
 
 def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
@@ -109,6 +112,23 @@ def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
             ),
             {"corpus": place, "epochs": epochs},
         )
+
+
+def _without_room(config: Config, text: Mix) -> Iterator[Finding]:
+    """A warning for each corpus with documents that no row takes, as one of its shards has them."""
+    for source in text.sources:
+        order, sequence = source.order, config.data.sequence
+        if not isinstance(order, DocumentOrder) or order.corpus.mirror:  # a shard elsewhere is not fetched for that
+            continue
+        documents = [*islice(order.documents(random.randrange(len(order.shards))), SAMPLE_DOCUMENTS)]
+        if lost := sum(not source.task.objective.has_room(document, sequence) for document in documents):
+            yield Finding(
+                "data",
+                "warning",
+                f"{source.name}: of {len(documents):,} documents looked at {lost:,} are longer than a row, and are "
+                f"never read: raise data.sequence ({sequence}), or build the corpus without them.",
+                {"corpus": source.corpus, "documents": len(documents), "without_room": lost},
+            )
 
 
 def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:

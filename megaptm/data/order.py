@@ -288,8 +288,15 @@ class DocumentOrder(StreamOrder):
             start, window = end, window + 1
         return found
 
+    def documents(self, shard: int) -> Iterator[DocumentSlice]:
+        """Those of a shard, in the order of its files."""
+        opened = self.shards.get(shard)
+        return (self._read(opened, document) for document in range(len(opened)))
+
     def _whole(self, window: Window, number: int) -> DocumentSlice:
-        shard, document = self.shards.get(int(window.shard[number])), int(window.document[number])
+        return self._read(self.shards.get(int(window.shard[number])), int(window.document[number]))
+
+    def _read(self, shard: Shard, document: int) -> DocumentSlice:
         length = int(shard.index[document, TOKENS])
         known = {name: shard.places(name, document, 0, length) for name in self.annotations}
         return DocumentSlice(shard.tokens(document, 0, length), slots=self.cut.slots, annotations=known)

@@ -191,6 +191,10 @@ class Objective(ABC):
     ) -> Sample:
         """The sample, noised: what `batch` says."""
 
+    def has_room(self, document: DocumentSlice, sequence: int) -> bool:
+        """Whether a row takes a whole document, of one whose `unit` that is; others are never read."""
+        return True
+
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"

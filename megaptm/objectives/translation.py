@@ -58,6 +58,10 @@ class Translation(Objective):
         """int64 [n] twice: what the encoder reads of a document, and what the decoder says."""
         return np.split(document.tokens.astype(np.int64), document.annotations["parts"][1:])[:2]
 
+    def has_room(self, document: DocumentSlice, sequence: int) -> bool:
+        rooms = sequence, self.target_length(sequence)
+        return all(len(text) < room for text, room in zip(self.texts(document, *rooms), rooms, strict=True))
+
     def make(
         self,
         piece: Piece,
@@ -71,9 +75,9 @@ class Translation(Objective):
         targets = self.target_length(sequence)
         start, end = np.array([special.pad]), np.array([special.end])
         read, heard, said = [], [], []
-        rows = rooms = [sequence, targets]
+        rooms = [sequence, targets]
         for document in piece:
-            texts = self.texts(document, *rows)
+            texts = self.texts(document, sequence, targets)
             left = [room - len(text) - 1 for room, text in zip(rooms, texts, strict=True)]
             if min(left) < 0:
                 continue
