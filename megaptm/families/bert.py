@@ -10,8 +10,8 @@ BERT = Family(
     context=512,
     inputs=("token", "segment"),
     segments=2,
-    embedding_norm=True,
     init="truncated-normal",
+    embedding_norm=True,
     stacks={"encoder": Block(position="learned", norm_place="post", norm_eps=1e-12)},
     heads=("mlm", "next-sentence"),
     objectives=(
