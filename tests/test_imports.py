@@ -18,7 +18,7 @@ NO_TORCH = {
     "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
     "bricks": ("spec", "plugins"),
-    "config": ("spec", "batch_schedule", "objectives", "families"),
+    "config": ("spec", "batch", "batch_schedule", "bricks", "objectives", "families"),
     "plan": ("spec", "families", "bricks", "config"),
 }
 MAY_IMPORT = {

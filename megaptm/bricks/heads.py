@@ -33,6 +33,8 @@ class HeadBrick(ABC):
     """Whether it reads the asked places alone, where the batch says which."""
     contrasts: ClassVar[bool] = False
     """Whether its loss compares rows of the whole global batch: its module is a `models.heads.ContrastHead`."""
+    next_token: ClassVar[bool] = False
+    """Whether it asks each place for the token behind it, which the place must not see."""
     judges_draws: ClassVar[bool] = False
     """Whether the answer is known only once a head has been drawn from: the batch says where it is asked."""
     features: ClassVar[int] = 0
@@ -123,6 +125,7 @@ class LanguageHeadBrick(HeadBrick):
     """The next token at every place: the stream times the token table, or a table of its own."""
 
     name = "lm"
+    next_token = True
 
     @property
     def maps(self) -> Mapping[str, Map]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from megaptm.config.objective_fit import misfit
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig, model_spec, resolve_model
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
-from megaptm.objectives import Composed, Objective, objective_of, weights_at
-from megaptm.objectives.compose import TASKS, kinds
+from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.spec import Family, ModelSpec, Size
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
@@ -44,15 +44,15 @@ def _names(config: Config) -> Iterator[str]:
 
 def _objective(config: Config, family: Family) -> Iterator[str]:
     try:
-        tasks = kinds(config.task)
-        weights_at(config.task, 0)
+        task = config.task
+        weights_at(task, 0)
+        batch = task.batch(config.data.sequence, config.data.document_mask)
     except UserError as error:
         yield str(error)
         return
-    known = {kind for name in family.objectives for kind in kinds(objective_of(name))}
-    if any(kind in TASKS.values() and kind not in known for kind in tasks):
-        name = config.objective if isinstance(config.objective, str) else config.task.name
-        yield f"objective ({name}) does not fit {family.name}; {nearest(name, family.objectives)}"
+    name = config.objective if isinstance(config.objective, str) else task.name
+    if why := [*misfit(task, batch, family, name)]:
+        yield from why
         return
     yield from _told_apart(config.task, family)
     for part in config.task.tasks if isinstance(config.task, Composed) else ():

@@ -221,16 +221,6 @@ def _longer(one: Field, other: Field) -> Field:
     return one if one.shape >= other.shape else other
 
 
-def kinds(objective: Objective) -> set[type[Objective]]:
-    """The classes of its tasks, whatever is asked beside."""
-    if isinstance(objective, Composed):
-        return {kind for task in objective.tasks for kind in kinds(task.objective)}
-    asked = objective.masked if isinstance(objective, MaskedLMOnPairs) else objective
-    # Whoever masks can be asked about borders, and questions about texts.
-    beside = (SpanBoundary, TextQuestion, Capitalization, TokenDocument)
-    return {MaskedLM if isinstance(asked, beside) else type(asked)}
-
-
 def compose(said: Mapping[str, Any]) -> Objective:
     """The objective that a mapping describes; raises a `UserError` that names the key.
 

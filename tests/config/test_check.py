@@ -155,7 +155,12 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["objective={masked-lm: {corpora: [corpora/x]}}"],
             "objective.masked-lm.corpora (corpora/x) is not in data.mix; there are corpora/books-and-wikipedia.",
         ),
-        ("gpt2/small", ["objective=masked-lm"], "objective (masked-lm) does not fit gpt2; there are causal-lm."),
+        (
+            "gpt2/small",
+            ["objective=masked-lm"],
+            "objective (masked-lm) does not fit gpt2: what it asks (mlm) is answered from both sides of a place, and "
+            "the decoder sees one; there are causal-lm.",
+        ),
         ("gpt2/small", ["model.family=gtp2"], "model.family (gtp2) is not in the catalogue; did you mean gpt2?"),
         ("gpt2/small", ["model.size=smal"], "model.size (smal) is not a size of gpt2; did you mean small?"),
         ("gpt2/small", ["model.size=custom"], "model.size custom needs model.layers."),

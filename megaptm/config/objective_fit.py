@@ -1,0 +1,47 @@
+"""Which objectives a family can learn by: asked of what a batch holds and what heads read, not of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.batch import BatchSpec
+from megaptm.bricks import HEADS
+from megaptm.errors import nearest
+from megaptm.objectives import Objective
+from megaptm.spec import Family, Reading
+
+
+def misfit(task: Objective, batch: BatchSpec, family: Family, name: str) -> Iterator[str]:
+    """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
+    why = next(_reasons(task, batch, family), None)
+    if why is not None:
+        yield f"objective ({name}) does not fit {family.name}: {why}; {nearest(name, family.objectives)}"
+
+
+def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:
+    read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
+    if read != made:
+        yield f"it makes {_and(made)}, and this family reads {_and(read)}"
+    ordered = any(block.visibility == "ordered" for block in family.stacks.values())
+    if ordered != ("order" in batch.fields):
+        yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
+    if bool(family.drawn) != ("draws" in batch.fields):
+        yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"
+    for loss in task.losses:
+        if loss in HEADS and not HEADS[loss].module:
+            yield from _hidden(loss, family)
+
+
+def _hidden(loss: str, family: Family) -> Iterator[str]:
+    """Whether a head reads places that see their answer, or that do not see the text that it asks about."""
+    read = family.reads.get(loss, next(reversed(family.stacks)))
+    for stack in {Reading.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
+        causal = family.stacks[stack].visibility == "causal"
+        if HEADS[loss].next_token and not causal:
+            yield f"it asks for the next token, and the {stack} sees it"
+        if not HEADS[loss].next_token and causal:
+            yield f"what it asks ({loss}) is answered from both sides of a place, and the {stack} sees one"
+
+
+def _and(names: set[str]) -> str:
+    return " and ".join(sorted(names, key=len))

@@ -1,0 +1,79 @@
+"""Which objectives a family can learn by: those that make what it reads, and ask what it does not see."""
+
+from __future__ import annotations
+
+import pytest
+
+from megaptm.config import load
+from megaptm.config.objective_fit import misfit
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.causal import CausalLM
+from tests.config.test_check import CONFIGS
+
+FITTING = {
+    "gpt2": {"causal-lm"},
+    "unilm": {"unilm"},
+    "electra": {"replaced-token-detection"},
+    "deberta-v3": {"replaced-token-detection"},
+}
+ENCODERS = {name for name, family in CATALOGUE.items() if [*family.stacks] == ["encoder"] and name != "unilm"}
+ENCODER_DECODERS = {name for name, family in CATALOGUE.items() if len(family.stacks) == 2 and not family.drawn}
+
+
+class Mine(CausalLM):
+    name = "mine"
+
+
+def fits(family: str, objective: object) -> bool:
+    task = objective_of(objective) if isinstance(objective, (str, dict)) else objective
+    return not [*misfit(task, task.batch(128, True), CATALOGUE[family], task.name)]
+
+
+def test_each_family_learns_by_what_its_paper_did() -> None:
+    for family in CATALOGUE.values():
+        assert family.objectives
+        assert all(fits(family.name, name) for name in family.objectives), family.name
+
+
+@pytest.mark.parametrize("family", FITTING)
+def test_a_family_of_its_own_kind_learns_by_its_own_alone(family: str) -> None:
+    assert {name for name in OBJECTIVES if fits(family, name)} == FITTING[family]
+
+
+def test_encoders_learn_by_every_objective_that_hides_and_asks() -> None:
+    found = {family: {name for name in OBJECTIVES if fits(family, name)} for family in ENCODERS}
+    common = set.intersection(*found.values())
+    assert common == {name for name in OBJECTIVES if name.startswith("masked-lm") or name == "ernie-2"}
+
+
+def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> None:
+    said = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, True).streams}
+    assert len(said) > 10
+    for family in ENCODER_DECODERS:
+        assert {name for name in OBJECTIVES if fits(family, name)} == said
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        ("bert", "it asks for the next token, and the encoder sees it"),
+        ("t5", "it makes tokens, and this family reads tokens and decoder_tokens"),
+        ("unilm", "its rows do not say who sees whom"),
+        ("electra", "it draws no tokens for the second model to judge"),
+    ],
+)
+def test_an_objective_of_the_users_is_asked_the_same(family: str, told: str) -> None:
+    task = Mine()
+    [said] = misfit(task, task.batch(128, True), CATALOGUE[family], "mine")
+    assert said.startswith(f"objective (mine) does not fit {family}: {told}; ")
+    assert fits("gpt2", task)
+    with pytest.raises(UserError, match="does not fit"):
+        load(CONFIGS / f"{family}/tiny.yaml", [f"objective={__name__}:Mine"])
+
+
+def test_tasks_that_cannot_share_a_batch_are_told_before_a_run() -> None:
+    both = "objective={masked-lm: {share: 1}, span-corruption: {share: 1}}"
+    with pytest.raises(UserError, match="masked-lm and span-corruption cannot share a batch"):
+        load(CONFIGS / "t5/tiny.yaml", [both])
