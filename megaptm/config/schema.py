@@ -355,7 +355,12 @@ class Config(Section):
 def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
     """The options of a task, or a question, whose share and weight may be mappings from steps."""
     by_step = {name: table for name in ("share", "weight") if isinstance(table := options.get(name), dict)}
-    return options | {name: {_step(key): value for key, value in table.items()} for name, table in by_step.items()}
+    return options | {name: _steps(table) for name, table in by_step.items()}
+
+
+def _steps(table: dict[Any, Any]) -> dict[Any, Any]:
+    """Steps as numbers; `weight` may have a table of them for each loss."""
+    return {_step(key): _steps(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
 def _step(key: Any) -> Any:

@@ -33,6 +33,8 @@ T5 = Family(
         "dropped-tokens",
         "bert-style",
         "mass-style",
+        "mass",
+        "seq2seq-masked-lm",
         "deshuffling",
         "prefix-lm",
         "text-to-text",

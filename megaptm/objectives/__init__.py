@@ -4,53 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaptm.errors import UserError, nearest
-from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.compose import Composed, Task, compose
-from megaptm.objectives.denoising import Denoising
-from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.mixtures import ERNIE_2, UNILM
+from megaptm.objectives.compose import compose
+from megaptm.objectives.composed import Composed, Task
 from megaptm.objectives.objective import Objective, weights_at
-from megaptm.objectives.replaced import ReplacedTokens
-from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
-from megaptm.objectives.span_boundary import SpanBoundary
-from megaptm.objectives.spans import SpanCorruption
-from megaptm.objectives.text_to_text import TextToText
-from megaptm.objectives.translation import Translation
+from megaptm.objectives.registry import OBJECTIVES
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
-
-OBJECTIVES: dict[str, Objective] = {
-    objective.name: objective
-    for objective in (
-        CausalLM(),
-        MaskedLM(),
-        MaskedLM(hide="whole-words"),
-        MaskedLMOnPairs("next-sentence"),
-        MaskedLMOnPairs("sentence-order"),
-        MaskedLMOnPairs("next-sentence", MaskedLM(hide="whole-words")),
-        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams")),
-        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
-        MaskedLMOnPairs("next-sentence", MaskedLM(hide="independent", units="tokens")),
-        SpanBoundary(),
-        SpanCorruption(),
-        TextToText(),
-        SpanCorruption(hide="tokens"),
-        PrefixLM(),
-        MaskedText(),
-        MaskedText(mask=1.0, random=0.0),
-        MaskedText(mask=0.8, random=0.1, ask="hidden"),
-        MaskedText(rate=0.5, mask=0.8, random=0.1, hide="span", ask="hidden"),
-        Deshuffling(),
-        DroppedTokens(),
-        Denoising(),
-        Denoising(hide="whole-words", mean=3.5, random=0.1),
-        ReplacedTokens(),
-        Translation(),
-        UNILM,
-        ERNIE_2,
-    )
-}
-"""Those with a name of their own."""
 
 __all__ = ["OBJECTIVES", "Composed", "Objective", "SpecialTokens", "Task", "objective_of", "weights_at"]
 

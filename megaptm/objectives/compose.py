@@ -3,176 +3,68 @@
 from __future__ import annotations
 
 import operator
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError, nearest
-from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.denoising import Denoising
+from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
-from megaptm.objectives.objective import Objective, Piece, Prompt, Sample, weights_at
-from megaptm.objectives.ordered import OrderedMaskedLM
+from megaptm.objectives.objective import Objective
 from megaptm.objectives.pairs import PAIRS
-from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
-from megaptm.objectives.replaced import ReplacedTokens
-from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
-from megaptm.objectives.span_boundary import SpanBoundary
-from megaptm.objectives.spans import SpanCorruption
-from megaptm.objectives.text_to_text import TextToText
-from megaptm.objectives.translation import Translation
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.questions import TextQuestion
+from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
-TASKS: dict[str, type[Objective]] = {
-    "capitalization": Capitalization,
-    "causal-lm": CausalLM,
-    "denoising": Denoising,
-    "deshuffling": Deshuffling,
-    "dropped-tokens": DroppedTokens,
-    "masked-lm": MaskedLM,
-    "masked-lm-span-boundary": SpanBoundary,
-    "masked-text": MaskedText,
-    "ordered-masked-lm": OrderedMaskedLM,
-    "prefix-lm": PrefixLM,
-    "replaced-token-detection": ReplacedTokens,
-    "span-corruption": SpanCorruption,
-    "text-to-text": TextToText,
-    "token-document": TokenDocument,
-    "translation": Translation,
-}
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
-TASK_IDS = "task_ids"
-"""The field that says of which task a row is."""
 MOST = 1e9
 """Of a share or a weight: sums of them are numbers."""
+FILES = ("similar",)
+"""Options of tasks that name a file, or a function of the user's."""
 
 
-@dataclass(frozen=True)
-class StepValue:
-    """A number that changes at given steps, and stays as it is between them."""
+def compose(said: Mapping[str, Any]) -> Objective:
+    """The objective that a mapping describes; raises a `UserError` that names the key.
 
-    steps: tuple[int, ...]
-    """From which each holds; the first is 0."""
-    values: tuple[float, ...]
-
-    def at(self, step: int) -> float:
-        return self.values[bisect_right(self.steps, step) - 1]
-
-    def until(self, step: int) -> tuple[tuple[int, float], ...]:
-        """What is said of the steps before one."""
-        return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
-
-
-ONE = StepValue((0,), (1.0,))
-
-
-@dataclass(frozen=True)
-class Task:
-    """One of the tasks of an objective, with the share of the samples that it makes."""
-
-    label: str
-    objective: Objective
-    share: StepValue = ONE
-    task_id: int | None = None
-    """What rows say of themselves, to a model that is told the task."""
-    corpora: tuple[str, ...] = ()
-    """Those of the mix that it reads; none: all."""
-
-    def told(self, sample: Sample) -> Sample:
-        """A sample that says of which task it is."""
-        return sample if self.task_id is None else {**sample, TASK_IDS: np.array(self.task_id, dtype=np.int64)}
-
-
-@dataclass(frozen=True)
-class Composed(Objective):
-    """Tasks that each make some of the samples, and losses whose weights may change by step.
-
-    A sample has the fields of all tasks, as long as the longest: what a task does not ask has no label.
+    `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
+    `{short: {task: span-corruption, share: 0.5}, long: {task: span-corruption, mean: 32, share: 0.5}}`: several tasks,
+    each with its share of the samples. `weight` multiplies what the task's losses count; a mapping from losses says
+    what they count. Shares and weights may be mappings from the step from which they hold: `{0: 1.0, 10000: 0.5}`.
     """
-
-    tasks: tuple[Task, ...]
-    by_step: Mapping[str, StepValue]
-    """Loss -> weight, but for losses that a task of the user's weighs itself."""
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "+".join(task.label for task in self.tasks)
-
-    @property
-    def losses(self) -> Mapping[str, float]:  # type: ignore[override]
-        own = {loss: weight for task in self.tasks for loss, weight in task.objective.losses.items()}
-        return own | {loss: weight.at(0) for loss, weight in self.by_step.items()}
-
-    @property
-    def template(self) -> tuple[str, str]:  # type: ignore[override]
-        return max(self.tasks, key=lambda task: task.objective.segments).objective.template
-
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:  # type: ignore[override]
-        return (*dict.fromkeys(prompt for task in self.tasks for prompt in task.objective.prompts),)
-
-    @property
-    def decoder_start(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._first.decoder_start
-
-    @property
-    def every_token(self) -> bool:  # type: ignore[override]
-        return all(task.objective.every_token for task in self.tasks)
-
-    @property
-    def _first(self) -> Objective:
-        return self.tasks[0].objective
-
-    def weights(self, step: int) -> Mapping[str, float]:
-        own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}
-        return own | {loss: weight.at(step) for loss, weight in self.by_step.items()}
-
-    @property
-    def segments(self) -> int:  # type: ignore[override]
-        return max(task.objective.segments for task in self.tasks)
-
-    def raw_length(self, sequence: int) -> int:
-        return min(task.objective.raw_length(sequence) for task in self.tasks)
-
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        specs = {task.label: task.objective.batch(sequence, document_mask) for task in self.tasks}
-        (label, first), *others = specs.items()
-        streams, all_fields = dict(first.streams), dict(first.fields)
-        for other, spec in others:
-            asking = "labels" in spec.fields and "labels" in all_fields
-            if {*spec.streams} != {*streams} or (asking and (spec.asked is None) == ("masked_positions" in all_fields)):
-                raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
-            streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
-            for name, field in spec.fields.items():
-                all_fields[name] = _longer(all_fields.get(name, field), field)
-        if any(task.task_id is not None for task in self.tasks):
-            all_fields[TASK_IDS] = Field(())
-        return BatchSpec(streams, all_fields)
-
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
-        raise NotImplementedError("its tasks make samples, each of its own pieces: see data.mix.Mix.sample")
-
-    def check(self, special: SpecialTokens, sequence: int) -> None:
-        for task in self.tasks:
-            task.objective.check(special, sequence)
-
-
-def by_step(objective: Objective) -> dict[tuple[str, str], StepValue]:
-    """("share", task) and ("weight", loss) -> what a config says of it."""
-    if not isinstance(objective, Composed):
-        return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}
-    shares = {("share", task.label): task.share for task in objective.tasks}
-    return shares | {("weight", loss): weight for loss, weight in objective.by_step.items()}
+    if not said:
+        raise UserError("objective is empty: name a task, as in `objective: {masked-lm: {}}`.")
+    entries = {label: _entry(label, options) for label, options in said.items()}
+    questions = [label for label in entries if label in PAIRS]
+    tasks = {label: options for label, options in entries.items() if label not in PAIRS}
+    shared = [label for label, options in tasks.items() if "share" in options]
+    if not tasks:
+        raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
+    made = {label: _task(label, options) for label, options in tasks.items()}  # first: a misspelled question is no task
+    if len(tasks) > 1 and len(shared) < len(tasks):
+        lacking = next(label for label in tasks if label not in shared)
+        raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
+    for label in questions:
+        if other := next((key for key in entries[label] if key != "weight"), None):
+            raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
+    asked = {label: _question(label, tasks[label], questions) for label in made}
+    made = {label: _with_question(label, task, asked[label]) if asked[label] else task for label, task in made.items()}
+    parts = tuple(
+        Task(label, task, _shares(label, said), _task_id(label, said), _corpora(label, said))
+        for (label, task), said in zip(made.items(), tasks.values(), strict=True)
+    )
+    weights = _weights(entries, parts)
+    _refuse_nothing("task has a share", [part.share for part in parts])
+    if all(loss in weights for part in parts for loss in part.objective.losses):
+        _refuse_nothing("loss has a weight", weights.values())
+    alone = Task(parts[0].label, parts[0].objective, parts[0].share)
+    usual = {loss: StepValue((0,), (weight,)) for loss, weight in alone.objective.losses.items()}
+    if parts == (alone,) and all(weight == usual[loss] for loss, weight in weights.items()):
+        return alone.objective
+    return Composed(parts, weights)
 
 
 def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], step: int) -> bool:
@@ -183,10 +75,6 @@ def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], st
         return False
     one, other = (by_step(compose(_as_tasks(objective))) for objective in (begun, said))
     return all(one.get(key, ONE).until(step) == other.get(key, ONE).until(step) for key in one.keys() | other.keys())
-
-
-FILES = ("similar",)
-"""Options of tasks that name a file, or a function of the user's."""
 
 
 def with_files(said: str | dict[str, Any], place: Callable[[str], str]) -> str | dict[str, Any]:
@@ -217,49 +105,6 @@ def _of_every_step(said: str | Mapping[str, Any]) -> list[tuple[str, Any]] | str
     return [(label, {key: options[key] for key in options if key not in BY_STEP}) for label, options in kept]
 
 
-def _longer(one: Field, other: Field) -> Field:
-    return one if one.shape >= other.shape else other
-
-
-def compose(said: Mapping[str, Any]) -> Objective:
-    """The objective that a mapping describes; raises a `UserError` that names the key.
-
-    `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
-    `{short: {task: span-corruption, share: 0.5}, long: {task: span-corruption, mean: 32, share: 0.5}}`: several tasks,
-    each with its share of the samples. `weight` is that of the task's loss. Shares and weights may be mappings from the
-    step from which they hold: `{0: 1.0, 10000: 0.5}`.
-    """
-    if not said:
-        raise UserError("objective is empty: name a task, as in `objective: {masked-lm: {}}`.")
-    entries = {label: _entry(label, options) for label, options in said.items()}
-    questions = [label for label in entries if label in PAIRS]
-    tasks = {label: options for label, options in entries.items() if label not in PAIRS}
-    shared = [label for label, options in tasks.items() if "share" in options]
-    if not tasks:
-        raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
-    made = {label: _task(label, options) for label, options in tasks.items()}  # first: a misspelled question is no task
-    if len(tasks) > 1 and len(shared) < len(tasks):
-        lacking = next(label for label in tasks if label not in shared)
-        raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
-    for label in questions:
-        if other := next((key for key in entries[label] if key != "weight"), None):
-            raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
-    asked = {label: _question(label, tasks[label], questions) for label in made}
-    made = {label: _with_question(label, task, asked[label]) if asked[label] else task for label, task in made.items()}
-    parts = tuple(
-        Task(label, task, _shares(label, said), _task_id(label, said), _corpora(label, said))
-        for (label, task), said in zip(made.items(), tasks.values(), strict=True)
-    )
-    weights = _weights(entries, parts)
-    _refuse_nothing("task has a share", [part.share for part in parts])
-    if all(loss in weights for part in parts for loss in part.objective.losses):
-        _refuse_nothing("loss has a weight", weights.values())
-    plain = Task(parts[0].label, parts[0].objective, parts[0].share)
-    if parts == (plain,) and all(weight == ONE for weight in weights.values()):
-        return parts[0].objective
-    return Composed(parts, weights)
-
-
 def _entry(label: Any, options: Any) -> dict[str, Any]:
     if not isinstance(label, str):
         raise UserError(f"objective: {label!r} is no name of a task: write a word there.")
@@ -281,6 +126,8 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
             raise UserError(f"objective.{label}.task: `{name}` is not a `megaptm.objectives.Objective`: correct it.")
     elif isinstance(name, str) and name in TASKS:
         kind = TASKS[name]
+    elif isinstance(name, str) and type(OBJECTIVES.get(name)) in TASKS.values():
+        kind, defaults = type(OBJECTIVES[name]), dict(vars(OBJECTIVES[name]))
     elif name in (*PAIRS,):
         kind, defaults = TextQuestion, {"question": name}
     else:
@@ -363,11 +210,22 @@ def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) ->
             label = loss if loss in entries else part.label
             weight = None if weighs_itself else StepValue((0,), (default,))
             if (said := entries[label].get("weight")) is not None:
-                weight = _by_step(f"objective.{label}.weight", said)
+                asked = [loss] if label == loss else [*part.objective.losses]
+                weight = _weight(f"objective.{label}.weight", said, loss, asked, default) or weight
             other, before = found.setdefault(loss, (label, weight))
             if label != other and (before != weight or weight is None):
                 raise UserError(f"objective: {other} and {label} have one loss, {loss}: give them one weight.")
     return {loss: weight for loss, (_, weight) in found.items() if weight is not None}
+
+
+def _weight(where: str, said: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
+    """Of one of a task's losses; None where others are named."""
+    if isinstance(said, Mapping) and any(isinstance(key, str) for key in said):
+        if unknown := [key for key in said if key not in losses]:
+            raise UserError(f"{where}: {unknown[0]} is none of its losses; {nearest(str(unknown[0]), losses)}")
+        return _by_step(f"{where}.{loss}", said[loss]) if loss in said else None
+    times = _by_step(where, said)
+    return StepValue(times.steps, tuple(default * value for value in times.values))
 
 
 def _by_step(where: str, said: Any) -> StepValue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megaptm.objectives.compose import ONE, Composed, StepValue, Task
+from megaptm.objectives.composed import ONE, Composed, StepValue, Task
 from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megaptm.config import Config
 from megaptm.data import Mix
 from megaptm.objectives import Composed, Objective, weights_at
-from megaptm.objectives.compose import by_step
+from megaptm.objectives.composed import by_step
 from megaptm.plan.count import count, step_flops
 from megaptm.report.terminal import clock
 from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, WeighingEvent, read_events

@@ -7,7 +7,7 @@ from megaptm.data import Loader, open_mix
 from megaptm.data.dataset import MixDataset
 from megaptm.objectives import Composed, Task
 from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.compose import ONE
+from megaptm.objectives.composed import ONE
 from megaptm.plugins import PluginError
 from tests.data.corpora import tiny_corpus, tiny_special
 

@@ -65,3 +65,32 @@ def test_who_weighs_a_loss_itself_shares_it_with_nobody():
         objective_of({"mine": fading(share=0.5), "causal-lm": {"share": 0.5}})
     both = {"mine": fading(share=0.5, weight=2), "causal-lm": {"share": 0.5, "weight": 2}}
     assert weights_at(objective_of(both), 7) == {"lm": 2}
+
+
+def test_a_number_multiplies_what_all_losses_of_a_task_count():
+    rtd = "replaced-token-detection"
+    assert weights_at(objective_of({rtd: {}}), 0) == {"mlm": 1, "replaced-token": 50}
+    assert weights_at(objective_of({rtd: {"weight": 1}}), 0) == {"mlm": 1, "replaced-token": 50}
+    assert weights_at(objective_of({rtd: {"weight": {0: 2, 5: 1}}}), 0) == {"mlm": 2, "replaced-token": 100}
+
+
+def test_a_mapping_says_what_losses_count_and_leaves_the_others():
+    task = objective_of({"replaced-token-detection": {"weight": {"replaced-token": {0: 20, 7: 0}}}})
+    assert [weights_at(task, step) for step in (6, 7)] == [
+        {"mlm": 1, "replaced-token": 20},
+        {"mlm": 1, "replaced-token": 0},
+    ]
+    pairs = objective_of({"masked-lm": {"weight": {"mlm": 0.5}}, "sentence-order": {"weight": {"sentence-order": 2}}})
+    assert weights_at(pairs, 0) == {"mlm": 0.5, "sentence-order": 2}
+
+
+def test_a_loss_that_a_task_has_not_is_told():
+    with pytest.raises(UserError, match=r"objective\.masked-lm\.weight: lm is none of its losses; did you mean mlm\?"):
+        objective_of({"masked-lm": {"weight": {"lm": 2}}})
+
+
+def test_a_named_objective_is_a_task_whose_options_it_says():
+    assert objective_of({"mass": {}}) == objective_of("mass")
+    assert objective_of({"mass": {"rate": 0.4}}).rate == 0.4
+    both = objective_of({"mass": {"share": 1}, "bert-style": {"share": 1}})
+    assert [task.objective for task in both.tasks] == [objective_of(name) for name in ("mass", "bert-style")]

@@ -1,0 +1,141 @@
+"""An objective of several tasks: each makes a share of the samples, and each loss has a weight, both by step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from megaptm.batch import BatchSpec, Field
+from megaptm.errors import UserError
+from megaptm.objectives.objective import Objective, Piece, Prompt, Sample, weights_at
+from megaptm.objectives.vocabulary import SpecialTokens
+
+TASK_IDS = "task_ids"
+"""The field that says of which task a row is."""
+
+
+@dataclass(frozen=True)
+class StepValue:
+    """A number that changes at given steps, and stays as it is between them."""
+
+    steps: tuple[int, ...]
+    """From which each holds; the first is 0."""
+    values: tuple[float, ...]
+
+    def at(self, step: int) -> float:
+        return self.values[bisect_right(self.steps, step) - 1]
+
+    def until(self, step: int) -> tuple[tuple[int, float], ...]:
+        """What is said of the steps before one."""
+        return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
+
+
+ONE = StepValue((0,), (1.0,))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the tasks of an objective, with the share of the samples that it makes."""
+
+    label: str
+    objective: Objective
+    share: StepValue = ONE
+    task_id: int | None = None
+    """What rows say of themselves, to a model that is told the task."""
+    corpora: tuple[str, ...] = ()
+    """Those of the mix that it reads; none: all."""
+
+    def told(self, sample: Sample) -> Sample:
+        """A sample that says of which task it is."""
+        return sample if self.task_id is None else {**sample, TASK_IDS: np.array(self.task_id, dtype=np.int64)}
+
+
+@dataclass(frozen=True)
+class Composed(Objective):
+    """Tasks that each make some of the samples, and losses whose weights may change by step.
+
+    A sample has the fields of all tasks, as long as the longest: what a task does not ask has no label.
+    """
+
+    tasks: tuple[Task, ...]
+    by_step: Mapping[str, StepValue]
+    """Loss -> weight, but for losses that a task of the user's weighs itself."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "+".join(task.label for task in self.tasks)
+
+    @property
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override]
+        own = {loss: weight for task in self.tasks for loss, weight in task.objective.losses.items()}
+        return own | {loss: weight.at(0) for loss, weight in self.by_step.items()}
+
+    @property
+    def template(self) -> tuple[str, str]:  # type: ignore[override]
+        return max(self.tasks, key=lambda task: task.objective.segments).objective.template
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:  # type: ignore[override]
+        return (*dict.fromkeys(prompt for task in self.tasks for prompt in task.objective.prompts),)
+
+    @property
+    def decoder_start(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._first.decoder_start
+
+    @property
+    def every_token(self) -> bool:  # type: ignore[override]
+        return all(task.objective.every_token for task in self.tasks)
+
+    @property
+    def _first(self) -> Objective:
+        return self.tasks[0].objective
+
+    def weights(self, step: int) -> Mapping[str, float]:
+        own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}
+        return own | {loss: weight.at(step) for loss, weight in self.by_step.items()}
+
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return max(task.objective.segments for task in self.tasks)
+
+    def raw_length(self, sequence: int) -> int:
+        return min(task.objective.raw_length(sequence) for task in self.tasks)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        specs = {task.label: task.objective.batch(sequence, document_mask) for task in self.tasks}
+        (label, first), *others = specs.items()
+        streams, all_fields = dict(first.streams), dict(first.fields)
+        for other, spec in others:
+            asking = "labels" in spec.fields and "labels" in all_fields
+            if {*spec.streams} != {*streams} or (asking and (spec.asked is None) == ("masked_positions" in all_fields)):
+                raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
+            streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
+            for name, field in spec.fields.items():
+                all_fields[name] = _longer(all_fields.get(name, field), field)
+        if any(task.task_id is not None for task in self.tasks):
+            all_fields[TASK_IDS] = Field(())
+        return BatchSpec(streams, all_fields)
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        raise NotImplementedError("its tasks make samples, each of its own pieces: see data.mix.Mix.sample")
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        for task in self.tasks:
+            task.objective.check(special, sequence)
+
+
+def by_step(objective: Objective) -> dict[tuple[str, str], StepValue]:
+    """("share", task) and ("weight", loss) -> what a config says of it."""
+    if not isinstance(objective, Composed):
+        return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}
+    shares = {("share", task.label): task.share for task in objective.tasks}
+    return shares | {("weight", loss): weight for loss, weight in objective.by_step.items()}
+
+
+def _longer(one: Field, other: Field) -> Field:
+    return one if one.shape >= other.shape else other

@@ -1,0 +1,66 @@
+"""The kinds of tasks that a config can compose, and objectives that have a name of their own."""
+
+from __future__ import annotations
+
+from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.denoising import Denoising
+from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.mixtures import ERNIE_2, UNILM
+from megaptm.objectives.objective import Objective
+from megaptm.objectives.ordered import OrderedMaskedLM
+from megaptm.objectives.questions import Capitalization, TokenDocument
+from megaptm.objectives.replaced import ReplacedTokens
+from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
+from megaptm.objectives.span_boundary import SpanBoundary
+from megaptm.objectives.spans import SpanCorruption
+from megaptm.objectives.text_to_text import TextToText
+from megaptm.objectives.translation import Translation
+
+TASKS: dict[str, type[Objective]] = {
+    "capitalization": Capitalization,
+    "causal-lm": CausalLM,
+    "denoising": Denoising,
+    "deshuffling": Deshuffling,
+    "dropped-tokens": DroppedTokens,
+    "masked-lm": MaskedLM,
+    "masked-lm-span-boundary": SpanBoundary,
+    "masked-text": MaskedText,
+    "ordered-masked-lm": OrderedMaskedLM,
+    "prefix-lm": PrefixLM,
+    "replaced-token-detection": ReplacedTokens,
+    "span-corruption": SpanCorruption,
+    "text-to-text": TextToText,
+    "token-document": TokenDocument,
+    "translation": Translation,
+}
+OBJECTIVES: dict[str, Objective] = {
+    objective.name: objective
+    for objective in (
+        CausalLM(),
+        MaskedLM(),
+        MaskedLM(hide="whole-words"),
+        MaskedLMOnPairs("next-sentence"),
+        MaskedLMOnPairs("sentence-order"),
+        MaskedLMOnPairs("next-sentence", MaskedLM(hide="whole-words")),
+        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams")),
+        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
+        MaskedLMOnPairs("next-sentence", MaskedLM(hide="independent", units="tokens")),
+        SpanBoundary(),
+        SpanCorruption(),
+        TextToText(),
+        SpanCorruption(hide="tokens"),
+        PrefixLM(),
+        MaskedText(),
+        MaskedText(mask=1.0, random=0.0),
+        MaskedText(mask=0.8, random=0.1, ask="hidden"),
+        MaskedText(rate=0.5, mask=0.8, random=0.1, hide="span", ask="hidden"),
+        Deshuffling(),
+        DroppedTokens(),
+        Denoising(),
+        Denoising(hide="whole-words", mean=3.5, random=0.1),
+        ReplacedTokens(),
+        Translation(),
+        UNILM,
+        ERNIE_2,
+    )
+}
