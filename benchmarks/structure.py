@@ -58,16 +58,18 @@ def write(kind, names):
 
 def enter(frame, event, argument):
     code = frame.f_code
-    path, is_function = code.co_filename, code.co_flags & 1
+    path = code.co_filename
+    if not path.startswith(ROOT) or not code.co_flags & 1:
+        return
     first_step = code.co_name == "step" and path == ROOT + "parallel/engine.py"
-    if event != "call" or not is_function or not path.startswith(ROOT) or (path in seen and not first_step):
+    if path in seen and not first_step:
         return
     if (stack := ours(frame)) is None:
         return
     seen.add(path)
     write("entered", stack[:1])
     if first_step:
-        sys.setprofile(None)
+        sys.settrace(None)
         write("way", dict.fromkeys(reversed(stack)))
 
 def start(event, arguments):
@@ -76,8 +78,9 @@ def start(event, arguments):
 
 if any(word in ("megaptm", "megaptm.train.worker") for word in sys.orig_argv):
     sys.addaudithook(start)
-    os.register_at_fork(after_in_child=lambda: sys.setprofile(None))
-    sys.setprofile(enter)
+    os.register_at_fork(after_in_child=lambda: sys.settrace(None))
+    # Not sys.setprofile, which hears of every return and of C too; this hears of calls alone, as `enter` returns None.
+    sys.settrace(enter)
 '''
 
 
@@ -139,9 +142,9 @@ def count(tree: Path, folder: Path) -> dict[str, int]:
             known |= {other} | below(other, known | {other})
         return known
 
+    print("lines:", *(f"{name} {number:,}" for name, number in lines.most_common()), sep="\n  ", flush=True)
     found = enter(tree, folder)
     packages = [*dict.fromkeys(map(package, found["entered"]))]
-    print("lines:", *(f"{name} {number:,}" for name, number in lines.most_common()), sep="\n  ")
     for title, names in {
         "files entered": found["entered"],
         "on the way": found["way"],

@@ -1,0 +1,76 @@
+"""README and the pages say what holds: families, layouts, and links that lead somewhere; no page stands alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from megaptm.families import CATALOGUE
+from tests.docs.commands import PAGES, ROOT
+from tests.layouts.cases import KINDS
+from tests.layouts.test_layouts import CASES
+from tests.models.tiny import has_counterpart
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TOO = (ROOT / "benchmarks/README.md",)
+LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
+LITERAL = {"gpt3/xl-literal", "gpt3/13b-literal", "gpt3-banded/xl-literal", "gpt3-banded/13b-literal"}
+"""GPT-3's table read to the letter, which nobody trains."""
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_readme_names_every_family_and_those_that_hugging_face_has_not() -> None:
+    [listed, without] = re.findall(r"^Families: (.*?), weights to and from(.*?)\(\[each\]", README, re.DOTALL | re.M)[0]
+    assert quoted(listed) == [*CATALOGUE]
+    # DeBERTa-v3 and ELECTRA are two models there.
+    assert set(quoted(without)) == {name for name in CATALOGUE if not has_counterpart(name, with_decoder=False)} - {
+        *("electra", "deberta-v3")
+    }
+
+
+def test_readme_says_on_how_many_layouts_each_family_is_tested() -> None:
+    [least, kinds, most] = re.findall(r"each family on (\d+) layouts or more, ([\w, ]+) on (\d+) ", README)[0]
+    layouts = {name: sum(family == name for family, _ in CASES) for name in CATALOGUE}
+    assert min(layouts.values()) == int(least)
+    assert set(re.findall(r"\w+\d?", kinds)) - {"and"} == set(KINDS)
+    assert {layouts[kind] for kind in KINDS} == {int(most)}
+
+
+def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:
+    """As docs/families.md and docs/configs.md say."""
+    wanted = {f"{name}/{size}" for name, table in CATALOGUE.items() for size in ("tiny", *table.sizes)}
+    assert {name for name in wanted if not (ROOT / f"configs/{name}.yaml").is_file()} == LITERAL
+
+
+def headings(page: Path) -> set[str]:
+    """As GitHub calls them in links."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """File and heading of each link inside the repository."""
+    found = (link.partition("#") for link in LINK.findall(page.read_text(encoding="utf-8")))
+    return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in found]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TOO], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for file, heading in links(page):
+        assert file.exists(), file
+        assert not heading or heading in headings(file), heading
+
+
+def test_every_page_is_linked_from_readme_or_from_a_page_that_is() -> None:
+    seen, ahead = set[Path](), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            ahead += [file for file, _ in links(page)]
+    assert [page.name for page in PAGES if page.resolve() not in seen] == []
