@@ -116,9 +116,9 @@ def _kind(value: object) -> str:
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 
-def fields(shape: tuple[int, ...], *names: str, dtype: str = "int64") -> dict[str, Field]:
+def fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
     """Several fields of one shape."""
-    return dict.fromkeys(names, Field(shape, dtype))
+    return dict.fromkeys(names, Field(shape))
 
 
 def _widened(stem: str | None, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:

@@ -9,7 +9,7 @@ READS = ("tokens", "segments", "positions", "document_ids", "order")
 SPEC = BatchSpec(
     {"": 4, "right_": 4},
     fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
-    | fields((4,), "draws", dtype="float32")
+    | {"draws": Field((4,), "float32")}
     | fields((4,), "span_left", "span_right", "span_offset")
     | fields((), "task_ids")
     | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),

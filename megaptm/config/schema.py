@@ -419,5 +419,10 @@ def resolved(config: Config) -> Config:
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES}
+    # What stacks differ in, no key says of all of them: it stays the family's.
+    blocks = spec.family.stacks.values()
+    for name in SHARING:
+        values = {getattr(block, name) for block in blocks}
+        rest |= {name: values.pop()} if len(values) == 1 else {}
     model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
     return config.model_copy(update={"model": model})

@@ -137,11 +137,11 @@ def bar(parts: Mapping[str, float], *, whole: float) -> Text:
     return Text("\n").join([line.append("·" * max(rest, 0), style="bright_black"), legend])
 
 
-def show_search(found: Search, console: Console, *, usable: float, most: int = 10) -> None:
+def show_search(found: Search, console: Console, *, usable: float) -> None:
     """The fastest layouts that fit, the nearest that do not, and what was refused."""
     tried = len(found.fitting) + len(found.too_large)
     console.print(f"{tried:,} legal layouts, {len(found.fitting):,} fit; the fastest:", highlight=False)
-    console.print(_candidates(found.fitting[:most]))
+    console.print(_candidates(found.fitting[:10]))
     best = found.fitting[0].step.seconds if found.fitting else float("inf")
     faster = sorted((one for one in found.too_large if one.step.seconds < best), key=lambda one: one.bytes)[:3]
     if faster:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load, resolve_model
+from megaptm.config import Config, load, resolve_model
 from megaptm.config.schema import resolved
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
+from megaptm.spec import change
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LATER_PHASE = re.compile("-512$|-no-dropout$")
@@ -47,6 +48,27 @@ def test_layers_share_what_a_config_says():
     assert (block.share, block.norm_place) == (("attention", "ffn"), "post")
     apart = resolve_model(load(CONFIGS / "albert" / "base.yaml", ["model.share=[]"])).family.last_block
     assert (apart.share, apart.ffn) == ((), "gelu-tanh")
+
+
+def test_a_later_change_of_what_a_family_shares_changes_no_config_that_was_written(monkeypatch):
+    written = resolved(load(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
+    assert (written.model.share, written.model.groups, written.model.cycle) == (("attention", "ffn"), 2, 1)
+    albert = CATALOGUE["albert"]
+    apart = change(albert, stacks={"encoder": change(albert.last_block, share=(), groups=3, cycle=4)})
+    monkeypatch.setitem(CATALOGUE, "albert", apart)
+    assert resolve_model(Config.model_validate_json(written.model_dump_json())).family.last_block.owners(12) == [0, 6]
+
+
+def test_what_stacks_share_each_in_its_way_is_no_number_of_the_config(monkeypatch):
+    t5 = CATALOGUE["t5"]
+    stacks = t5.stacks | {"decoder": change(t5.last_block, share=("ffn",))}
+    monkeypatch.setitem(CATALOGUE, "t5", change(t5, stacks=stacks))
+    written = load(CONFIGS / "t5" / "tiny.yaml")
+    assert (written.model.share, written.model.groups) == (None, 1)
+    assert {name: block.share for name, block in resolve_model(written).family.stacks.items()} == {
+        "encoder": (),
+        "decoder": ("ffn",),
+    }
 
 
 def test_processes_and_microbatches_follow_from_the_layout():

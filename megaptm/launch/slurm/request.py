@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,10 +31,10 @@ MOST_JOBS = 500
 """Of one launch: more than a year of days, and fewer than any Slurm's queue takes."""
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path:
+def home() -> Path:
     """The checkout, or what an installed megaptm has of it, which all nodes must see."""
     checkout = Path(megaptm.__file__).parents[1]
-    return Path(environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
+    return Path(os.environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
 
 
 @dataclass(frozen=True, kw_only=True)
