@@ -251,6 +251,7 @@ def open_mix(
             own = task.objective.of_corpus(corpus.manifest.fields)
             if own is not task.objective:
                 own.check(special, sequence)
+                _refuse_longer(own, task.objective, name, sequence, document_mask)
             order = _order(own, corpus, split, sequence, document_mask, options)
             shown = f"{name} ({label})" if label else name
             sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
@@ -265,6 +266,17 @@ def open_mix(
         special=special,
         schedule=schedule,
     )
+
+
+def _refuse_longer(own: Objective, asked: Objective, corpus: str, sequence: int, document_mask: bool) -> None:
+    """What is asked of a corpus in an objective's place makes rows that fit into its own."""
+    room, wanted = (one.batch(sequence, document_mask).streams for one in (asked, own))
+    for prefix, length in wanted.items():
+        if length > room[prefix]:
+            raise UserError(
+                f"objective {asked.name} asks {own.name} of {corpus}, in {prefix}rows of {length} places, and its own "
+                f"have {room[prefix]}: raise `targets`, or leave the corpus out."
+            )
 
 
 def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:

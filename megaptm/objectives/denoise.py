@@ -275,7 +275,8 @@ def span_counts(length: int, *, rate: float, mean: float) -> tuple[int, int]:
     if length < 2:
         return 0, 0
     noise = min(max(round(rate * length), 1), length - 1)
-    return noise, max(round(noise / mean), 1)
+    # Each span stands behind a kept token.
+    return noise, min(max(round(noise / mean), 1), length - noise)
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
 from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
@@ -15,6 +14,7 @@ from megaptm.objectives.encoder_decoder import two_rows
 from megaptm.objectives.masked import laid_out, word_begins
 from megaptm.objectives.objective import (
     DocumentSlice,
+    MeanLength,
     Objective,
     Piece,
     Prompt,
@@ -36,7 +36,7 @@ class Denoising(Objective):
 
     infill: Share = 0.3
     """Share of the tokens that are hidden in spans. For each span one mask is shown; a span of no token inserts one."""
-    mean: Annotated[float, Field(ge=1)] = 3.0
+    mean: MeanLength = 3.0
     """Mean of the Poisson distribution of their lengths."""
     mask: Share = 0.0
     """Share of the tokens that are hidden each by itself."""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import signature
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
@@ -24,6 +23,7 @@ from megaptm.objectives.objective import (
     Sample,
     SentenceGroup,
     Share,
+    Weight,
     documents_of,
     marked,
     padded,
@@ -101,7 +101,7 @@ class MaskedLM(Objective):
     units: Literal["tokens", "words", "phrases", "entities"] = "words"
     """What is one thing where `hide` hides things whole: a token; a word; a phrase, or an entity (what is tagged), and
     elsewhere a word."""
-    lengths: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    lengths: tuple[Weight, ...] = ()
     """How often 1, 2 ... words are hidden together, where `hide` hides several; absent: as its paper has it."""
     show: str = "tokens"
     """What stands in its place: one of `denoise.SHOWS`, or a function of your own, package.module:NAME."""
@@ -241,6 +241,10 @@ def _named(option: str, name: str, known: Mapping[str, Callable[..., Any]]) -> C
         found: Callable[..., Any] = load_plugin(name, option, "function")
         if not callable(found):
             raise UserError(f"{option}: `{name}` is not a function: correct the name.")
+        try:
+            _parameters(found)
+        except ValueError:  # of some that are written in C
+            raise UserError(f"{option}: `{name}` does not say what it takes: call it in a function of yours.") from None
         return found
     if name not in known:
         raise UserError(f"{option} ({name}) is not known; {nearest(name, known)}")

@@ -22,9 +22,15 @@ from megaptm.plugins import is_ours, is_plugin, plugin_error
 
 Sample = dict[str, np.ndarray]
 
-Rate = Annotated[float, Field(gt=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=0.99)]
+"""An option: a share that is hidden; of what is hidden nearly whole, a row would hold text without end."""
 Share = Annotated[float, Field(ge=0, le=1)]
-"""Options of objectives."""
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+"""An option: how often something comes, beside others; sums of them are numbers."""
+MeanLength = Annotated[float, Field(ge=1, le=1e6)]
+"""An option: of spans, in tokens."""
+RowLength = Annotated[int, Field(ge=4, le=1 << 24)]
+"""An option: places of a row."""
 
 Prompt = Literal["text", "masks", "sentinels"]
 """What stands in a text that a decoder is to answer: nothing but itself; masks, for which the answer says the text; or
@@ -209,6 +215,10 @@ class Objective(ABC):
                     f"objective {self.name} needs a tokenizer with a `{role}` token: build the corpus with "
                     f"{remedy}, or take another objective."
                 )
+        if not len(special.ordinary):
+            raise UserError(
+                "the tokenizer has special tokens only, and none that text is made of: build the corpus with another."
+            )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
 

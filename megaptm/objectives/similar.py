@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from megaptm.plugins import is_plugin, load_plugin
 Similar = Callable[[tuple[int, ...]], np.ndarray | None]
 """The tokens of a word -> words like it, [words, tokens], each of as many tokens; None: there are none."""
 
+MOST_BYTES = 4 << 30
+"""Of a table, unpacked: a hundred million words have less."""
 REMEDY = "make it with `megaptm corpus similar-words`"
 
 
@@ -30,6 +32,7 @@ class SimilarWords:
             if not name.startswith("words-"):
                 continue
             similar = tables[name.replace("words-", "similar-")]
+            _check_ids(words, similar)
             self.largest = max(self.largest, int(words.max(initial=-1)), int(similar.max(initial=-1)))
             for word, like in zip(words.tolist(), similar, strict=True):
                 if len(like := like[like[:, 0] >= 0]):
@@ -42,6 +45,16 @@ class SimilarWords:
         return self._found.get(word)
 
 
+def _check_ids(words: np.ndarray, similar: np.ndarray) -> None:
+    """Raise a `ValueError` unless words are [W, n], and those like them [W, most, n], as `SimilarWords` says."""
+    if {words.dtype.kind, similar.dtype.kind} != {"i"} or words.ndim != 2 or similar.ndim != 3:
+        raise ValueError("it holds other arrays than tables of ids")
+    if similar.shape != (len(words), similar.shape[1], words.shape[1]) or not words.shape[1]:
+        raise ValueError(f"words of {words.shape[1]} tokens have similar ones of shape {similar.shape}")
+    if ((similar < 0).any(2) != (similar < 0).all(2)).any():
+        raise ValueError("some words have ids below 0")
+
+
 @lru_cache(maxsize=4)
 def similar_named(name: str) -> Similar:
     """That of a file, or a function of the user's own, package.module:NAME."""
@@ -51,9 +64,15 @@ def similar_named(name: str) -> Similar:
             raise UserError(f"similar: `{name}` is not a function: correct the name.")
         return found
     try:
-        with np.load(Path(name).expanduser(), allow_pickle=False) as tables:
+        path = Path(name).expanduser()
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("there is no such file")
+        with ZipFile(path) as archive:
+            if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
+                raise ValueError(f"it unpacks to {size:,} bytes")
+        with np.load(path, allow_pickle=False) as tables:
             return SimilarWords(dict(tables))
-    except (OSError, ValueError, KeyError, EOFError, IndexError, BadZipFile) as error:
+    except Exception as error:  # numpy, zipfile and zlib each have kinds of their own
         raise UserError(f"similar: {name} is no table of similar words ({error}): {REMEDY}.") from None
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import (
@@ -18,7 +16,7 @@ from megaptm.objectives.denoise import (
     span_counts,
 )
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.objective import Rate
+from megaptm.objectives.objective import MeanLength, Rate
 
 RATE, MEAN = 0.15, 3.0
 
@@ -29,7 +27,7 @@ class SpanCorruption(EncoderDecoder):
 
     rate: Rate = RATE
     """Share of the tokens that are hidden."""
-    mean: Annotated[float, Field(ge=1)] = MEAN
+    mean: MeanLength = MEAN
     """Mean length of a hidden span, of `spans`."""
     hide: Literal["spans", "tokens"] = "spans"
     """What is hidden: `spans`; or `tokens`, each by itself, where those that meet are one span (section 3.3.2)."""

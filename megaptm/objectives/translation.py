@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.encoder_decoder import two_rows
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowLength, RowWindow, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 
 FILL = 0.875
@@ -25,7 +24,7 @@ class Translation(Objective):
     A pair that finds no room in its row waits for another epoch; one that is longer than a row is never read.
     """
 
-    targets: Annotated[int, Field(ge=4)] | None = None
+    targets: RowLength | None = None
     """Places of the decoder's row; absent: as many as the encoder's."""
 
     name = "translation"
@@ -77,6 +76,8 @@ class Translation(Objective):
         read, heard, said = [], [], []
         rooms = [sequence, targets]
         for document in piece:
+            if len(document.annotations["parts"]) < 2:  # a text without a token, such as a mark of direction alone
+                continue
             texts = self.texts(document, sequence, targets)
             left = [room - len(text) - 1 for room, text in zip(rooms, texts, strict=True)]
             if min(left) < 0:

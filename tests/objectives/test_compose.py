@@ -107,7 +107,19 @@ def test_weights_and_shares_change_at_their_steps():
         ({"maskd-lm": {}}, r"objective\.maskd-lm is no task; did you mean masked-lm\?"),
         ({"a": {"task": "spans"}}, r"objective\.a\.task \(spans\) is no task"),
         ({"masked-lm": {"rat": 0.2}}, r"objective\.masked-lm: unknown option rat; did you mean rate\?"),
-        ({"masked-lm": {"rate": 2}}, r"objective\.masked-lm\.rate \(2\): input should be less than 1"),
+        ({"masked-lm": {"rate": 2}}, r"objective\.masked-lm\.rate \(2\): input should be less than or equal to 0\.99"),
+        ({"span-corruption": {"rate": 0.9999999999999999}}, r"rate \(0\.99\d+\): input should be less than or equal"),
+        (
+            {"span-corruption": {"mean": float("inf")}},
+            r"objective\.span-corruption\.mean \(inf\): input should be less",
+        ),
+        ({"denoising": {"mean": 1e300}}, r"objective\.denoising\.mean \(1e\+300\): input should be less than or equal"),
+        ({"text-to-text": {"targets": 10**30}}, r"objective\.text-to-text\.targets \(10+\): input should be less"),
+        (
+            {"masked-lm": {"hide": "spans", "lengths": [float("inf"), 1]}},
+            r"objective\.masked-lm\.lengths\.0 \(inf\): input should be less than or equal",
+        ),
+        ({"masked-lm": {"hide": "builtins:dict"}}, r"hide: `builtins:dict` does not say what it takes: call it in a"),
         (
             {"masked-lm": {"hide": "letters"}},
             r"objective\.masked-lm: hide \(letters\) is not known; there are tokens, .*whole-words",

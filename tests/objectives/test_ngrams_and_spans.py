@@ -168,15 +168,28 @@ def test_a_table_of_similar_words_is_a_file(tmp_path):
     assert found((8,)) is None
 
 
-def test_what_cannot_be_similar_is_said(tmp_path):
+def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
     mac = objective_of(MAC)
     with pytest.raises(UserError, match=r"has none: set similar; make it with `megaptm corpus similar-words`"):
         mac.check(SPECIAL, 64)
     (tmp_path / "bad.npz").write_text("no table")
     write_similar({(7,): [(5000,)]}, tmp_path / "other.npz")
+    monkeypatch.setattr("megaptm.objectives.similar.MOST_BYTES", 1 << 20)
+    word = np.array([[7]])
+    for name, words, similar in (
+        ("flat", word[0], word),
+        ("longer", word, np.array([[[8, 9]]])),
+        ("below", np.array([[7, 8]]), np.array([[[9, -1]]])),
+        ("bomb", np.zeros((1 << 18, 1)), word),
+    ):
+        np.savez_compressed(tmp_path / f"{name}.npz", **{"words-1": words, "similar-1": similar})
     for name, said in (
         ("bad.npz", "is no table of similar words"),
-        ("none.npz", "is no table of similar words"),
+        ("none.npz", r"is no table of similar words \(there is no such file\)"),
+        ("flat.npz", "it holds other arrays than tables of ids"),
+        ("longer.npz", r"words of 1 tokens have similar ones of shape \(1, 1, 2\)"),
+        ("below.npz", "some words have ids below 0"),
+        ("bomb.npz", r"it unpacks to \d,\d+,\d+ bytes"),
         ("other.npz", "has ids up to 5000, the tokenizer 1000"),
     ):
         task = objective_of({"masked-lm": {**MAC["masked-lm"], "similar": str(tmp_path / name)}})

@@ -5,7 +5,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES
+from megaptm.objectives import OBJECTIVES, objective_of
 from tests.objectives.rows import SPECIAL, documents, part
 
 T5 = OBJECTIVES["span-corruption"]
@@ -95,6 +95,15 @@ def test_without_document_mask_the_row_is_one_text():
     assert set(sample["document_ids"]) == set(sample["decoder_document_ids"]) == {1}
     text = put_back(sample["tokens"].tolist(), sample["labels"].tolist())
     assert text == [token for p in piece for token in p.tokens.tolist()]
+
+
+@pytest.mark.parametrize("rate", [0.8, 0.99])
+def test_where_little_is_kept_there_are_no_more_spans_than_kept_tokens(rate):
+    task = objective_of({"span-corruption": {"rate": rate}})
+    for length in range(1, 40):
+        row = task.make([part(length)], SPECIAL, np.random.default_rng(length), 32, True)
+        said = documents(row, "labels", "decoder_document_ids")
+        assert put_back(documents(row)[0], said[0]) == part(length).tokens.tolist()
 
 
 def test_too_few_sentinels_are_refused():

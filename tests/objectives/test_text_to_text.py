@@ -78,6 +78,11 @@ def test_corpora_without_parts_are_read_in_corrupted_spans(tmp_path):
     per_sample = [order.corpus.split("train").samples / order.per_epoch for order in opened.orders]
     documents = np.array(opened.quotas) * per_sample
     assert documents[1] / documents[0] == pytest.approx(60 / 40, rel=1e-3)
+    short = objective_of({"text-to-text": {"targets": 8}})
+    with pytest.raises(
+        UserError, match=r"asks span-corruption of .*text, in decoder_rows of 14 places, .*have 8: raise"
+    ):
+        open_mix(mix, objective=short, sequence=64, seed=0, special=SPECIAL)
     for number in range(40):
         sample = opened.sample(number)
         opened.batch.check(sample, maker="mix")

@@ -44,6 +44,15 @@ def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
     assert [len(source) for source in documents(sample)] == [4]
 
 
+@pytest.mark.parametrize("task", ["translation", "text-to-text"])
+def test_a_document_of_which_a_text_has_no_token_is_left_out(task):
+    """A mark of direction, or what a tokenizer's normalizer removes."""
+    lone = DocumentSlice(part(7).tokens, 2, {"parts": np.array([0], np.int32)})
+    whole = pair(4, 5, seed=1)
+    sample = OBJECTIVES[task].make([lone, whole], SPECIAL, np.random.default_rng(0), 32, True)
+    assert documents(sample) == [[*whole.tokens[:4], END]]
+
+
 def test_a_row_that_no_pair_begins_in_asks_nothing():
     sample = TASK.make([], SPECIAL, np.random.default_rng(0), 16, True)
     assert (sample["labels"] == IGNORED).all()
