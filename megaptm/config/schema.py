@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
@@ -17,6 +18,7 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import Objective, objective_of
+from megaptm.objectives.objective import RowLength
 from megaptm.spec import ModelSpec, Size, change
 
 Count = Annotated[int, Field(ge=1)]
@@ -34,7 +36,8 @@ class Section(BaseModel):
 class Shape(Section):
     """Numbers of a stack of layers."""
 
-    layers: Count | None = None
+    # Each is walked over: of so many a plan takes a second.
+    layers: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
     """Layers of each stack; absent: the size's."""
     width: Count | None = None
     """Width of the residual stream; absent: the size's."""
@@ -91,13 +94,13 @@ class DataConfig(Section):
     is as likely (T5), or 1 / a temperature; mT5: 0.3. Absent: weights count tokens, whatever a corpus holds."""
     size_limit: Count | None = None
     """Documents above which a corpus counts as if it had so many, for size_exponent (T5's artificial limit)."""
-    sequence: Annotated[int, Field(ge=4)]
+    sequence: RowLength
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
     epochs: Count | None = None
     """How often any text may be read; steps that need more are refused before the start. Absent: as often as needed."""
     document_mask: bool = True
     """Whether attention stops at document borders within a row."""
-    workers: Annotated[int, Field(ge=0)] = 1
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1
     """Background processes that prepare samples, for each process that reads; 0: none, read in the training process."""
     verify: Literal["hash", "size", "none"] = "hash"
     """How a shard is compared with the manifest when it is first read: every byte (a second a GB), or its size."""
@@ -300,17 +303,14 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _objective_of_the_family(cls, values: Any) -> Any:
-        """Fill in an absent objective; `check` tells of a family that is not in the catalogue."""
+        """Fill in an absent objective; of a family that is none, or not in the catalogue, others tell."""
         if not isinstance(values, dict) or values.get("objective") is not None:
             return values
         model = values.get("model")
         name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
-        if not isinstance(name, str):
-            return values
-        try:
-            family = find_family(name)
-        except UserError:
-            family = None
+        family = None
+        with suppress(UserError):
+            family = find_family(name) if isinstance(name, str) else None
         return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
     @field_validator("objective", mode="before")

@@ -173,7 +173,8 @@ def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[
     """The architecture and the model that their config describes."""
     known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
     candidates = [(one, _with_defaults(one, config)) for one in known]
-    named = config.get("architectures") or []
+    said = config.get("architectures")
+    named = said if isinstance(said, list) else []
     # Families that theirs cannot tell apart are the first one's; of one family the architecture says which stack it is.
     counterpart, complete = min(
         candidates, key=lambda one: (len(differing(*one)), one[0].family != known[0].family, one[0].model not in named)
@@ -236,6 +237,11 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
             raise UserError(
                 f"{where}: {name} is {list(tensor.shape)}, but by its {CONFIG} it is {list(shapes[name])}; give the "
                 "config and the weights of one model."
+            )
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{where}: {name} has numbers that are infinite or none; fetch it again, or take a model that was "
+                "saved before its training failed."
             )
     weights, missing = import_weights(counterpart.rows, spec, theirs)
     if missing:

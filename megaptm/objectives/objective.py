@@ -29,7 +29,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 """An option: how often something comes, beside others; sums of them are numbers."""
 MeanLength = Annotated[float, Field(ge=1, le=1e6)]
 """An option: of spans, in tokens."""
-RowLength = Annotated[int, Field(ge=4, le=1 << 24)]
+RowLength = Annotated[int, Field(ge=4, le=10**7)]
 """An option: places of a row."""
 
 Prompt = Literal["text", "masks", "sentinels"]

@@ -222,6 +222,9 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["optimizer.adafactor.update_clip=null"],
             "optimizer.adafactor means nothing to optimizer.name adamw; remove it, or choose adafactor.",
         ),
+        ("gpt2/small", ["model.layers=1000000000"], "model.layers must be at most 65536, not 1000000000."),
+        ("t5/base", [f"data.sequence={10**30}"], f"data.sequence must be at most 10000000, not {10**30}."),
+        ("gpt2/small", ["data.workers=100000"], "data.workers must be at most 1024, not 100000."),
         ("gpt2/small", ["optimizer.power=2"], "optimizer.power means nothing to optimizer.decay cosine"),
         (
             "gpt2/small",
@@ -251,6 +254,12 @@ def test_what_does_not_fit_together_is_refused(base, overrides, told):
     with pytest.raises(UserError) as caught:
         load(CONFIGS / f"{base}.yaml", overrides)
     assert told in str(caught.value)
+
+
+def test_a_family_that_is_none_is_the_only_mistake():
+    with pytest.raises(UserError) as caught:
+        load(CONFIGS / "bert/tiny.yaml", ["model.family=[bert]"])
+    assert str(caught.value) == "override 'model.family=[bert]': model.family must be a string, not ['bert']."
 
 
 def test_ranks_share_one_head_of_keys_but_divide_several():

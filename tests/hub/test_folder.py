@@ -193,6 +193,13 @@ def test_a_config_that_says_what_cannot_be(
     assert said in refused(folder)
 
 
+def test_architectures_that_are_no_list_say_nothing(copied: Callable[[str], Path]) -> None:
+    folder = copied("bert")
+    for said in (-1, 0.5, {"a": 1}, "BertModel", [7]):
+        change(folder / "config.json", architectures=said)
+        assert from_hugging_face(folder).spec.name == "bert"
+
+
 def test_code_of_the_models_own_is_refused_unread(copied: Callable[[str], Path]) -> None:
     folder = copied("gpt2")
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
@@ -239,6 +246,8 @@ def test_weights_of_another_kind(copied: Callable[[str], Path]) -> None:
     assert f"{name} is int8; a quantized model cannot be trained" in refused(folder)
     save_file(state | {name: state[name][:-1].clone()}, file)
     assert f"{name} is [31, 96], but by its config.json it is [32, 96]" in refused(folder)
+    save_file(state | {name: state[name] / 0}, file)
+    assert f"{name} has numbers that are infinite or none; fetch it again" in refused(folder)
     del state[name]
     save_file(state, file)
     assert f"lacks weights of GPT2LMHeadModel: {name}" in refused(folder)
