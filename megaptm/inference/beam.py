@@ -16,6 +16,10 @@ from megaptm.errors import UserError
 from megaptm.inference.generate import asked, require, with_cache
 from megaptm.inference.loaded_model import LoadedModel
 
+# Each is a row of what the model computes at once.
+MOST_BEAMS = 1024
+# Its power of any length is a number.
+MOST_PENALTY = 10
 Step = Callable[[list[list[int]], list[int]], Tensor]
 """What each beam has said, and which beam of the step before it goes on from -> logits [B, V] of what comes next."""
 
@@ -29,11 +33,12 @@ class Beam:
     length_penalty: float = 0.6
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise UserError(f"beams ({self.width}) must be 1 or more.")
-        if not (math.isfinite(self.length_penalty) and self.length_penalty >= 0):
+        if not 1 <= self.width <= MOST_BEAMS:
+            raise UserError(f"beams ({self.width}) must be from 1 to {MOST_BEAMS:,}.")
+        if not 0 <= self.length_penalty <= MOST_PENALTY:
             raise UserError(
-                f"length-penalty ({self.length_penalty}) must be 0 or more: longer answers then count more."
+                f"length-penalty ({self.length_penalty}) must be from 0 to {MOST_PENALTY}: the higher, the more longer "
+                "answers count."
             )
 
     def score(self, logarithm: float, length: int) -> float:

@@ -45,9 +45,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("temperature", self.temperature), ("top-k", self.top_k)):
-            if value < 0:
-                raise UserError(f"{name} ({value}) must be 0 or more.")
+        if self.top_k < 0:
+            raise UserError(f"top-k ({self.top_k}) must be 0 or more.")
+        if self.temperature and not 1e-3 <= self.temperature <= 1e3:
+            raise UserError(f"temperature ({self.temperature}) must be 0, or from 0.001 to 1000.")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise UserError(f"seed ({self.seed}) must be a number of 64 bits.")
 
 
 class Draw:

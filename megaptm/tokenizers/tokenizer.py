@@ -110,9 +110,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 [tokens] for each text, nothing added; they may be views that cannot be written to."""
         faster = self._gigatoken or self._words
-        encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
-        left = [number for number, ids in enumerate(encoded) if ids is None]
-        with library_errors_told():
+        with library_errors_told(texts):
+            encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
+            left = [number for number, ids in enumerate(encoded) if ids is None]
             encodings = self.library.encode_batch_fast([texts[number] for number in left], add_special_tokens=False)
         for number, encoding in zip(left, encodings, strict=True):
             encoded[number] = np.array(encoding.ids, dtype=np.int32)
@@ -124,9 +124,9 @@ class Tokenizer:
         Ends never fall; tokens that share a character have the same.
         """
         faster = self._gigatoken if self._gigatoken and self._gigatoken.has_ends else self._words_with_ends
-        encoded: list[Any] = faster.encode_batch_with_ends(texts) if faster else [None] * len(texts)
-        left = [number for number, ids in enumerate(encoded) if ids is None]
-        with library_errors_told():
+        with library_errors_told(texts):
+            encoded: list[Any] = faster.encode_batch_with_ends(texts) if faster else [None] * len(texts)
+            left = [number for number, ids in enumerate(encoded) if ids is None]
             encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)
         for number, encoding in zip(left, encodings, strict=True):
             encoded[number] = ids_and_ends([encoding], self.library.token_to_id(MARK))[:2]

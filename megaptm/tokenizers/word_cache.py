@@ -153,12 +153,20 @@ class WordCache:
         return bool(kinds) and kinds[0] not in "CMZ" and kinds[1] not in "CZ"
 
 
+HALVES = re.compile("[\ud800-\udfff]")
+
+
 @contextmanager
-def library_errors_told() -> Iterator[None]:
-    """What the library says of a text that its tokenizer cannot encode; it raises the bare class."""
+def library_errors_told(texts: Sequence[str] = ()) -> Iterator[None]:
+    """What the library says of a text that its tokenizer cannot encode; it raises the bare class. Of `texts` that are
+    none it raises others."""
     try:
         yield
     except Exception as error:
+        if half := next(filter(None, map(HALVES.search, texts)), None):
+            raise UserError(
+                f"a text has {half[0]!a}, half of a character or a byte that is not UTF-8: remove it."
+            ) from None
         if type(error) is not Exception:
             raise
         raise UserError(f"the tokenizer cannot encode a text ({error}): train it or fetch it again.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -92,9 +93,12 @@ def test_what_cannot_be_searched_is_told(folders: dict[str, Path]) -> None:
     loaded = load_model(folders["transformer"])
     with pytest.raises(UserError, match="prompt is empty"):
         answer(loaded, "", tokens=3, beam=Beam())
-    for options, said in (({"width": 0}, "beams"), ({"length_penalty": -1.0}, "length-penalty")):
-        with pytest.raises(UserError, match=said):
-            Beam(**options)
+    for width in (0, 10**12):
+        with pytest.raises(UserError, match=r"beams \(\d+\) must be from 1 to 1,024"):
+            Beam(width=width)
+    for penalty in (-1.0, 1e308, math.nan):
+        with pytest.raises(UserError, match=r"length-penalty \(\S+\) must be from 0 to 10"):
+            Beam(length_penalty=penalty)
 
 
 def test_it_leaves_the_model_as_it_was(folders: dict[str, Path]) -> None:

@@ -21,6 +21,7 @@ from megaptm.inference.generate import (
     with_cache,
 )
 from megaptm.inference.loaded_model import open_run
+from megaptm.tokenizers import load as tokenizer_at
 from tests.models.tiny import tiny_batch, tiny_model
 from tests.train.runs import build, save_untrained, sharpen, write_text
 
@@ -254,6 +255,29 @@ def test_masks_get_the_likeliest_tokens_of_a_whole_pass(runs, family):
 def test_a_prompt_the_model_cannot_answer_is_told(runs, family, prompt, told):
     with pytest.raises(UserError, match=told):
         CliRunner().invoke(command, [str(runs[family]), "--prompt", prompt], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"temperature": 1e-320}, r"temperature \(1e-320\) must be 0, or from 0\.001 to 1000"),
+        ({"temperature": float("nan")}, r"temperature \(nan\) must be 0, or"),
+        ({"temperature": 1e308}, r"temperature \(1e\+308\) must be 0, or"),
+        ({"top_k": -1}, r"top-k \(-1\) must be 0 or more"),
+        ({"seed": 10**30}, r"seed \(10+\) must be a number of 64 bits"),
+    ],
+)
+def test_what_cannot_be_drawn_by_is_told(said, told):
+    with pytest.raises(UserError, match=told):
+        Sampling(**said)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_a_text_with_half_a_character_is_told(runs, family):
+    tokenizer = tokenizer_at(runs[family] / "tokenizer")
+    for encode in (tokenizer.encode_batch, tokenizer.encode_batch_with_ends):
+        with pytest.raises(UserError, match=r"a text has '\\udcff', half of a character or a byte that is not UTF-8"):
+            encode(["whole", "The \udcff cat"])
 
 
 def test_the_command_speaks_for_each_family(runs):
