@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.config.schema import resolved
+from megaptm.config.model import resolved
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.spec import change
