@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import textwrap
 from dataclasses import replace
@@ -14,6 +16,7 @@ import transformers
 from torch import Tensor
 
 from megaptm.batch import IGNORED
+from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import ELECTRA
 from megaptm.hub.counterparts.electra import DISCRIMINATOR, GENERATOR
@@ -28,8 +31,9 @@ from megaptm.models.draw import draw_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train
+from tests.drills.program import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden/electra.npz"
@@ -235,3 +239,19 @@ def test_training_goes_on_from_both_and_from_both_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="put its generator into a folder of that name inside it"):
         import_run(str(tmp_path / "out"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_without_its_objective_it_is_bert_of_its_shape() -> None:
+    """As the released code has it; `transformers` knows it as `ElectraForMaskedLM`."""
+    path = ROOT / "configs/electra/small.yaml"
+    [words] = re.findall(r"^#   megaptm train (?:.*\\\n#)?.*$", path.read_text(), re.MULTILINE)
+    config = load(path, shlex.split(words.replace("\\\n#", ""))[4:])
+    spec = resolve_model(config)
+    shape = {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+    with torch.device("meta"):
+        theirs = transformers.ElectraForMaskedLM(transformers.ElectraConfig(num_hidden_layers=12, **shape))
+    ours = build_model(replace(spec, family=change(spec.family, heads=("mlm",))))
+    assert config.task.name == "masked-lm"
+    # Rows that pad our vocabulary, and its bias, are nobody's; so is a pooler that nothing asks.
+    padding = (spec.padded_vocabulary - spec.vocabulary) * (128 + 1)
+    assert sum(p.numel() for p in ours.parameters()) - padding == sum(p.numel() for p in theirs.parameters())
