@@ -114,7 +114,13 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
     nothing = [f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")]
     done = megaptm(
         *("train", ROOT / "configs/bert/tiny.yaml", *words, *nothing),
-        *(f"data.mix={{{corpus}: 1}}", "data.sequence=48", "train.batch=8", "train.validate_batches=1"),
+        *(
+            f"data.mix={{{corpus}: 1}}",
+            "data.sequence=48",
+            "train.batch=8",
+            "layout.microbatch=8",
+            "train.validate_batches=1",
+        ),
     )
     assert done.returncode == 0, done.stderr
     kinds = [json.loads(line)["kind"] for line in (folder / "it/events.jsonl").read_text().splitlines()]
