@@ -123,7 +123,7 @@ class SpanBoundaryHead(nn.Module):
         self.first_norm = Norm(self.first.out_features, kind=block.norm, eps=block.norm_eps)
         self.second_norm = Norm(self.second.out_features, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = TokenLoss(spec.vocabulary)
+        self.project = _token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
