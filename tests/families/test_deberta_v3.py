@@ -178,7 +178,7 @@ def test_what_is_masked_is_what_the_released_code_masks() -> None:
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        (change(ELECTRA, drawn_tables="disentangled"), "leave out segments and learned positions"),
+        (change(ELECTRA, drawn_tables="gradient-disentangled"), "leave out segments and learned positions"),
         (change(DEBERTA_V3, drawn_tables="apart"), "drawn_tables is 'apart', which is unknown; use one of shared"),
     ],
 )
