@@ -41,9 +41,7 @@ from tests.processes import survivors
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
-SLOW = ("albert", "ernie-2")
-"""They learn their words too late for a minute."""
-FAMILIES = [name for name in CATALOGUE if tiny_config(name).is_file() and name not in SLOW]
+FAMILIES = [name for name in CATALOGUE if tiny_config(name).is_file()]
 ROWS = 1024
 CLEARLY = 0.1
 """Nats for each answer."""
