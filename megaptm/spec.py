@@ -195,7 +195,7 @@ class Family:
     """Name -> block, in the order data flows: `encoder`, `decoder` or both. The first reads the batch's plain fields,
     each other those that begin with its name: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
-    """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
+    """What is asked of the stacks, each by its name in `bricks.heads.HEADS`; `reads` says of which stack or layer."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Head -> the stack that it reads, or several; absent: the last. `decoder.3` is what the stack's layer 3 gives,
     before any closing norm."""

@@ -72,7 +72,7 @@ class ModelConfig(Shape):
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> what of its numbers is not as above."""
     share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None
-    """Sub-layers whose weights layers have in common: attention, ffn, both, or []; absent: the family's."""
+    """Sub-layers whose weights layers have in common: any of attention, cross, ffn, or []; absent: the family's."""
     groups: Count | None = None
     """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
     cycle: Count | None = None

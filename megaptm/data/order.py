@@ -29,7 +29,7 @@ REMEDIES = {
 }
 """What to do where a corpus lacks an annotation that is more than a switch."""
 MOST_COUNTED = 100_000
-"""Shards whose indexes are read to count pairs of sentences: a minute from a disk, longer from elsewhere."""
+"""Shards whose indexes are read to count sentences, or documents of parts: a minute from a disk, longer elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""AskedTexts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
-sentence-distance and sentence-reordering (ERNIE 2.0), dialogue (ERNIE 1.0)."""
+"""Texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT), dialogue
+(ERNIE 1.0), sentence-distance, sentence-reordering, discourse and relevance (ERNIE 2.0)."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ ANSWERS = {
     "dialogue": ("of one dialogue", "with a turn of another"),
     "sentence_distance": ("the next one", "a later one", "a random one"),
 }
-"""Field -> its answers 0 and 1: what the second text is."""
+"""Field -> what each of its answers says of the second text, 0 first."""
 
 
 @dataclass(frozen=True)
