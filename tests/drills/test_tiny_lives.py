@@ -23,8 +23,8 @@ from megaptm.batch import IGNORED
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.config import Config, load
-from megaptm.data import open_mix, validation_batches
-from megaptm.data.loader import MicroBatch
+from megaptm.data import open_mix
+from megaptm.data.loader import MicroBatch, as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -147,7 +147,7 @@ def command(one: object, *words: str) -> str:
 
 
 def held_out(loaded: LoadedModel, rows: int) -> list[MicroBatch]:
-    """The first held-out rows."""
+    """The first held-out rows, or all that there are."""
     config = loaded.config
     mix = open_mix(
         config.data.mix,
@@ -158,7 +158,8 @@ def held_out(loaded: LoadedModel, rows: int) -> list[MicroBatch]:
         document_mask=config.data.document_mask,
         special=loaded.tokenizer.special,
     )
-    return [*chain.from_iterable(validation_batches(mix, batch=32, microbatch=32, most=rows // 32))]
+    numbers = range(min(rows, mix.fresh_samples))
+    return [as_tensors(stacked(mix, numbers[at : at + 32])) for at in numbers[::32]]
 
 
 def mean_losses(loaded: LoadedModel, batches: list[MicroBatch]) -> dict[str, float]:
