@@ -30,7 +30,7 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, Pair, field_of
+from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, field_of
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -84,7 +84,7 @@ class MaskedRow:
         }
 
     @classmethod
-    def of_texts(cls, made: Pair | AskedTexts, special: SpecialTokens) -> MaskedRow:
+    def of_texts(cls, made: AskedTexts, special: SpecialTokens) -> MaskedRow:
         """`cls` A `sep` B `sep`, of one document."""
         sep = np.array([special.sep])
         text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
