@@ -195,7 +195,7 @@ class Family:
     """Name -> block, in the order data flows: `encoder`, `decoder` or both. The first reads the batch's plain fields,
     each other those that begin with its name: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
-    """What reads the last layer: `lm`, `mlm` (transform, then tied projection and a bias), `next-sentence` (pooler)."""
+    """What is asked of the stacks, each by its name in `bricks.heads.HEADS`; `reads` says of which stack or layer."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Head -> the stack that it reads, or several; absent: the last. `decoder.3` is what the stack's layer 3 gives,
     before any closing norm."""
@@ -204,9 +204,9 @@ class Family:
     the head says at each place that it is asked about (ELECTRA's discriminator). It reads the fields of that stack, by
     the tables that `drawn_tables` says."""
     drawn_tables: str = "shared"
-    """Of a stack that reads what is drawn: `shared` (those of the stack that the draws come from); `disentangled` (a
-    token table that is that one's, which gets no gradient from here, plus a difference of its own, zero at first; and a
-    norm of its own: arXiv:2111.09543, section 3.3)."""
+    """Of a stack that reads what is drawn: `shared` (those of the stack that the draws come from);
+    `gradient-disentangled` (a token table that is that one's, which gets no gradient from here, plus a difference of
+    its own, zero at first; and a norm of its own: arXiv:2111.09543, section 3.3)."""
     tied: bool = True
     """Output projection is the token table."""
     logit_scale: str = "none"
@@ -234,15 +234,17 @@ class Family:
         return {name: own[self.source(name)] if name in self.drawn else prefix for name, prefix in own.items()}
 
     @property
-    def disentangled(self) -> tuple[str, ...]:
+    def gradient_disentangled(self) -> tuple[str, ...]:
         """Stacks whose token table is another's plus a difference."""
-        return tuple(self.drawn) if self.drawn_tables == "disentangled" else ()
+        return tuple(self.drawn) if self.drawn_tables == "gradient-disentangled" else ()
 
     @property
     def tables(self) -> dict[str, str]:
         """Stack -> what the names of its tables at the input begin with, but the tokens'. Stacks that read the same
-        fields have them in common, unless they are disentangled."""
-        return {name: f"{name}_" if name in self.disentangled else prefix for name, prefix in self.prefixes.items()}
+        fields have them in common, unless they are gradient-disentangled."""
+        return {
+            name: f"{name}_" if name in self.gradient_disentangled else prefix for name, prefix in self.prefixes.items()
+        }
 
     def source(self, stack: str) -> str:
         """The stack whose head draws what this one reads."""

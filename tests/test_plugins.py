@@ -114,7 +114,13 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
     nothing = [f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")]
     done = megaptm(
         *("train", ROOT / "configs/bert/tiny.yaml", *words, *nothing),
-        *(f"data.mix={{{corpus}: 1}}", "data.sequence=48", "train.batch=8", "train.validate_batches=1"),
+        *(
+            f"data.mix={{{corpus}: 1}}",
+            "data.sequence=48",
+            "train.batch=8",
+            "layout.microbatch=8",
+            "train.validate_batches=1",
+        ),
     )
     assert done.returncode == 0, done.stderr
     kinds = [json.loads(line)["kind"] for line in (folder / "it/events.jsonl").read_text().splitlines()]
@@ -157,7 +163,9 @@ def test_the_catalogue_is_listed():
     assert found["sizes"]["175b"]["parameters"] == 174_604_259_328
     layouts = found["layouts"]["gpt3/175b"]
     assert layouts["1024"]["data"] * layouts["1024"]["tensor"] * layouts["1024"]["pipeline"] == 1024
+    assert found["hugging_face"] == ["GPT2LMHeadModel"]
     assert "gpt3" in megaptm("families").stdout
+    assert "Hugging Face's model: none" in megaptm("families", "unilm").stdout
     assert f"tensor={layouts['1024']['tensor']}" in megaptm("families", "gpt3").stdout
     done = megaptm("families", "gpt5")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

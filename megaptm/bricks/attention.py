@@ -64,8 +64,10 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
             key_bias = block.attention_bias is True
             self.maps = {
                 **self.maps,
-                "position_key": Map(size.width, self.features, key_bias, "columns", of_places=True),
-                "position_query": Map(size.width, self.features, bool(block.attention_bias), "columns", of_places=True),
+                "position_key": Map(size.width, self.features, key_bias, "columns", of_distances=True),
+                "position_query": Map(
+                    size.width, self.features, bool(block.attention_bias), "columns", of_distances=True
+                ),
             }
 
     def pairs(self, queries: int, keys: int) -> int:

@@ -31,7 +31,7 @@ class Map:
     that look at a matrix as a whole take each by itself."""
     turn: int = 1
 
-    of_places: bool = False
+    of_distances: bool = False
     """Whether it reads the stack's table of distances, once a pass, and no tokens."""
 
     @property

@@ -181,12 +181,12 @@ class SpanBoundaryHeadBrick(HeadBrick):
         return self.offsets * self.offset_width + norms
 
 
-class PairHeadBrick(HeadBrick):
-    """Classes of a row of texts, two of a pair, read at the first place through BERT's pooler."""
+class RowClassHeadBrick(HeadBrick):
+    """Base of heads that choose among classes of a row of texts, read at the first place through BERT's pooler."""
 
-    name = "next-sentence"
-    answers = "next_sentence"
     projects = False
+    pooler_published: ClassVar[bool] = False
+    """Whether papers count this head's pooler: of a family's heads, one's."""
 
     @property
     def maps(self) -> Mapping[str, Map]:
@@ -195,10 +195,20 @@ class PairHeadBrick(HeadBrick):
 
     @property
     def published(self) -> int:
-        return self.maps["pooler"].whole
+        return self.maps["pooler"].whole if self.pooler_published else 0
 
     def multiply_adds(self, places: int) -> int:
         return super().multiply_adds(1)
+
+
+class TokenClassHeadBrick(HeadBrick):
+    """Base of heads that choose among classes of each token."""
+
+    projects = False
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"classify": Map(self.size.width, self.classes, True)}
 
 
 class ReplacedHeadBrick(HeadBrick):
@@ -215,73 +225,72 @@ class ReplacedHeadBrick(HeadBrick):
         return {"transform": Map(width, width, True), "classify": Map(width, 1, True)}
 
 
-class SentenceOrderHeadBrick(PairHeadBrick):
+class NextSentenceHeadBrick(RowClassHeadBrick):
+    """Whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
+
+    name = "next-sentence"
+    answers = "next_sentence"
+    pooler_published = True
+
+
+class SentenceOrderHeadBrick(RowClassHeadBrick):
     """Whether two stretches of a document are in their order (ALBERT, arXiv:1909.11942, 3.1)."""
 
     name = "sentence-order"
     answers = "sentence_order"
+    pooler_published = True
 
 
-class SentenceDistanceHeadBrick(PairHeadBrick):
+class SentenceDistanceHeadBrick(RowClassHeadBrick):
     """Whether two stretches are neighbors, of one document, or of two (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-distance"
     answers = "sentence_distance"
     classes = 3
-    published = 0
 
 
-class DialogueHeadBrick(PairHeadBrick):
+class DialogueHeadBrick(RowClassHeadBrick):
     """Whether turns are of one dialogue, or one of them of another (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
 
     name = "dialogue"
     answers = "dialogue"
-    published = 0
-    """The pooler that is counted is another head's."""
 
 
-class DiscourseHeadBrick(PairHeadBrick):
+class DiscourseHeadBrick(RowClassHeadBrick):
     """Which of 174 connectives stood between two texts, by the labels of a corpus (ERNIE 2.0, arXiv:1907.12412, 4.2.3;
     Discovery, arXiv:1903.11850)."""
 
     name = "discourse"
     answers = "discourse"
     classes = 174
-    published = 0
 
 
-class RelevanceHeadBrick(PairHeadBrick):
+class RelevanceHeadBrick(RowClassHeadBrick):
     """Whether a title was clicked for a query, only shown, or neither, by the labels of a corpus (ERNIE 2.0,
     arXiv:1907.12412, 4.2.3)."""
 
     name = "relevance"
     answers = "relevance"
     classes = 3
-    published = 0
 
 
-class SentenceReorderingHeadBrick(PairHeadBrick):
+class SentenceReorderingHeadBrick(RowClassHeadBrick):
     """The order in which up to three stretches of a document stand (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-reordering"
     answers = "sentence_reordering"
     classes = 9
-    """1! + 2! + 3!"""
+    pooler_published = True
 
 
-class CapitalizationHeadBrick(HeadBrick):
+class CapitalizationHeadBrick(TokenClassHeadBrick):
     """Of each token whether its word began with a capital letter (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
     name = "capitalization"
     answers = "capitalization"
-    projects = False
-
-    @property
-    def maps(self) -> Mapping[str, Map]:
-        return {"classify": Map(self.size.width, self.classes, True)}
 
 
-class TokenDocumentHeadBrick(CapitalizationHeadBrick):
+class TokenDocumentHeadBrick(TokenClassHeadBrick):
     """Of each token whether the rest of its document has it as well (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
     name = "token-document"
@@ -291,7 +300,7 @@ class TokenDocumentHeadBrick(CapitalizationHeadBrick):
 HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
-        *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, PairHeadBrick, SentenceOrderHeadBrick),
+        *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),

@@ -15,8 +15,8 @@ from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
-from megaptm.data.order import DocumentOrder
 from megaptm.data.shards import TOKENS_AT, Shard, ShardInfo, damaged, misfit
+from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, tokenizer_of
 from megaptm.storage import RetryPolicy, hash_of, join, listed

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print numbers for a script.")
 def families(name: str | None, as_json: bool) -> None:
-    """List the families of models: sizes, parameters, objectives, and the layouts that come with megaptm.
+    """List the families of models: sizes, parameters, objectives, Hugging Face's model that is the same, and the
+    layouts that come with megaptm.
 
     NAME is one of them, or one of your own: package.module:NAME.
 
@@ -43,6 +44,7 @@ def families(name: str | None, as_json: bool) -> None:
 def _numbers(family: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from megaptm.hub.counterparts import models_of
     from megaptm.plan.count import count
     from megaptm.spec import published
 
@@ -53,6 +55,7 @@ def _numbers(family: Any) -> dict[str, Any]:
         "paper": family.paper,
         "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
         "objectives": family.objectives,
+        "hugging_face": models_of(family),
         "tokenizer": family.tokenizer,
         "specials": family.specials,
         "vocabulary": family.vocabulary,
@@ -88,7 +91,8 @@ def _show(family: Any, *, with_layouts: bool) -> None:
 
     numbers = _numbers(family)
     title = f"{family.name}: {' and '.join(family.stacks)}, {family.paper}; {', '.join(family.objectives)}"
-    table = Table("size", title=title, title_justify="left")
+    at_hub = " and ".join(numbers["hugging_face"]) or "none"
+    table = Table("size", title=f"{title}\nHugging Face's model: {at_hub}", title_justify="left")
     for column in ("parameters", "layers", "width", "heads", "feed-forward"):
         table.add_column(column, justify="right")
     for size, row in numbers["sizes"].items():

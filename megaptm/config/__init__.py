@@ -1,5 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
+from megaptm.config.model import resolve_model
 from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices, read_model
 from megaptm.config.schema import (
     CheckpointConfig,
@@ -11,7 +12,6 @@ from megaptm.config.schema import (
     OptimizerConfig,
     TrackConfig,
     TrainConfig,
-    resolve_model,
 )
 from megaptm.config.yamls import override_of
 

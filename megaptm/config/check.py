@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.objective_fit import misfit
-from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig, model_spec, resolve_model
+from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import Composed, Objective, weights_at

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from megaptm.config.schema import Config, OptimizerConfig, resolve_model
+from megaptm.config.model import resolve_model
+from megaptm.config.schema import Config, OptimizerConfig
 
 
 def rate_of(config: Config, step: int) -> float:

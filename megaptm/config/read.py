@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from megaptm.config.check import broken, broken_model
 from megaptm.config.device_layouts import choose, misfit, spread
 from megaptm.config.errors import sentences
-from megaptm.config.schema import Config, ModelConfig, Section, model_spec, resolved
+from megaptm.config.model import model_spec, resolved
+from megaptm.config.schema import Config, ModelConfig, Section
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError

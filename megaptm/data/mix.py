@@ -12,9 +12,11 @@ import numpy as np
 from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
-from megaptm.data.order import WINDOW, DocumentOrder, Order, PairOrder, StreamOrder
+from megaptm.data.order import WINDOW, Order
+from megaptm.data.pair_order import PairOrder
 from megaptm.data.seeds import generator
 from megaptm.data.shards import Corpus, Verify
+from megaptm.data.stream_order import DocumentOrder, StreamOrder
 from megaptm.errors import UserError
 from megaptm.objectives import Composed, Task, objective_of
 from megaptm.objectives.objective import Objective, Sample, has_plugin

@@ -69,7 +69,7 @@ DEBERTA_V3: Family = change(
     heads=("mlm", "replaced-token"),
     reads={"mlm": "generator"},
     drawn={"discriminator": "mlm"},
-    drawn_tables="disentangled",
+    drawn_tables="gradient-disentangled",
     objectives=("replaced-token-detection",),
     sizes={
         "xsmall": _beside(Size(layers=12, width=384, heads=6, ffn=1536)),

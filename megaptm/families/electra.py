@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020), and each of its two encoders by itself."""
+"""ELECTRA (Clark et al., 2020)."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import Family, Size, change

@@ -54,9 +54,9 @@ def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[st
 
 
 def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The weights of the whole; where tables are disentangled, how one differs from the other."""
+    """The weights of the whole; where tables are gradient-disentangled, how one differs from the other."""
     weights = renamed(family, parts)
-    differences = {name: weights[name] - weights[TOKENS] for name in map(_difference, family.disentangled)}
+    differences = {name: weights[name] - weights[TOKENS] for name in map(_difference, family.gradient_disentangled)}
     return weights | differences
 
 
@@ -67,21 +67,25 @@ def _name_alone(family: Family, stack: str, name: str) -> str | None:
         return name.replace(widen, "embed.widen.")
     if not name.startswith("embed.") or "widen." in name or name == _difference(stack):
         return None
-    if stack in family.disentangled:
+    if stack in family.gradient_disentangled:
         return name.replace(own, "embed.") if name.startswith(own) else None
-    return None if name.startswith(tuple(f"embed.{family.tables[other]}" for other in family.disentangled)) else name
+    return (
+        None
+        if name.startswith(tuple(f"embed.{family.tables[other]}" for other in family.gradient_disentangled))
+        else name
+    )
 
 
 def _name_in_whole(family: Family, stack: str, name: str) -> str:
     if name.startswith("embed.widen."):
         return name.replace("embed.widen.", _widen(family, stack))
-    if stack in family.disentangled and name.startswith("embed."):
+    if stack in family.gradient_disentangled and name.startswith("embed."):
         return _difference(stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
     return name
 
 
 def _difference(stack: str) -> str:
-    """What the token table of a disentangled stack has of its own, in the whole."""
+    """What the token table of a gradient-disentangled stack has of its own, in the whole."""
     return f"embed.{stack}_difference.weight"
 
 

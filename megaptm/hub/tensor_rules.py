@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEADS = "head."
 """What the names of the heads' parameters begin with."""
@@ -26,9 +27,23 @@ class Form:
     take: Callable[[list[Tensor], ModelSpec], Tensor]
 
 
+# torch is loaded when there are tensors: which model of theirs a family is, is known without.
+def _cat(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(tensors)
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """Along a new second axis."""
+    import torch
+
+    return torch.stack(tensors, 1)
+
+
 def _pad(rows: Tensor, spec: ModelSpec) -> Tensor:
     """[V, ...] with rows of zeros up to the padded vocabulary."""
-    return torch.cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
+    return _cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
 def _apart(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
@@ -40,12 +55,12 @@ def _apart(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
 
 def _together(streams: list[Tensor], spec: ModelSpec) -> Tensor:
     by_head = [stream.unflatten(0, (-1, spec.size.key_width)) for stream in streams]
-    return torch.stack(by_head, 1).flatten(0, 2)
+    return _stack(by_head).flatten(0, 2)
 
 
 def _pairs(streams: list[Tensor]) -> Tensor:
     """Rows (feature, stream)."""
-    return torch.stack(streams, 1).flatten(0, 1)
+    return _stack(streams).flatten(0, 1)
 
 
 SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
@@ -57,11 +72,11 @@ KV = Form(lambda w, spec: _apart(w, spec, streams=2), _together)
 GATE_AND_VALUE = Form(lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _pairs(ws))
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
 CONV_QKV = Form(
-    lambda w, spec: [torch.cat(_apart(w, spec, streams=3)).t()],
+    lambda w, spec: [_cat(_apart(w, spec, streams=3)).t()],
     lambda ws, spec: _together(list(ws[0].t().chunk(3)), spec),
 )
 CONV_QKV_BIAS = Form(
-    lambda w, spec: [torch.cat(_apart(w, spec, streams=3))],
+    lambda w, spec: [_cat(_apart(w, spec, streams=3))],
     lambda ws, spec: _together(list(ws[0].chunk(3)), spec),
 )
 

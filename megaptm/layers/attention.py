@@ -81,13 +81,13 @@ class SelfAttention(nn.Module):
         self.output = Linear.of(brick.maps["output"])
 
     def forward(
-        self, x_SBD: Tensor, mask: Tensor | None, places: Tensor | None = None, keys: Tensor | None = None
+        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
     ) -> Tensor:
-        """`places`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`: what keys
-        and values are made of, where it is not x."""
+        """`position_state`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`:
+        what keys and values are made of, where it is not x."""
         q, k, v = self._project(x_SBD, keys)
-        if places is not None:
-            q, k = rotate(q, places), rotate(k, places)
+        if position_state is not None:
+            q, k = rotate(q, position_state), rotate(k, position_state)
         return self.output(self.attend(q, k, v, mask))
 
     def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ class Convolution(nn.Module):
         self.dropout = Dropout(dropout, region="residual")
         self.gather: Callable[[Tensor], Tensor] = lambda x: x
         """The whole sequence, where ranks split it."""
-        self.own: Callable[[Tensor], Tensor] = lambda x: x
+        self.scatter_sequence: Callable[[Tensor], Tensor] = lambda x: x
         """This rank's part of it."""
 
     def forward(self, x_SBD: Tensor, said_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
@@ -40,5 +40,5 @@ class Convolution(nn.Module):
             same_SB1 = (documents_BS[:, 1:] == documents_BS[:, :-1]).t()[:, :, None]
             before = before * F.pad(same_SB1, (0, 0, 0, 0, 1, 0))
             after = after * F.pad(same_SB1, (0, 0, 0, 0, 0, 1))
-        neighbors = self.own(torch.cat([before, whole, after], dim=-1))
+        neighbors = self.scatter_sequence(torch.cat([before, whole, after], dim=-1))
         return self.norm(said_SBD + F.gelu(self.dropout(self.map(neighbors))))

@@ -52,12 +52,12 @@ class DisentangledAttention(SelfAttention):
         self.position_dropout = Dropout(dropout, region="replicated")
 
     def forward(
-        self, x_SBD: Tensor, mask: Tensor | None, places: Tensor | None = None, keys: Tensor | None = None
+        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
     ) -> Tensor:
-        """`places`: the table of distances."""
-        assert places is not None
+        """`position_state`: the table of distances."""
+        assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
-        scores = self._by_distance(q, k, self.position_dropout(places)) * self.attend.scale
+        scores = self._by_distance(q, k, self.position_dropout(position_state)) * self.attend.scale
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         return self.output(self.attend(q, k, v, scores))

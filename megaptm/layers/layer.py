@@ -98,21 +98,21 @@ class Layer(nn.Module):
         mask: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        places: Tensor | None = None,
+        position_state: Tensor | None = None,
         keys: Tensor | None = None,
     ) -> Tensor:
         """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered.
 
-        `places` is what attention knows of them: a rotation of queries and keys, or a table of distances. `keys` are
-        what x attends to, where it is not itself.
+        `position_state` is what attention knows of places: a rotation of queries and keys, or a table of distances.
+        `keys` are what x attends to, where it is not itself.
         """
         if self.place == "parallel":
             normed = self.attention_norm(x)
-            x = x + self.dropout(self.attention(normed, mask, places))
+            x = x + self.dropout(self.attention(normed, mask, position_state))
             if memory is not None:
                 x = x + self.dropout(self.cross(normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
-        x = self._sublayer(self.attention_norm, self.attention, x, mask, places, keys)
+        x = self._sublayer(self.attention_norm, self.attention, x, mask, position_state, keys)
         if memory is not None:
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
@@ -168,9 +168,9 @@ class Stack(nn.ModuleDict):
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
         self.run_layer: Callable[..., Tensor] = run
-        self.share: Callable[[Tensor], Tensor] = same
+        self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Applied to what every rank has and each uses with heads of its own."""
-        self.own: Callable[[Tensor], Tensor] = same
+        self.scatter_sequence: Callable[[Tensor], Tensor] = same
         """Of something along the whole sequence the part that is here."""
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
@@ -231,13 +231,13 @@ class Stack(nn.ModuleDict):
         turned, table = self._rotation(mask, positions), self._distances()
         for number in self.numbers:
             layer, word, before = self[str(number)], self.block.at(number).attention, x
-            places = table if word == "disentangled" else turned
+            position_state = table if word == "disentangled" else turned
             if self.decodes and decode and number == self.size.layers - 1:
-                x = x + self._places(mask, positions)
+                x = x + self._decoder_positions(mask, positions)
                 for _ in range(2):
-                    x = self.run_layer(layer, x, scores[word], memory, memory_scores, places, before)
+                    x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state, before)
             else:
-                x = self.run_layer(layer, x, scores[word], memory, memory_scores, places)
+                x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state)
             if number == 0 and "convolution" in self:
                 documents = None if mask.documents is None else mask.documents[0]
                 x = cast(Convolution, self["convolution"])(before, x, documents)
@@ -268,13 +268,13 @@ class Stack(nn.ModuleDict):
         if "distance_table" not in self:
             return None
         table = cast(Embedding, self["distance_table"]).weight
-        return self.share(self["distance_norm"](table) if "distance_norm" in self else table)
+        return self.copy_to_tensor_ranks(self["distance_norm"](table) if "distance_norm" in self else table)
 
-    def _places(self, mask: Mask, positions: Tensor | None) -> Tensor:
+    def _decoder_positions(self, mask: Mask, positions: Tensor | None) -> Tensor:
         """What a mask decoder is told of places, [S, B or 1, D]."""
         if positions is None:
             positions = torch.arange(mask.length[0], device=mask.device)[None]
-        told: Tensor = self["place_table"](self.own(positions.t()))
+        told: Tensor = self["place_table"](self.scatter_sequence(positions.t()))
         return told
 
     def _score_bias(self, mask: Mask) -> Tensor | None:

@@ -18,15 +18,15 @@ from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.spec import Family, ModelSpec
 
 INPUTS = ("token", "segment", "task")
-DRAWN_TABLES = ("shared", "disentangled")
+DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
     """Tokens, segments and tasks, as the family's `inputs` say, and positions, learned or sines; then norm (BERT) and
     dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
 
-    A stack whose token table is disentangled from that of another adds a difference of its own to what it finds there.
-    Without stacks it is just the token table that a tied output projection reads, under the same name.
+    A stack whose token table is gradient-disentangled from another's adds a difference of its own to what is
+    there. Without stacks it is just the token table that a tied output projection reads, under the same name.
     """
 
     segment: Embedding | None
@@ -55,7 +55,7 @@ class Embed(nn.Module):
                 f"{family.name}: sinusoid positions pair features; a width of {width} has one left: change it."
             )
         for prefix, name in {family.tables[name]: name for name in stacks}.items():
-            if name in family.disentangled:
+            if name in family.gradient_disentangled:
                 difference = Embedding(spec.padded_vocabulary, width, split="vocabulary")
                 self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
@@ -76,7 +76,7 @@ class Embed(nn.Module):
             if name in stacks:
                 self.add_module(self.widenings[name], Linear.of(map_))
 
-    def forward(self, batch: dict[str, Tensor], stack: str, enter: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids`
         [B] (absent: 0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
@@ -96,7 +96,7 @@ class Embed(nn.Module):
             x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
-        x = self.dropout(enter(x))
+        x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
 
@@ -118,10 +118,11 @@ def _check_drawn_tables(family: Family) -> None:
             f"{family.name}: drawn_tables is {family.drawn_tables!r}, which is unknown; use one of "
             f"{', '.join(DRAWN_TABLES)}."
         )
-    if family.disentangled and (
-        "segment" in family.inputs or any(family.stacks[name].position == "learned" for name in family.disentangled)
+    if family.gradient_disentangled and (
+        "segment" in family.inputs
+        or any(family.stacks[name].position == "learned" for name in family.gradient_disentangled)
     ):
         raise UserError(
-            f"{family.name}: drawn_tables is disentangled, which is known of tokens alone; leave out segments and "
-            "learned positions, or use shared."
+            f"{family.name}: drawn_tables is gradient-disentangled, which is known of tokens alone; leave out segments "
+            "and learned positions, or use shared."
         )

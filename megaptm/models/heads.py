@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
-from megaptm.bricks.heads import SpanBoundaryHeadBrick
+from megaptm.bricks.heads import (
+    LanguageHeadBrick,
+    MaskedHeadBrick,
+    ReplacedHeadBrick,
+    RowClassHeadBrick,
+    SpanBoundaryHeadBrick,
+    TokenClassHeadBrick,
+)
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import PLAIN
 from megaptm.layers.norm import Norm
@@ -123,7 +130,7 @@ class SpanBoundaryHead(nn.Module):
         self.first_norm = Norm(self.first.out_features, kind=block.norm, eps=block.norm_eps)
         self.second_norm = Norm(self.second.out_features, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = TokenLoss(spec.vocabulary)
+        self.project = _token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
@@ -185,7 +192,7 @@ class TokenClassHead(nn.Module):
         return self.classify(x_SBD).transpose(0, 1)
 
 
-class PairHead(nn.Module):
+class RowClassHead(nn.Module):
     """A question about a row of texts, two classes about a pair. Reads the first position through BERT's pooler."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
@@ -255,31 +262,27 @@ class Head(Protocol):
         ...
 
 
-MODULES: dict[str, Callable[[ModelSpec, HeadBrick], nn.Module]] = {
-    "lm": LanguageHead,
-    "mlm": MaskedHead,
-    "span-boundary": SpanBoundaryHead,
-    "next-sentence": PairHead,
-    "sentence-order": PairHead,
-    "sentence-distance": PairHead,
-    "dialogue": PairHead,
-    "discourse": PairHead,
-    "relevance": PairHead,
-    "sentence-reordering": PairHead,
-    "replaced-token": ReplacedHead,
-    "capitalization": TokenClassHead,
-    "token-document": TokenClassHead,
+MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
+    LanguageHeadBrick: LanguageHead,
+    MaskedHeadBrick: MaskedHead,
+    SpanBoundaryHeadBrick: SpanBoundaryHead,
+    ReplacedHeadBrick: ReplacedHead,
+    RowClassHeadBrick: RowClassHead,
+    TokenClassHeadBrick: TokenClassHead,
 }
+"""Of bricks of the kind that say no module of their own."""
 
 
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
     """Some of the family's heads under their names, which are also the names of their losses."""
     bricks = {name: brick for name, brick in heads(spec).items() if name in names}
-    return nn.ModuleDict({name: _module(name, brick)(spec, brick) for name, brick in bricks.items()})
+    return nn.ModuleDict({name: _module(brick)(spec, brick) for name, brick in bricks.items()})
 
 
-def _module(name: str, brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
-    return MODULES[name] if name in MODULES else load_plugin(brick.module, f"{type(brick).__name__}.module", "module")
+def _module(brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
+    if brick.module:
+        return load_plugin(brick.module, f"{type(brick).__name__}.module", "module")
+    return next(module for kind, module in MODULES.items() if isinstance(brick, kind))
 
 
 def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:

@@ -167,7 +167,7 @@ def _with_question(label: str, task: Objective, questions: list[str]) -> Objecti
     if not isinstance(task, MaskedLM):
         raise UserError(f"objective: {questions[0]} is asked beside masked-lm, not beside {label}.")
     try:
-        return MaskedLMOnPairs(questions[0], task)  # type: ignore[arg-type]  # one of PAIRS
+        return MaskedLMOnPairs(questions[0], task)
     except UserError as error:
         raise UserError(f"objective.{label}: {error}") from None
 

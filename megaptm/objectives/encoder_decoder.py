@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ import numpy as np
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of, padded
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, documents_of, padded
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -21,9 +22,16 @@ from megaptm.objectives.vocabulary import SpecialTokens
 class EncoderDecoder(Objective):
     """Each document of a row is noised by itself, with its own sentinels, end and number on both sides."""
 
+    joined: bool = field(default=False, kw_only=True)
+    """Whether a decoder alone reads both sides, one behind the other in one row, and is asked to say the second only
+    (arXiv:1910.10683, section 3.2.1: language model)."""
+
     losses: ClassVar = {"lm": 1.0}
-    needs = ("pad", "end")
     template: ClassVar = ("A end", "A end B end")
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant of other objectives
+        return ("end",) if self.joined else ("pad", "end")
 
     @property
     @abstractmethod
@@ -38,6 +46,10 @@ class EncoderDecoder(Objective):
     def target_length(self, raw: int) -> int:
         """The same of the decoder."""
 
+    def joined_length(self, raw: int) -> int:
+        """The same of both in one row: nobody reads the last end."""
+        return self.input_length(raw) + self.target_length(raw) - 1
+
     def sentinels(self, raw: int) -> int:
         """The most sentinels that `raw` tokens take."""
         return 0
@@ -50,6 +62,9 @@ class EncoderDecoder(Objective):
         return RowWindow(stride=self.raw_length(sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        if self.joined:
+            names = ("tokens", "document_ids", "positions", "labels")
+            return BatchSpec({"": sequence}, fields((sequence,), *names))
         targets = self.target_length(self.raw_length(sequence))
         said = fields((targets,), "decoder_tokens", "decoder_document_ids", "labels")
         return BatchSpec({"": sequence, "decoder_": targets}, fields((sequence,), "tokens", "document_ids") | said)
@@ -71,10 +86,13 @@ class EncoderDecoder(Objective):
         document_mask: bool,
     ) -> Sample:
         assert isinstance(piece, list)
+        if self.joined:
+            return self._make_joined(piece, special, rng, sequence, document_mask)
         assert special.pad is not None
         targets = self.target_length(self.raw_length(sequence))
         texts = [part.tokens.astype(np.int64) for part in piece]
-        texts = self._fitting(texts, sequence, targets) if document_mask else [np.concatenate(texts)]
+        rooms: dict[Callable[[int], int], int] = {self.input_length: sequence, self.target_length: targets}
+        texts = _fitting(texts, rooms) if document_mask else [np.concatenate(texts)]
         start, end = np.array([special.pad]), np.array([special.end])
         noise = self.noise
         inputs, spoken, heard = [], [], []
@@ -87,26 +105,45 @@ class EncoderDecoder(Objective):
         # T5 knows places by their distances.
         return {name: row for name, row in sample.items() if not name.endswith("positions")}
 
-    def _fitting(self, texts: list[np.ndarray], inputs: int, targets: int) -> list[np.ndarray]:
-        """The texts that fit the two rows once noised; the first that does not is shortened, the rest dropped.
-
-        A row that holds one document is exactly full. Each further document costs an end on both sides, and the short
-        decoder row feels it first: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a row.
-        """
-        fit: list[np.ndarray] = []
+    def _make_joined(
+        self, piece: list[DocumentSlice], special: SpecialTokens, rng: np.random.Generator, sequence: int, apart: bool
+    ) -> Sample:
+        texts = [part.tokens.astype(np.int64) for part in piece]
+        texts = _fitting(texts, {self.joined_length: sequence}) if apart else [np.concatenate(texts)]
+        end, noise = np.array([special.end]), self.noise
+        read, said = [], []
         for text in texts:
-            room = min(
-                bisect_right(range(len(text) + 1), inputs, key=self.input_length) - 1,
-                bisect_right(range(len(text) + 1), targets, key=self.target_length) - 1,
-            )
-            if room < 1:
-                break
-            fit.append(text[:room])
-            inputs -= self.input_length(room)
-            targets -= self.target_length(room)
-            if room < len(text):
-                break
-        return fit
+            _, shown, asked = noise(text, special, rng)
+            read.append(np.concatenate((shown, end, asked)))
+            said.append(np.concatenate((np.full(len(shown), IGNORED), asked, end)))
+        documents, positions = documents_of([len(text) for text in read], sequence)
+        filler = special.end if special.pad is None else special.pad
+        assert filler is not None
+        return {
+            "tokens": padded(read, sequence, filler),
+            "document_ids": documents,
+            "positions": positions,
+            "labels": padded(said, sequence, IGNORED),
+        }
+
+
+def _fitting(texts: list[np.ndarray], rooms: dict[Callable[[int], int], int]) -> list[np.ndarray]:
+    """The texts that fit, once noised, into rows; the first that does not is shortened, the rest dropped. `rooms`: how
+    many tokens of a row so many raw tokens become -> the places of that row.
+
+    A row that holds one document is exactly full. Each further document costs an end on both sides, and the short
+    decoder row feels it first: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a row.
+    """
+    left, fit = dict(rooms), []
+    for text in texts:
+        room = min(bisect_right(range(len(text) + 1), most, key=become) - 1 for become, most in left.items())
+        if room < 1:
+            break
+        fit.append(text[:room])
+        left = {become: most - become(room) for become, most in left.items()}
+        if room < len(text):
+            break
+    return fit
 
 
 def two_rows(
@@ -133,7 +170,8 @@ def _raw_length(task: EncoderDecoder, sequence: int) -> int:
     # One raw token more is one encoder token more or none, so every length of at least 2 is filled exactly; but where
     # spans are long and many, 2 tokens of text may add none, and the share that is hidden does not say how many more
     # than a row may fit.
+    become = task.joined_length if task.joined else task.input_length
     most = 2 * sequence
-    while task.input_length(most) <= sequence:
+    while become(most) <= sequence:
         most *= 2
-    return bisect_right(range(most), sequence, key=task.input_length) - 1
+    return bisect_right(range(most), sequence, key=become) - 1

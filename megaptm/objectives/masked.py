@@ -13,7 +13,8 @@ import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
-from megaptm.objectives.denoise import HIDES, SHOWS, Denoise, Hide, Show, hidden_in_place
+from megaptm.objectives.denoise import Denoise, Hide, Show
+from megaptm.objectives.hide import HIDES
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -29,7 +30,8 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, Pair, field_of
+from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, field_of
+from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -82,7 +84,7 @@ class MaskedRow:
         }
 
     @classmethod
-    def of_texts(cls, made: Pair | AskedTexts, special: SpecialTokens) -> MaskedRow:
+    def of_texts(cls, made: AskedTexts, special: SpecialTokens) -> MaskedRow:
         """`cls` A `sep` B `sep`, of one document."""
         sep = np.array([special.sep])
         text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
@@ -95,7 +97,7 @@ class MaskedLM(Objective):
     """Masked tokens on rows packed with documents, each `cls` text `sep`."""
 
     hide: str = "tokens"
-    """What is hidden together: one of `denoise.HIDES`, or a function of your own, package.module:NAME."""
+    """What is hidden together: one of `hide.HIDES`, or a function of your own, package.module:NAME."""
     rate: Rate = RATE
     """Share of the tokens that are hidden and asked about."""
     units: Literal["tokens", "words", "phrases", "entities"] = "words"
@@ -104,7 +106,7 @@ class MaskedLM(Objective):
     lengths: tuple[Weight, ...] = ()
     """How often 1, 2 ... words are hidden together, where `hide` hides several; absent: as its paper has it."""
     show: str = "tokens"
-    """What stands in its place: one of `denoise.SHOWS`, or a function of your own, package.module:NAME."""
+    """What stands in its place: one of `show_ask.SHOWS`, or a function of your own, package.module:NAME."""
     mask: Share = 0.8
     """Share of the hidden tokens that are shown as the mask; with similar words, as one of these."""
     random: Share = 0.1

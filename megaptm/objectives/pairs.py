@@ -1,5 +1,5 @@
-"""AskedTexts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT),
-sentence-distance and sentence-reordering (ERNIE 2.0), dialogue (ERNIE 1.0)."""
+"""Texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT), dialogue
+(ERNIE 1.0), sentence-distance, sentence-reordering, discourse and relevance (ERNIE 2.0)."""
 
 from __future__ import annotations
 
@@ -21,23 +21,6 @@ ORDERED = 0.5
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two texts, and the answer to what is asked about them."""
-
-    first: np.ndarray
-    second: np.ndarray
-    label: int
-
-    @property
-    def texts(self) -> list[np.ndarray]:
-        return [self.first, self.second]
-
-    @property
-    def segments(self) -> list[int]:
-        return [0, 1]
-
-
-@dataclass(frozen=True)
 class AskedTexts:
     """Some texts, the segment of each, and the answer to what is asked about them."""
 
@@ -46,7 +29,7 @@ class AskedTexts:
     label: int
 
 
-def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
     """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together,
     and for some only as many whole sentences as reach a shorter target.
 
@@ -63,7 +46,7 @@ def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: i
     return truncated(first, np.concatenate(rest), int(random), rng, length)
 
 
-def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
     """Two consecutive stretches of sentences in their order (label 0) or swapped (1), each as often (arXiv:1909.11942,
     3.1).
 
@@ -76,10 +59,10 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
     split = int(rng.integers(1, len(sentences)))
     first, second = np.concatenate(sentences[:split]), np.concatenate(sentences[split:])
     pair = truncated(first, second, 0, rng, length)
-    return pair if rng.random() < ORDERED else Pair(pair.second, pair.first, 1)
+    return pair if rng.random() < ORDERED else AskedTexts(pair.texts[::-1], [0, 1], 1)
 
 
-def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> Pair:
+def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
     """Two stretches that are neighbors (label 0), apart in one document (1), or of two documents (2), each as often
     where the group has sentences for it (arXiv:1907.12412, 4.2.2). Their lengths do not tell which.
     """
@@ -179,7 +162,7 @@ def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
     return taken
 
 
-def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int) -> Pair:
+def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int) -> AskedTexts:
     """Take tokens from the longer text, from its front or back at random, until both fit in `length`.
 
     One token at a time in the released code; how many each loses is known beforehand, and how many of them from the
@@ -188,7 +171,7 @@ def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.
     # Equal lengths lose from the second.
     keep_second = min(len(second), max(length // 2, length - len(first)))
     keep_first = min(len(first), length - keep_second)
-    return Pair(_shortened(first, keep_first, rng), _shortened(second, keep_second, rng), label)
+    return AskedTexts([_shortened(first, keep_first, rng), _shortened(second, keep_second, rng)], [0, 1], label)
 
 
 def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
@@ -200,7 +183,7 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
 class Question:
     """What is asked about the texts of a row. The answer's field is its name, with underscores."""
 
-    texts_of: Callable[[SentenceGroup, np.random.Generator, int], Pair | AskedTexts]
+    texts_of: Callable[[SentenceGroup, np.random.Generator, int], AskedTexts]
     """(sentences, generator, most tokens) -> the texts."""
     texts: int = 2
     """Of a row, at most."""
@@ -208,8 +191,10 @@ class Question:
     """By which texts are told apart."""
     pieces: Literal["sentences", "turns", "parts"] = "sentences"
     """What it makes texts of; `turns` come with roles."""
-    answers: int = 0
-    """How many there may be, where the corpus has them as labels."""
+    classes: int = 2
+    """How many answers there may be: as many as those of the head of the same name (`bricks.heads`)."""
+    says: tuple[str, ...] = ()
+    """Of answers 0, 1 ..., what the second text then is."""
 
     @property
     def annotations(self) -> tuple[str, ...]:
@@ -222,39 +207,33 @@ def field_of(question: str) -> str:
     return question.replace("-", "_")
 
 
-QuestionName = Literal[
-    "next-sentence",
-    "sentence-order",
-    "sentence-distance",
-    "sentence-reordering",
-    "dialogue",
-    "discourse",
-    "relevance",
-]
 PAIRS: dict[str, Question] = {
-    "next-sentence": Question(next_sentence_pair),
-    "sentence-order": Question(sentence_order_pair),
-    "sentence-distance": Question(sentence_distance_pair),
-    "sentence-reordering": Question(reordered_sentences, texts=STRETCHES, segments=STRETCHES),
-    "dialogue": Question(dialogue_turns, texts=TURNS, pieces="turns"),
-    "discourse": Question(labeled_pair, pieces="parts", answers=174),
-    "relevance": Question(labeled_pair, pieces="parts", answers=3),
+    "next-sentence": Question(next_sentence_pair, says=("the next one", "a random one")),
+    "sentence-order": Question(sentence_order_pair, says=("the next one", "the one before the first")),
+    "sentence-distance": Question(
+        sentence_distance_pair, classes=3, says=("the next one", "a later one", "a random one")
+    ),
+    "sentence-reordering": Question(
+        reordered_sentences,
+        texts=STRETCHES,
+        segments=STRETCHES,
+        classes=sum(factorial(count) for count in range(1, STRETCHES + 1)),
+    ),
+    "dialogue": Question(
+        dialogue_turns, texts=TURNS, pieces="turns", says=("of one dialogue", "with a turn of another")
+    ),
+    "discourse": Question(labeled_pair, pieces="parts", classes=174),
+    "relevance": Question(labeled_pair, pieces="parts", classes=3),
 }
-"""By name."""
-ANSWERS = {
-    "next_sentence": ("the next one", "a random one"),
-    "sentence_order": ("the next one", "the one before the first"),
-    "dialogue": ("of one dialogue", "with a turn of another"),
-    "sentence_distance": ("the next one", "a later one", "a random one"),
-}
-"""Field -> its answers 0 and 1: what the second text is."""
+"""By name, which is also that of its head: a new question is a row here, and a `bricks.heads.RowClassHeadBrick`."""
 
 
 @dataclass(frozen=True)
 class AskedOfTexts(Objective):
     """Base of objectives whose rows are the texts of a question: what the question says of them."""
 
-    question: QuestionName = "next-sentence"
+    question: str = "next-sentence"
+    """One of PAIRS."""
 
     unit = "pair"
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
@@ -274,7 +253,8 @@ class AskedOfTexts(Objective):
 
     @property
     def answers(self) -> int:  # type: ignore[override]
-        return self.asked.answers
+        # Of those that the corpus says; others are made with the texts.
+        return self.asked.classes if self.asked.pieces == "parts" else 0
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]

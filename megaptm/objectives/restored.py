@@ -6,21 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megaptm.errors import UserError
-from megaptm.objectives.denoise import (
-    Denoise,
-    everything,
-    hidden_in_place,
-    kept,
-    masked,
-    one_span,
-    random_tokens,
-    second_part,
-    shuffled,
-    single_count,
-    whole,
-)
+from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.hide import everything, one_span, random_tokens, second_part, single_count
 from megaptm.objectives.objective import Rate, Share
+from megaptm.objectives.show_ask import hidden_in_place, kept, masked, shuffled, whole
 from megaptm.objectives.spans import RATE
 from megaptm.objectives.vocabulary import SpecialTokens
 

@@ -6,17 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megaptm.errors import UserError
-from megaptm.objectives.denoise import (
-    Denoise,
-    hidden_after_sentinels,
-    random_spans,
-    random_tokens,
-    sentinel_per_span,
-    single_count,
-    span_counts,
-)
+from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.hide import random_spans, random_tokens, single_count, span_counts
 from megaptm.objectives.objective import MeanLength, Rate
+from megaptm.objectives.show_ask import hidden_after_sentinels, sentinel_per_span
 
 RATE, MEAN = 0.15, 3.0
 

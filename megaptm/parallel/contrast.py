@@ -11,16 +11,40 @@ gradient, N x F numbers each, on each rank of the last stage; and what its rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.models.heads import ContrastHead, gradient_field
+from megaptm.parallel.pipeline import MicroBatch, Pipeline, no_tokens
+
+
+@torch.no_grad()
+def compare_by_features(
+    pipeline: Pipeline, names: Sequence[str], batches: list[MicroBatch], *, step: int | None
+) -> dict[str, Tensor]:
+    """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
+    what `compare_rows` makes of them, on the last stage."""
+    if not names:
+        return {}
+
+    def keep(features: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        zero = next(iter(features.values())).new_zeros(())
+        return zero, no_tokens(zero), features
+
+    features = pipeline.run(batches, keep, step=step, backward=False, features=True)
+    last = pipeline.last
+    if not last.chunk.last or last.head is None:
+        return {}
+    heads = {name: cast(ContrastHead, last.head[name]) for name in names}
+    return compare_rows(heads, features, batches, parallel_state.get_data_parallel_group())
 
 
 def compare_rows(

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
-from megaptm.models.heads import ContrastHead
-from megaptm.models.model import stream_lengths
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
-from megaptm.parallel.contrast import compare_rows, one_attention_kernel
-from megaptm.parallel.groups import Ranks, device, open_groups, seed_step
+from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
+from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import attach_main_grads
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
+from megaptm.parallel.pipeline import MicroBatch, Pipeline, no_tokens
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec
-
-MicroBatch = dict[str, Tensor]
 
 REMEDY = (
     "lower optimizer.lr, or look at that step's samples with `megaptm corpus inspect`; the checkpoints before it are "
@@ -101,6 +97,7 @@ class Engine:
             DistributedDataParallel(config, data_config, stage, disable_bucketing=index > 0)
             for index, stage in enumerate(self.stages)
         ]
+        self.pipeline = Pipeline(self.chunks, self.ranks, seed=seed)
         # Without it, gradients would be summed over data ranks after as many micro-batches as the first step had.
         no_sync = [chunk.no_sync for chunk in self.chunks]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
@@ -175,61 +172,14 @@ class Engine:
 
         def weigh(sums: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
             terms = torch.stack([sums[name][0] if name in sums else scale.new_zeros(()) for name in self.losses])
-            return (terms * scale).sum(), _no_tokens(terms), terms.detach()
+            return (terms * scale).sum(), no_tokens(terms), terms.detach()
 
         with one_attention_kernel() if self._compared else nullcontext():
-            compared = self._compare_rows(batches, step)
+            compared = compare_by_features(self.pipeline, self._compared, batches, step=step)
             # Without learning, the pass for features has said all that losses of compared rows are.
             told = step is None and {*self.losses} == {*self._compared}
-            reduced = [] if told else self._pass(batches, weigh, step=step, backward=step is not None)
+            reduced = [] if told else self.pipeline.run(batches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
-
-    def _pass(
-        self,
-        batches: list[MicroBatch],
-        reduce: Callable[[Any], tuple[Tensor, Tensor, Any]],
-        *,
-        step: int | None,
-        backward: bool,
-        **options: Any,
-    ) -> list[Any]:
-        """All micro-batches through the pipeline; on the last stage, what `reduce` keeps of each one's output."""
-        if step is not None:
-            seed_step(self.seed, step, self.ranks)
-
-        def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
-            return chunk(next(iterator), **options), reduce
-
-        # Of the one stream that travels between stages: all stacks' lie end to end.
-        length = sum(stream_lengths(batches[0], self.spec.family.prefixes).values())
-        kept: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=[iter(batches) for _ in self.chunks],
-            model=self.chunks,
-            num_microbatches=len(batches),
-            seq_length=length,
-            micro_batch_size=len(batches[0]["tokens"]),
-            forward_only=not backward,
-        )
-        return kept
-
-    @torch.no_grad()
-    def _compare_rows(self, batches: list[MicroBatch], step: int | None) -> dict[str, Tensor]:
-        """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
-        what `compare_rows` makes of them, on the last stage."""
-        if not self._compared:
-            return {}
-
-        def keep(features: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            zero = next(iter(features.values())).new_zeros(())
-            return zero, _no_tokens(zero), features
-
-        features = self._pass(batches, keep, step=step, backward=False, features=True)
-        last = self.stages[-1].model
-        if not last.chunk.last or last.head is None:
-            return {}
-        theirs = {name: cast(ContrastHead, last.head[name]) for name in self._compared}
-        return compare_rows(theirs, features, batches, parallel_state.get_data_parallel_group())
 
     def _global_counts(self, batches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
@@ -262,11 +212,6 @@ class Engine:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
         finalize_model_grads(chunks, None)
         self.tied_parameters.sum_gradients()
-
-
-def _no_tokens(like: Tensor) -> Tensor:
-    """What schedules would divide by, if losses were not divided already."""
-    return torch.zeros((), dtype=torch.int, device=like.device)
 
 
 def _filled(numbers: Iterable[float]) -> Tensor:

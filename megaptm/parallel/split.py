@@ -195,9 +195,9 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
     for module in model.modules():
         if isinstance(module, Stack) and not sequence_parallel:
             # On a split sequence gradients of what is whole are summed anyway (`_mark_sequence_parallel`).
-            module.share = copy_to_tensor_model_parallel_region
+            module.copy_to_tensor_ranks = copy_to_tensor_model_parallel_region
         if isinstance(module, (Stack, Convolution)) and sequence_parallel:
-            module.own = lambda x: x.chunk(ranks)[rank]
+            module.scatter_sequence = lambda x: x.chunk(ranks)[rank]
         if isinstance(module, Convolution) and sequence_parallel:
             module.gather = gather_from_sequence_parallel_region
 

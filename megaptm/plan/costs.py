@@ -120,7 +120,7 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
     tensor, forward = work.layout.tensor, 0.0
     for one in sub.brick.maps.values():
         tokens = work.layout.microbatch * work.lengths[keys if one.of_memory else stack]
-        if one.of_places:
+        if one.of_distances:
             tokens = 2 * work.lengths[stack]
         inputs = one.inputs / tensor if one.split == "rows" else one.inputs
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
@@ -216,8 +216,8 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
 
 def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
     """Lookups for some stacks, their sum and dropout, and gradients added to the tables."""
-    # A disentangled table is looked up in two.
-    places = sum(work.lengths[name] * (2 if name in work.spec.family.disentangled else 1) for name in stacks)
+    # A gradient-disentangled table is looked up in two.
+    places = sum(work.lengths[name] * (2 if name in work.spec.family.gradient_disentangled else 1) for name in stacks)
     size = work.layout.microbatch * places * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)

@@ -21,7 +21,7 @@ def count(spec: ModelSpec, *, with_heads: bool = False) -> int:
     stacks = {
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
-    differences = len(spec.family.disentangled) if with_heads else 0
+    differences = len(spec.family.gradient_disentangled) if with_heads else 0
     total = spec.vocabulary * spec.size.table_width * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
@@ -46,7 +46,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
         for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = [one for one in sub.brick.maps.values() if not one.of_places]
+                maps = [one for one in sub.brick.maps.values() if not one.of_distances]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())

@@ -68,7 +68,7 @@ def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str
         here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
         if chunk.begins:
             yield tokens
-            yield from (tokens for name in chunk.begins if name in spec.family.disentangled)
+            yield from (tokens for name in chunk.begins if name in spec.family.gradient_disentangled)
             yield from _tables(spec, chunk.begins)
         elif spec.family.tied and any(head.projects for head in here.values()):
             yield tokens

@@ -68,7 +68,7 @@ def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
         here = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in here.values())
         if chunk.begins:
-            differences = sum(name in spec.family.disentangled for name in chunk.begins)
+            differences = sum(name in spec.family.gradient_disentangled for name in chunk.begins)
             trained += (1 + differences) * table_size(spec) // tensor + embedding_tables(spec, chunk.begins)
         elif spec.family.tied and projects:
             trained += table_size(spec) // tensor

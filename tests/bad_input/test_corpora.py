@@ -13,7 +13,7 @@ from tests.bad_input.mistakes import CONFIGS, content, told
 from tests.realtext import VOCABULARIES
 
 VOCABULARY = VOCABULARIES["byte-bpe"]
-SMALL = (f"model.vocabulary={VOCABULARY}", "data.sequence=32", "train.batch=8")
+SMALL = (f"model.vocabulary={VOCABULARY}", "data.sequence=32", "train.batch=8", "layout.microbatch=8")
 
 
 @pytest.fixture

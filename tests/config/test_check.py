@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.config.schema import resolved
+from megaptm.config.model import resolved
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.spec import change
@@ -275,9 +275,9 @@ def test_relative_positions_set_no_limit_to_the_sequence():
 
 
 def test_a_stack_may_have_numbers_of_its_own():
-    config = load(CONFIGS / "t5/tiny.yaml", ["model.stacks.decoder={layers: 4, heads: 2}"])
+    config = load(CONFIGS / "t5/tiny.yaml", ["model.stacks.decoder={layers: 4, heads: 4}"])
     spec = resolve_model(resolved(config))
-    assert [(spec.size_of(name).layers, spec.size_of(name).heads) for name in spec.family.stacks] == [(2, 4), (4, 2)]
+    assert [(spec.size_of(name).layers, spec.size_of(name).heads) for name in spec.family.stacks] == [(2, 2), (4, 4)]
     assert spec.size_of("decoder").width == spec.size.width
 
 
@@ -285,7 +285,7 @@ def test_a_stack_may_have_numbers_of_its_own():
     ("words", "said"),
     [
         (["model.stacks.decodr={layers: 4}"], r"model.stacks has decodr, which t5 has not; did you mean decoder\?"),
-        (["model.stacks.decoder={heads: 3}"], r"model.stacks.decoder.heads \(3\) must divide the width 128"),
+        (["model.stacks.decoder={heads: 3}"], r"model.stacks.decoder.heads \(3\) must divide the width 64"),
         (["model.stacks.decoder={layer: 4}"], r"did you mean model.stacks.decoder.layers\?"),
         (["model.stacks.decoder={heads: 1, head_width: 8}", "layout.tensor=2"], "must divide the 1 attention heads"),
         (["model.stacks.decoder={layers: 3}", "layout.pipeline=2", "train.batch=16"], "must divide the 5 layers"),

@@ -73,6 +73,14 @@ def test_an_objective_of_the_users_is_asked_the_same(family: str, told: str) -> 
         load(CONFIGS / f"{family}/tiny.yaml", [f"objective={__name__}:Mine"])
 
 
+def test_a_decoder_learns_by_what_is_read_and_said_in_one_row() -> None:
+    for task in ("span-corruption", "prefix-lm", "masked-text", "deshuffling", "dropped-tokens"):
+        joined = {task: {"joined": True}}
+        assert {family for family in CATALOGUE if fits(family, joined)} == {
+            name for name, family in CATALOGUE.items() if [*family.stacks] == ["decoder"]
+        }
+
+
 def test_tasks_that_cannot_share_a_batch_are_told_before_a_run() -> None:
     both = "objective={masked-lm: {share: 1}, span-corruption: {share: 1}}"
     with pytest.raises(UserError, match="masked-lm and span-corruption cannot share a batch"):

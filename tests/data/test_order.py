@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megaptm.data.order import PairOrder, StreamOrder
+from megaptm.data.pair_order import PairOrder
 from megaptm.data.shards import Corpus
+from megaptm.data.stream_order import StreamOrder
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RowWindow
 from tests.data.corpora import tiny_corpus

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from megaptm.data.manifest import write_manifest
-from megaptm.data.order import StreamOrder
 from megaptm.data.shards import Corpus
+from megaptm.data.stream_order import StreamOrder
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, RowWindow

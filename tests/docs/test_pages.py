@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from megaptm.families import CATALOGUE
+from megaptm.hub.counterparts import models_of
 from tests.docs.commands import PAGES, ROOT
+from tests.drills.test_tiny_lives import FAMILIES as LIVES
 from tests.layouts.cases import KINDS
 from tests.layouts.test_layouts import CASES
-from tests.models.tiny import has_counterpart
+from tests.learn.test_learn import KINDS as LEARN
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TOO = (ROOT / "benchmarks/README.md",)
@@ -27,10 +29,7 @@ def quoted(text: str) -> list[str]:
 def test_readme_names_every_family_and_those_that_hugging_face_has_not() -> None:
     [listed, without] = re.findall(r"^Families: (.*?), weights to and from(.*?)\(\[each\]", README, re.DOTALL | re.M)[0]
     assert quoted(listed) == [*CATALOGUE]
-    # DeBERTa-v3 and ELECTRA are two models there.
-    assert set(quoted(without)) == {name for name in CATALOGUE if not has_counterpart(name, with_decoder=False)} - {
-        *("electra", "deberta-v3")
-    }
+    assert set(quoted(without)) == {name for name, family in CATALOGUE.items() if not models_of(family)}
 
 
 def test_readme_says_on_how_many_layouts_each_family_is_tested() -> None:
@@ -39,6 +38,12 @@ def test_readme_says_on_how_many_layouts_each_family_is_tested() -> None:
     assert min(layouts.values()) == int(least)
     assert set(re.findall(r"\w+\d?", kinds)) - {"and"} == set(KINDS)
     assert {layouts[kind] for kind in KINDS} == {int(most)}
+
+
+def test_readme_says_which_families_learn() -> None:
+    [kinds] = re.findall(r"It learns: each family's `tiny.yaml` .*; (.*) also beat themselves", README)
+    assert {*re.split(", | and ", kinds)} == {*LEARN}
+    assert [*LIVES] == [*CATALOGUE]
 
 
 def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:

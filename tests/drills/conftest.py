@@ -1,4 +1,4 @@
-"""The run that the drills break: what it comes to when nobody does."""
+"""The run that the drills break: what it comes to when nobody does; and what those of tiny configs have cost."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.drills import program
+from tests.drills.tiny_corpora import documented_corpora
+
+__all__ = ["documented_corpora"]
 
 STEPS = 80
 # T5, whose pipeline stages and losses are the least like the others'; dropout, so that generators must continue, too.
@@ -32,3 +35,25 @@ def unbroken(tmp_path_factory, real_corpus):
     losses = program.losses(run)
     assert sorted(losses) == list(range(1, STEPS + 1))
     return Unbroken(corpus, losses)
+
+
+@dataclass
+class Spent:
+    """Seconds of a training, of all its processes, from the command to the end."""
+
+    family: str
+    cpu: float = 0.0
+    wall: float = 0.0
+
+
+SPENT = pytest.StashKey[list[Spent]]()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """What the tiny configs took, the dearest first: about half as much again as those that nobody kills."""
+    if not (spent := config.stash.get(SPENT, [])):
+        return
+    terminalreporter.section("tiny configs, killed once and resumed on two processes")
+    terminalreporter.write_line(f"{'family':14}{'CPU s':>8}{'wall s':>8}")
+    for one in sorted(spent, key=lambda one: -one.cpu):
+        terminalreporter.write_line(f"{one.family:14}{one.cpu:8.0f}{one.wall:8.0f}")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.bricks import HEADS
-from megaptm.bricks.heads import CapitalizationHeadBrick
+from megaptm.bricks.heads import TokenClassHeadBrick
 from megaptm.checkpoint.tensors import Piece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
@@ -110,7 +110,7 @@ def _asked(head: str, documents: Tensor, ids: Callable[..., Tensor], generator: 
     if head == "replaced-token":
         return {"replaced": torch.where(documents > 0, 0, -100)}
     brick = HEADS[head]
-    if issubclass(brick, CapitalizationHeadBrick):  # asks of each token
+    if issubclass(brick, TokenClassHeadBrick):  # asks of each token
         return {brick.answers: ids(*documents.shape, brick.classes).masked_fill(documents == 0, -100)}
     answers = torch.randint(0, brick.classes, (ROWS,), generator=generator)
     if head != "next-sentence":  # of which every pair is asked

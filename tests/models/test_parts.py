@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from megaptm.bricks import heads
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.models import Model, build_model, even_chunks
+from megaptm.models.heads import build_heads
+from megaptm.spec import change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
 
@@ -91,3 +96,13 @@ def test_the_last_part_of_a_tied_model_holds_the_token_table_and_no_positions() 
 def test_layers_that_the_parts_do_not_divide_are_refused() -> None:
     with pytest.raises(UserError, match=r"t5 has 6 layers \(3 encoder \+ 3 decoder\), which 4 pipeline chunks"):
         even_chunks(tiny_spec("t5", layers=3), 4)
+
+
+@pytest.mark.parametrize("number", ["label_smoothing", "z_loss"])
+def test_every_head_that_projects_takes_the_family_s_numbers_of_its_loss(number: str) -> None:
+    spec = tiny_spec("spanbert")
+    told = replace(spec, family=change(spec.family, **{number: 0.1}))
+    for name, brick in heads(spec).items():
+        if brick.projects:
+            module = build_heads(told, [name])[name]
+            assert getattr(module.project, number) == 0.1, name

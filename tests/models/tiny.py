@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from megaptm.bricks import HEADS
-from megaptm.bricks.heads import CapitalizationHeadBrick
+from megaptm.bricks.heads import TokenClassHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
@@ -105,7 +105,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
                 batch["draws"] = torch.rand(rows, 3, generator=generator)
         elif head == "span-boundary":
             batch |= boundaries(rows, ids(3))
-        elif issubclass(HEADS[head], CapitalizationHeadBrick):  # asks of each token
+        elif issubclass(HEADS[head], TokenClassHeadBrick):  # asks of each token
             asked = torch.randint(HEADS[head].classes, (rows, sequence), generator=generator)
             batch[HEADS[head].answers] = asked.masked_fill(batch["document_ids"] == 0, -100)
         elif head == "replaced-token":

@@ -5,15 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaptm.objectives.denoise import (
-    hidden_after_sentinels,
-    iid,
-    masked,
-    random_partition,
-    random_spans,
-    sentinel_per_span,
-    span_counts,
-)
+from megaptm.objectives.hide import iid, random_partition, random_spans, span_counts
+from megaptm.objectives.show_ask import hidden_after_sentinels, masked, sentinel_per_span
 from tests.data.corpora import SPECIALS, tiny_special
 
 SPECIAL = tiny_special()

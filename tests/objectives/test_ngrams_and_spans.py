@@ -9,8 +9,9 @@ from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.objectives import objective_of
-from megaptm.objectives.denoise import GEOMETRIC, HIDES, first_of_spans
+from megaptm.objectives.hide import GEOMETRIC, HIDES
 from megaptm.objectives.masked import MaskedLM
+from megaptm.objectives.show_ask import first_of_spans
 from megaptm.objectives.similar import SimilarWords, similar_named, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.rows import SPECIAL, part

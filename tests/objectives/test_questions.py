@@ -63,11 +63,12 @@ def test_distances_are_those_of_the_stretches():
     lengths: list[list[int]] = [[], [], []]
     for _ in range(3000):
         pair = sentence_distance_pair(group(5, 5, 5, 5, 5), rng, 40)
-        gap = pair.second[0] - pair.first[-1]
-        assert pair.label == (2 if pair.second[0] == 999 else 0 if gap == 1 else 1)
-        assert (np.diff(pair.second) == (pair.label != 2)).all()
+        first, second = pair.texts
+        gap = second[0] - first[-1]
+        assert pair.label == (2 if second[0] == 999 else 0 if gap == 1 else 1)
+        assert (np.diff(second) == (pair.label != 2)).all()
         seen[pair.label] += 1
-        lengths[pair.label].append(len(pair.second))
+        lengths[pair.label].append(len(second))
     assert seen / 3000 == pytest.approx([1 / 3] * 3, abs=0.03)
     assert [np.mean(some) for some in lengths] == pytest.approx([np.mean(lengths[0])] * 3, rel=0.15)
     assert {sentence_distance_pair(group(5, 5), rng, 40).label for _ in range(50)} == {0, 2}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from megaptm.batch import IGNORED
-from megaptm.data.order import DocumentOrder
 from megaptm.data.shards import Corpus
+from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
 from megaptm.objectives.objective import DocumentSlice, RowWindow

@@ -13,8 +13,9 @@ from megaptm.data.manifest import Manifest
 from megaptm.data.shards import ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives import objective_of
-from megaptm.objectives.denoise import independent, masked
+from megaptm.objectives.hide import independent
 from megaptm.objectives.objective import SentenceGroup, marked, units
+from megaptm.objectives.show_ask import masked
 from megaptm.objectives.vocabulary import SpecialTokens
 from tests.data.corpora import SPECIALS
 from tests.objectives.rows import SPECIAL, part

@@ -7,7 +7,7 @@ from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.denoise import whole_words
+from megaptm.objectives.hide import whole_words
 from megaptm.objectives.masked import most_asked
 from megaptm.objectives.objective import DocumentSlice
 from tests.data.corpora import SPECIALS, tiny_corpus, word_starts

@@ -13,8 +13,9 @@ from benchmarks.published.fsdp import FullSharding
 from megaptm.bricks import heads
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
-from megaptm.families import BERT, GPT3
+from megaptm.families import BERT, CATALOGUE, GPT3
 from megaptm.models import Model, fill
+from megaptm.models.heads import build_heads
 from megaptm.plan import activations
 from megaptm.plan.memory import memory, states
 from megaptm.plan.software import Software
@@ -197,6 +198,23 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
         mean_losses(model.train()(fields))
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(nbytes for place, nbytes in storages.items() if place not in weights)
+
+
+@pytest.mark.parametrize("name", ["bert", "spanbert"])
+def test_losses_take_what_the_plan_says(name: str) -> None:
+    """Each head that projects keeps the gradient of the whole table until its backward pass; a norm's input and the
+    like, which the plan leaves out, are few."""
+    size = Size(layers=1, width=32, heads=4, ffn=64)
+    spec = ModelSpec(family=change(CATALOGUE[name], dropout=0.0), size=size, vocabulary=20_480, context=64, dropout=0.0)
+    work = Workload(spec=spec, lengths={"encoder": 64}, layout=Layout(microbatch=3), batch=3, precision="fp32", asked=3)
+    fields, stream = tiny_batch(name, rows=3, sequence=64), torch.randn(64, 3, 32, requires_grad=True)
+    built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects])
+    table = torch.randn(spec.padded_vocabulary, 32, requires_grad=True)
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        losses = [head.loss(stream, fields, table) for head in built.values()]
+    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+    assert len(losses) == (2 if name == "spanbert" else 1)
+    assert activations.logits(work) == pytest.approx(max(accumulate(taken)), rel=0.1)
 
 
 TOWERS = VARIANTS["two towers, compared over all rows"].family

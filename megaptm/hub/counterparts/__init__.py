@@ -63,21 +63,37 @@ __all__ = [
     "counterpart_of",
     "counterparts_named",
     "is_first_of_its_type",
+    "models_of",
 ]
 
 
 def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
+    counterpart = _of_shape(spec.family)
+    if counterpart is None:
+        raise UserError(f"{spec.name} has no counterpart at Hugging Face; the blocks of {_known('family')} have.")
+    check_sharing(counterpart, spec)
+    sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
+    for size in sizes.values():
+        _check_size(counterpart, size)
+    _check_stacks(counterpart, sizes)
+    return counterpart
+
+
+def models_of(family: Family) -> tuple[str, ...]:
+    """The class in `transformers` that computes the same; one for each stack where those are models of their own there;
+    none where it has no such model."""
+    parts = [family.alone(stack) for stack in reversed(family.stacks)] if family.drawn else [family]
+    found = [_of_shape(part) for part in parts]
+    return tuple(one.model for one in found if one) if all(found) else ()
+
+
+def _of_shape(family: Family) -> Counterpart | None:
     # Families of one shape have models of their own there: the family's comes first.
-    for counterpart in sorted(COUNTERPARTS, key=lambda one: one.family != spec.name):
-        if _shape(_with_heads_of(counterpart, spec.family)) == _shape(counterpart.table):
-            check_sharing(counterpart, spec)
-            sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
-            for size in sizes.values():
-                _check_size(counterpart, size)
-            _check_stacks(counterpart, sizes)
+    for counterpart in sorted(COUNTERPARTS, key=lambda one: one.family != family.name):
+        if _shape(_with_heads_of(counterpart, family)) == _shape(counterpart.table):
             return counterpart
-    raise UserError(f"{spec.name} has no counterpart at Hugging Face; the blocks of {_known('family')} have.")
+    return None
 
 
 def _check_size(counterpart: Counterpart, size: Size) -> None:

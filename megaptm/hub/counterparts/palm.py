@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, VOCABULARY, Form, TensorRule
 from megaptm.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _neighbors(rows: Tensor, spec: ModelSpec) -> Tensor:

@@ -6,11 +6,14 @@ wide as the stream is in another order there.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, SAME, VOCABULARY, Form, TensorRule
 from megaptm.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _apart(weight: Tensor, axis: int) -> Tensor:

@@ -1,0 +1,70 @@
+"""The model that a config names: its family's table, and what the config changes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from megaptm.config.schema import Config, ModelConfig, Shape
+from megaptm.families import find_family
+from megaptm.spec import ModelSpec, Size, change
+
+SHAPE = tuple(Shape.model_fields)
+LOSSES = ("z_loss", "label_smoothing")
+"""Numbers of the loss of a token."""
+SHARING = ("share", "groups", "cycle")
+
+
+def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
+    """Of a stack: what the config says, or else its table."""
+    given = {name: getattr(shape, name) for name in SHAPE}
+    return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
+
+
+def resolve_model(config: Config) -> ModelSpec:
+    """The model a config names, with what it changes; `check` has already refused what cannot be."""
+    return model_spec(config.model, config.task.losses)
+
+
+def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
+    """The same of the section alone, with a head for each of these losses."""
+    family = find_family(model.family)
+    assert family is not None
+    # What the objective asks is answered by a head, whether or not the paper has it.
+    if more := [loss for loss in losses if loss not in family.heads]:
+        family = change(family, heads=(*family.heads, *more))
+    sharing = {name: value for name in SHARING if (value := getattr(model, name)) is not None}
+    if sharing:
+        family = change(family, stacks={name: change(block, **sharing) for name, block in family.stacks.items()})
+    losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
+    if losses_said:
+        family = change(family, **losses_said)
+    table = family.sizes.get(model.size)
+    shape = _numbers(model, table)
+    stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}
+    for name, own in model.stacks.items():
+        stacks[name] = stacks.get(name, shape) | own.model_dump(exclude_none=True)
+    embedding = model.embedding if table is None or model.embedding is not None else table.embedding
+    return ModelSpec(
+        family=family,
+        size=Size(**shape, embedding=embedding, stacks={name: Size(**numbers) for name, numbers in stacks.items()}),
+        vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
+        context=family.context if model.context is None else model.context,
+        dropout=family.dropout if model.dropout is None else model.dropout,
+    )
+
+
+def resolved(config: Config) -> Config:
+    """The same config with every number of the model written out, so that a later change of a table changes no run."""
+    spec = resolve_model(config)
+    shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding")}
+    stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
+    rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    rest |= {name: getattr(spec.family, name) for name in LOSSES}
+    # What stacks differ in, no key says of all of them: it stays the family's.
+    blocks = spec.family.stacks.values()
+    for name in SHARING:
+        values = {getattr(block, name) for block in blocks}
+        rest |= {name: values.pop()} if len(values) == 1 else {}
+    model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
+    return config.model_copy(update={"model": model})

@@ -1,0 +1,101 @@
+"""Groups of sentences, and of documents' parts, in the order of `order.Order`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from megaptm.batch import IGNORED
+from megaptm.data.order import Order
+from megaptm.data.shards import TOKENS, Corpus, Shard
+from megaptm.errors import UserError
+from megaptm.objectives.objective import SentenceGroup, marked
+
+OF_GROUPS = ("parts", "labels")
+"""Annotations that say what a group is, and are no marks in it."""
+
+
+class PairOrder(Order):
+    """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
+
+    def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
+        """`pieces`: the annotation that says where sentences begin, or what is taken for such."""
+        self.length, self.pieces = length, pieces
+        if pieces == "sentences" and pieces not in corpus.manifest.fields:
+            raise UserError(
+                f"{corpus.name} was built without sentence boundaries, which questions about pairs of "
+                "texts need: build it with sentences, or use objective masked-lm."
+            )
+        if pieces != "parts" and corpus.split(split).samples < 2:
+            raise UserError(
+                f"{corpus.name} has a single document in its split `{split}`, so there is no other one to draw a "
+                "random next sentence from: build the corpus from more documents, or use objective masked-lm."
+            )
+        super().__init__(corpus, split, **options)
+        self.per_epoch = self.total
+
+    def piece(self, epoch: int, position: int) -> SentenceGroup:
+        window, sample = self._find(epoch, position)
+        table = self._window((epoch, window))
+        sample -= int(self._epoch(epoch).samples[window])
+        number = int(np.searchsorted(table.edges, sample, side="right")) - 1
+        shard, document = self.shards.get(int(table.shard[number])), int(table.document[number])
+        borders = self._borders(shard, document, sample - int(table.edges[number]))
+        sentences = [self._sentence(shard, document, *ends) for ends in pairwise(borders)]
+
+        def outside() -> list[np.ndarray]:
+            return [shard.tokens(document, 0, borders[0]), shard.tokens(document, borders[-1])]
+
+        label = int(shard.annotation("labels", document)[0, 1]) if "labels" in self.annotations else IGNORED
+        other = partial(self._other, epoch, window, number)
+        return SentenceGroup(sentences, other=other, label=label, outside=outside)
+
+    def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
+        """Of the sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
+        starts, total = self._starts(shard, document), int(shard.index[document, TOKENS])
+        low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
+        first, last = np.searchsorted(starts, (low, high))
+        # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
+        end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
+        return [*(int(start) for start in (starts[first:last] if first < last else (low,))), int(end)]
+
+    def _starts(self, shard: Shard, document: int) -> np.ndarray:
+        """Where each piece of a document begins; what stands before the first is one as well."""
+        starts = shard.annotation(self.pieces, document)
+        if starts.ndim == 2:
+            starts = starts[:, 0]
+        return starts if len(starts) and starts[0] == 0 else np.concatenate((np.zeros(1, dtype=starts.dtype), starts))
+
+    def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
+        """Its tokens, with marks where annotations are asked for."""
+        marks = [name for name in self.annotations if name not in OF_GROUPS]
+        known = {name: shard.places(name, document, start, stop) for name in marks}
+        return marked(shard.tokens(document, start, stop), known)
+
+    def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Sentences of a random other document of the window, from a random one to its last."""
+        table = self._window((epoch, window))
+        if len(table.shard) > 1:
+            drawn = int(rng.integers(len(table.shard) - 1))
+            drawn += drawn >= number
+        else:
+            table = self._window((epoch, (window + 1) % len(self._epoch(epoch))))
+            drawn = int(rng.integers(len(table.shard)))
+        shard, document = self.shards.get(int(table.shard[drawn])), int(table.document[drawn])
+        starts = self._starts(shard, document)
+        first = int(rng.integers(len(starts)))
+        borders = [*starts[first:].tolist(), int(shard.index[document, TOKENS])]
+        return (self._sentence(shard, document, *ends) for ends in pairwise(borders))
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        return np.maximum(1, -(-tokens // self.length))
+
+    def _shard_measures(self) -> np.ndarray:
+        return self._counted()
+
+    def _samples_before(self, measures: np.ndarray) -> np.ndarray:
+        return measures

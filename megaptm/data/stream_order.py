@@ -1,0 +1,102 @@
+"""Rows cut from documents laid end to end, and rows of whole documents, in the order of `order.Order`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from megaptm.data.order import Order, Window
+from megaptm.data.shards import TOKENS, Corpus, Shard
+from megaptm.errors import UserError
+from megaptm.objectives.objective import DocumentSlice, RowWindow
+
+
+class StreamOrder(Order):
+    """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
+    dropped."""
+
+    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, **options: Any):
+        self.cut = cut
+        super().__init__(corpus, split, **options)
+        self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
+        if not self.per_epoch:
+            raise UserError(
+                f"{corpus.name} holds {self.total:,} tokens in its split `{split}`, less than one row of "
+                f"{cut.stride + cut.lookahead}: shorten data.sequence or build the corpus from more text."
+            )
+
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
+        window, row = self._find(epoch, position)
+        start = row * self.cut.stride
+        stop = start + self.cut.stride + self.cut.lookahead
+        edges = self._epoch(epoch).measures
+        parts: list[DocumentSlice] = []
+        while start < stop:
+            end = min(stop, int(edges[window + 1]))
+            parts += self._parts(self._window((epoch, window)), start - int(edges[window]), end - int(edges[window]))
+            start, window = end, window + 1
+        return parts
+
+    def _parts(self, window: Window, start: int, stop: int) -> Iterator[DocumentSlice]:
+        """The documents that lie between two places of a window."""
+        number = int(np.searchsorted(window.edges, start, side="right")) - 1
+        while start < stop:
+            first, after = window.edges[number : number + 2].tolist()
+            length, end = after - first - self.cut.slots, min(stop, after)
+            begin, finish = min(start - first, length), min(end - first, length)
+            shard = self.shards.get(int(window.shard[number]))
+            document = int(window.document[number])
+            tokens = shard.tokens(document, begin, finish)
+            known = {name: shard.places(name, document, begin, finish) for name in self.annotations}
+            yield DocumentSlice(tokens, slots=end - start - (finish - begin), annotations=known)
+            start, number = end, number + 1
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens + self.cut.slots
+
+    def _shard_measures(self) -> np.ndarray:
+        return self.shards.sums("tokens") + self.cut.slots * self.shards.sums("samples")
+
+    def _samples_before(self, measures: np.ndarray) -> np.ndarray:
+        return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
+
+
+class DocumentOrder(StreamOrder):
+    """Rows of whole documents: those that begin in a row's stretch of the stream."""
+
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
+        window, row = self._find(epoch, position)
+        start, stop = row * self.cut.stride, (row + 1) * self.cut.stride
+        edges = self._epoch(epoch).measures
+        found: list[DocumentSlice] = []
+        while start < stop:
+            table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
+            first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
+            if first < after:
+                found += [self._whole(table, number) for number in range(first, after)]
+            start, window = end, window + 1
+        return found
+
+    def documents(self, shard: int) -> Iterator[DocumentSlice]:
+        """Those of a shard, in the order of its files."""
+        opened = self.shards.get(shard)
+        return (self._read(opened, document) for document in range(len(opened)))
+
+    def _whole(self, window: Window, number: int) -> DocumentSlice:
+        return self._read(self.shards.get(int(window.shard[number])), int(window.document[number]))
+
+    def _read(self, shard: Shard, document: int) -> DocumentSlice:
+        length = int(shard.index[document, TOKENS])
+        known = {name: shard.places(name, document, 0, length) for name in self.annotations}
+        return DocumentSlice(shard.tokens(document, 0, length), slots=self.cut.slots, annotations=known)
+
+    def measure(self, tokens: np.ndarray) -> np.ndarray:
+        whole = super().measure(tokens)
+        return whole if self.cut.most is None else np.minimum(whole, self.cut.most)
+
+    def _shard_measures(self) -> np.ndarray:
+        if self.cut.most == 1:
+            return self.shards.sums("samples")
+        return super()._shard_measures() if self.cut.most is None else self._counted()

@@ -1,0 +1,64 @@
+"""One pass of a step's micro-batches through the stages of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from megaptm.models.model import Model, stream_lengths
+from megaptm.parallel.groups import Ranks, seed_step
+
+MicroBatch = dict[str, Tensor]
+
+
+class Pipeline:
+    """This rank's chunks of the model, in the order of its stages, and megatron-core's schedules over them."""
+
+    def __init__(self, chunks: Sequence[DistributedDataParallel], ranks: Ranks, *, seed: int) -> None:
+        self.chunks, self.ranks, self.seed = [*chunks], ranks, seed
+
+    @property
+    def last(self) -> Model:
+        """The model's part on the last of the chunks."""
+        model: Model = self.chunks[-1].module.model
+        return model
+
+    def run(
+        self,
+        batches: list[MicroBatch],
+        reduce: Callable[[Any], tuple[Tensor, Tensor, Any]],
+        *,
+        step: int | None,
+        backward: bool,
+        **options: Any,
+    ) -> list[Any]:
+        """All micro-batches ([B, ...] each); on the last stage, what `reduce` keeps of each one's output. With a step
+        also its dropout; `options` are those of the model's forward."""
+        if step is not None:
+            seed_step(self.seed, step, self.ranks)
+
+        def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
+            return chunk(next(iterator), **options), reduce
+
+        # Of the one stream that travels between stages: all stacks' lie end to end.
+        length = sum(stream_lengths(batches[0], self.last.spec.family.prefixes).values())
+        kept: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[iter(batches) for _ in self.chunks],
+            model=self.chunks,
+            num_microbatches=len(batches),
+            seq_length=length,
+            micro_batch_size=len(batches[0]["tokens"]),
+            forward_only=not backward,
+        )
+        return kept
+
+
+def no_tokens(like: Tensor) -> Tensor:
+    """What schedules would divide by, if losses were not divided already."""
+    return torch.zeros((), dtype=torch.int, device=like.device)

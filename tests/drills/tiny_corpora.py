@@ -1,0 +1,65 @@
+"""The corpora of the tiny configs, built by the very commands that these say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.drills.program import ROOT
+
+SHELL = 'set -e; megaptm() { "$PYTHON" -m megaptm "$@"; }; python() { "$PYTHON" "$@"; }\n'
+# What MacBERT's config leaves to the user: words of Python's library that stand for one another.
+SIMILAR = [["message", "text", "string", "line"], ["value", "name", "key", "item"], ["return", "raise", "yield"]]
+
+
+def tiny_config(family: str) -> Path:
+    return ROOT / f"configs/{family}/tiny.yaml"
+
+
+def corpus_of(family: str) -> str:
+    """Where a family's tiny config, or the one that it extends, says that its corpus is."""
+    path = tiny_config(family)
+    while "mix" not in (settings := yaml.safe_load(path.read_text(encoding="utf-8"))).get("data", {}):
+        path = path.parent / settings["extends"]
+    [corpus] = settings["data"]["mix"]
+    return corpus
+
+
+def commands_for(corpus: str) -> str:
+    """What the tiny configs tell the reader to type for it: the indented lines of a comment."""
+    for path in sorted((ROOT / "configs").glob("*/tiny.yaml")):
+        lines = re.findall(r"^#   (.*\n)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if any(re.search(rf"out={corpus}(\s|$)", line) for line in lines):
+            return "".join(lines)
+    raise AssertionError(f"no tiny config says how to build {corpus}")
+
+
+@pytest.fixture(scope="session")
+def documented_corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family -> the folder where `megaptm train configs/FAMILY/tiny.yaml` finds its corpus, made on first request."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    said = [f"{word}\t{' '.join({*row} - {word})}" for row in SIMILAR for word in row]
+    (folder / "similar.tsv").write_text("\n".join(said) + "\n")
+
+    def built(family: str) -> Path:
+        if not (folder / (corpus := corpus_of(family))).exists():
+            done = subprocess.run(
+                ["bash", "-c", SHELL + commands_for(corpus)],
+                cwd=folder,
+                env={**os.environ, "PYTHON": sys.executable},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        return folder
+
+    return built
