@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE, GPT2
+from megaptm.families import BERT, CATALOGUE, GPT2
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.huggingface import described, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
@@ -149,6 +149,11 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
     spec = tiny_spec("gpt1")
     with pytest.raises(UserError, match="64 is not 4 x 32"):
         counterpart_of(replace(spec, size=change(spec.size, ffn=64)))
+
+
+def test_a_family_that_differs_in_its_tokenizer_alone_has_the_same_counterpart() -> None:
+    own = change(BERT, name="own", tokenizer="byte-bpe", specials="roberta")
+    assert counterpart_of(published(own, "base")).model == "BertForPreTraining"
 
 
 @pytest.mark.parametrize(

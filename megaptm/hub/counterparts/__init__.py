@@ -48,8 +48,8 @@ COUNTERPARTS = (
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
-    *("name", "paper", "vocabulary", "tokenizer", "context", "z_loss", "label_smoothing", "init", "dropout"),
-    *("objectives", "sizes"),
+    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "z_loss", "label_smoothing", "init"),
+    *("dropout", "objectives", "sizes"),
 )
 
 # The same of blocks.
