@@ -100,6 +100,20 @@ def _model(config: Config) -> Iterator[str]:
             f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
             f"{_title(config.model)} (model.context)."
         )
+    elif spec.longest is not None:
+        yield from _longest_stream(config, spec.longest)
+
+
+def _longest_stream(config: Config, longest: int) -> Iterator[str]:
+    """A decoder may be asked for more than the encoder reads: its row then needs places as well."""
+    task = config.task
+    for prefix, places in task.batch(config.data.sequence, config.data.document_mask).streams.items():
+        if places > longest:
+            yield (
+                f"objective ({task.name}) makes rows of {places} {prefix}tokens where data.sequence is "
+                f"{config.data.sequence}, and {_title(config.model)} has {longest} learned positions (model.context): "
+                "lower data.sequence, or ask for less."
+            )
 
 
 def _data(config: Config) -> Iterator[str]:

@@ -66,8 +66,10 @@ class EncoderDecoder(Objective):
             names = ("tokens", "document_ids", "positions", "labels")
             return BatchSpec({"": sequence}, fields((sequence,), *names))
         targets = self.target_length(self.raw_length(sequence))
-        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "labels")
-        return BatchSpec({"": sequence, "decoder_": targets}, fields((sequence,), "tokens", "document_ids") | said)
+        # T5 knows places by their distances and reads no positions; other families of two stacks do.
+        read = fields((sequence,), "tokens", "document_ids", "positions")
+        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
+        return BatchSpec({"": sequence, "decoder_": targets}, read | said)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -101,9 +103,7 @@ class EncoderDecoder(Objective):
             inputs.append(np.concatenate((shown, end)))
             spoken.append(np.concatenate((asked, end)))
             heard.append(np.concatenate((start, asked)))
-        sample = two_rows(inputs, heard, spoken, sequence=sequence, targets=targets, pad=special.pad)
-        # T5 knows places by their distances.
-        return {name: row for name, row in sample.items() if not name.endswith("positions")}
+        return two_rows(inputs, heard, spoken, sequence=sequence, targets=targets, pad=special.pad)
 
     def _make_joined(
         self, piece: list[DocumentSlice], special: SpecialTokens, rng: np.random.Generator, sequence: int, apart: bool

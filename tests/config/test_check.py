@@ -158,6 +158,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "data.sequence (2048) must not exceed the 1024 learned positions of gpt2/small",
         ),
         (
+            "bart/base",
+            ["objective={span-corruption: {rate: 0.8}}"],
+            "makes rows of 1278 decoder_tokens where data.sequence is 512, and bart/base has 1024 learned positions",
+        ),
+        (
             "roberta/base",
             ["objective={masked-lm: {}, next-sentence: {}}"],
             "objective (masked-lm-next-sentence) tells 2 texts apart by segments, roberta 1: use another.",

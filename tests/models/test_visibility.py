@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,11 @@ from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.models import Model, build_model, fill
+from megaptm.objectives import OBJECTIVES
 from megaptm.spec import change
+from tests.data.corpora import tiny_special
 from tests.models.tiny import FAMILIES, VOCABULARY, last_prefix, tiny_batch, tiny_model, tiny_spec
+from tests.objectives.rows import part
 
 CAUSAL = [name for name, family in CATALOGUE.items() if family.last_block.visibility == "causal"]
 
@@ -178,6 +182,23 @@ def _apart_and_packed(
             row = torch.cat(values)
             packed[field] = torch.nn.functional.pad(row, (0, 2), value=filler)[None]
     return apart, packed
+
+
+@pytest.mark.parametrize("family", [name for name, table in CATALOGUE.items() if "decoder_" in table.prefixes.values()])
+def test_a_corrupted_document_is_read_the_same_alone_and_behind_another(family: str) -> None:
+    special = tiny_special()
+    task = OBJECTIVES["span-corruption"]
+    model = build_model(replace(tiny_spec(family), vocabulary=special.size))
+    fill(model, seed=7)
+    made = task.make([part(9), part(13)], special, np.random.default_rng(0), 24, True)
+    row = {name: torch.from_numpy(array)[None] for name, array in made.items()}
+    second = {
+        f"{prefix}tokens": row[f"{prefix}tokens"][row[f"{prefix}document_ids"] == 2][None]
+        for prefix in ("", "decoder_")
+    }
+    behind = says(model.eval(), family, row)[row["decoder_document_ids"] == 2]
+    assert len(behind) > 2
+    torch.testing.assert_close(behind, says(model, family, second)[0], rtol=0, atol=1e-5)
 
 
 def test_an_order_says_who_is_seen() -> None:

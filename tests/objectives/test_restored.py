@@ -42,6 +42,16 @@ def test_rows_are_what_was_said_and_hold_their_texts(name, lengths):
         assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
 
 
+@pytest.mark.parametrize("name", [*NAMES, "span-corruption"])
+def test_each_document_of_a_row_has_its_own_places_on_both_sides(name):
+    piece = [part(length, seed=length) for length in (60, 1, 40)]
+    sample = OBJECTIVES[name].make(piece, SPECIAL, np.random.default_rng(0), 128, True)
+    for prefix in ("", "decoder_"):
+        places = documents(sample, f"{prefix}positions", f"{prefix}document_ids")
+        assert len(places) == 3
+        assert places == [[*range(len(of_one))] for of_one in places]
+
+
 def test_tokens_that_are_hidden_by_themselves_can_be_put_back():
     for seed in range(30):
         for text, shown, asked in sides("token-corruption", 90, 1, 20, seed=seed):

@@ -85,6 +85,8 @@ def samples(corpus: Path, objective: str) -> str:
         sample = {name.replace("document_ids", "documents"): array for name, array in mix.sample(number).items()}
         if "masked_positions" in sample:
             sample["asked"] = sample.pop("masked_positions")
+        if "decoder_positions" in sample:  # the table is older than positions of two streams
+            del sample["positions"], sample["decoder_positions"]
         for name, array in sorted(sample.items()):
             digest.update(name.encode() + np.ascontiguousarray(array).astype("<i8").tobytes())
     return digest.hexdigest()
