@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 # of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
 VOCABULARY_MULTIPLE = 128
 
-# arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads.
-BIAS_BUCKETS = 32
+# arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads; all distances from 128 on
+# share the last bucket.
+BIAS_BUCKETS, BIAS_FARTHEST = 32, 128
 
 # Slots in which layers may take words in turn.
 TURNS = ("attention", "ffn")

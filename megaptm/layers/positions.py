@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.layers.split import HeadTable
-from megaptm.spec import BIAS_BUCKETS
-
-# arXiv:1910.10683, section 2.1: all distances from here on share the last bucket.
-FARTHEST = 128
+from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 
 def sinusoid(places_SB: Tensor, *, width: int) -> Tensor:
@@ -34,7 +31,7 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
     steps = distance.abs() if bidirectional else (-distance).clamp(min=0)
     exact = side // 2
     # In float32, as Mesh TensorFlow and its ports compute it: the borders of the bins depend on the rounding.
-    ratio = torch.log(steps.clamp(min=1).float() / exact) / math.log(FARTHEST / exact)
+    ratio = torch.log(steps.clamp(min=1).float() / exact) / math.log(BIAS_FARTHEST / exact)
     far = (exact + (ratio * (side - exact)).long()).clamp(max=side - 1)
     bucket = torch.where(steps < exact, steps, far)
     return bucket + (distance > 0) * side if bidirectional else bucket

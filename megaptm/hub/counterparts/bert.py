@@ -27,12 +27,16 @@ MASKED = (
     *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
     TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
 )
-ROWS = (
-    *encoder("bert"),
-    *MASKED,
-    *pair("head.next-sentence.pooler", "bert.pooler.dense"),
-    *pair("head.next-sentence.classify", "cls.seq_relationship"),
-)
+
+
+def pretraining(prefix: str, question: str) -> tuple[TensorRule, ...]:
+    """All of a model with a head for masked tokens and one for a question about two texts, by our name of that."""
+    return (
+        *encoder(prefix),
+        *MASKED,
+        *pair(f"head.{question}.pooler", f"{prefix}.pooler.dense"),
+        *pair(f"head.{question}.classify", "cls.seq_relationship"),
+    )
 
 
 BERT = Counterpart(
@@ -56,7 +60,7 @@ BERT = Counterpart(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    rows=ROWS,
+    rows=pretraining("bert", "next-sentence"),
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from megaptm.hub.counterparts.bert import BERT, MASKED, encoder
+from megaptm.hub.counterparts.bert import BERT, MASKED, encoder, pretraining
 from megaptm.hub.tensor_rules import TensorRule, pair
 
 TIED = {
@@ -15,12 +15,7 @@ ERNIE = replace(
     family="ernie",
     model="ErnieForPreTraining",
     fixed={**BERT.fixed, "hidden_act": "relu", "use_task_id": False},
-    rows=(
-        *encoder("ernie"),
-        *MASKED,
-        *pair("head.next-sentence.pooler", "ernie.pooler.dense"),
-        *pair("head.next-sentence.classify", "cls.seq_relationship"),
-    ),
+    rows=pretraining("ernie", "next-sentence"),
     tied=TIED,
     prefix="ernie.",
 )

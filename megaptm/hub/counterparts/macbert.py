@@ -2,17 +2,6 @@
 
 from dataclasses import replace
 
-from megaptm.hub.counterparts.bert import BERT, MASKED, encoder
-from megaptm.hub.tensor_rules import pair
+from megaptm.hub.counterparts.bert import BERT, pretraining
 
-MACBERT = replace(
-    BERT,
-    family="macbert",
-    model_type="bert",
-    rows=(
-        *encoder("bert"),
-        *MASKED,
-        *pair("head.sentence-order.pooler", "bert.pooler.dense"),
-        *pair("head.sentence-order.classify", "cls.seq_relationship"),
-    ),
-)
+MACBERT = replace(BERT, family="macbert", model_type="bert", rows=pretraining("bert", "sentence-order"))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule
+from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 
 def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
@@ -43,7 +44,7 @@ def _rows(*, gated: bool) -> tuple[TensorRule, ...]:
 
 
 INPUTS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+BUCKETS = {"relative_attention_num_buckets": BIAS_BUCKETS, "relative_attention_max_distance": BIAS_FARTHEST}
 
 
 T5 = Counterpart(
