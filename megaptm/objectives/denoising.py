@@ -11,7 +11,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.encoder_decoder import two_rows
-from megaptm.objectives.masked import laid_out, word_begins
+from megaptm.objectives.masked import enclosed_window, laid_out, word_begins
 from megaptm.objectives.objective import (
     DocumentSlice,
     MeanLength,
@@ -79,8 +79,7 @@ class Denoising(Objective):
         return sequence - 2
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        # As of masked tokens: a document has a `begin` and an `end`, or in one text an `end` between neighbors.
-        return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
+        return enclosed_window(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         row = [f"{prefix}{name}" for prefix in ("", "decoder_") for name in ("tokens", "positions", "document_ids")]

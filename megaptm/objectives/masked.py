@@ -84,12 +84,24 @@ class MaskedRow:
         }
 
     @classmethod
-    def of_texts(cls, made: AskedTexts, special: SpecialTokens) -> MaskedRow:
-        """`cls` A `sep` B `sep`, of one document."""
-        sep = np.array([special.sep])
-        text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
-        text[0] = np.concatenate((np.array([special.cls]), text[0]))
-        return cls(text, made.segments, [sum(map(len, text))])
+    def of_texts(cls, documents: list[AskedTexts], special: SpecialTokens) -> MaskedRow:
+        """Each document `cls` A `sep` B `sep`."""
+        opens, sep = np.array([special.cls]), np.array([special.sep])
+        row = cls([], [], [])
+        for made in documents:
+            text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
+            text[0] = np.concatenate((opens, text[0]))
+            row.text.extend(text)
+            row.segments.extend(made.segments)
+            row.documents.append(sum(map(len, text)))
+        return row
+
+    @classmethod
+    def of_documents(cls, piece: list[DocumentSlice], special: SpecialTokens, document_mask: bool) -> MaskedRow:
+        """Each document `cls` text `sep`; without document mask all as one, a `sep` between neighbors."""
+        opens, sep = np.array([special.cls]), np.array([special.sep])
+        text = laid_out([part.tokens for part in piece], piece, opens, sep, document_mask)
+        return cls(text, [0] * len(text), [len(one) for one in text])
 
 
 @dataclass(frozen=True)
@@ -178,9 +190,7 @@ class MaskedLM(Objective):
         return min(sequence, math.ceil(mean + 4 * math.sqrt(3 * mean)))
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        # Whatever borders a row holds, only its ends may need a cls or sep that no slot was counted for: hence - 2.
-        # Unmasked, the row is one document and a sep stands between neighbors (RoBERTa's FULL-SENTENCES).
-        return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
+        return enclosed_window(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         asked = fields((self.most_asked(sequence),), "masked_positions", "labels")
@@ -195,9 +205,7 @@ class MaskedLM(Objective):
         document_mask: bool,
     ) -> Sample:
         assert isinstance(piece, list)
-        cls, sep = np.array([special.cls]), np.array([special.sep])
-        texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
-        row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
+        row = MaskedRow.of_documents(piece, special, document_mask)
         begins = None
         if self.annotations:
             begun = [units(marked(part.tokens, part.annotations)) for part in piece]
@@ -260,6 +268,13 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 def _those_of(function: Callable[..., Any], told: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name in _parameters(function)}
+
+
+def enclosed_window(sequence: int, document_mask: bool) -> RowWindow:
+    """Of rows whose documents stand between two tokens, as `laid_out` puts them."""
+    # Whatever borders a row holds, only its ends may need a cls or sep that no slot was counted for: hence - 2.
+    # Unmasked, the row is one document and a sep stands between neighbors (RoBERTa's FULL-SENTENCES).
+    return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
 
 
 def laid_out(
@@ -328,7 +343,7 @@ class MaskedLMOnPairs(AskedOfTexts):
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
         made = self.asked.texts_of(piece, rng, self.raw_length(sequence))
-        row, begins = MaskedRow.of_texts(made, special), None
+        row, begins = MaskedRow.of_texts([made], special), None
         if self.masked.annotations:
             begins = np.concatenate([ONE, *(part for text in made.texts for part in (units(text), ONE))])
         sample = self.masked.mask_row(row, special, rng, sequence, begins)

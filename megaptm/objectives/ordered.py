@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.masked import MaskedLM, MaskedRow
-from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Sample, padded
+from megaptm.objectives.objective import Piece, RowWindow, Sample, padded
+from megaptm.objectives.pairs import AskedTexts
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Context = Literal["bidirectional", "left-to-right", "right-to-left", "sequence-to-sequence"]
@@ -60,17 +61,12 @@ class OrderedMaskedLM(MaskedLM):
         if not self._two_texts:
             return super().make(piece, special, rng, sequence, document_mask)
         assert isinstance(piece, list)
-        cls, sep = np.array([special.cls]), np.array([special.sep])
-        parts = [part for part in piece if len(part.tokens)] if document_mask else [_as_one(piece)]
-        texts: list[np.ndarray] = []
-        for part in parts:
-            # Both have a token where there are two; a document of one is a source alone.
-            border = int(rng.integers(1, len(part.tokens))) if len(part.tokens) > 1 else 1
-            source, target = part.tokens[:border], part.tokens[border:]
-            texts += [np.concatenate((cls, source, sep)), np.concatenate((target, sep))]
-        lengths = [len(source) + len(target) for source, target in zip(texts[::2], texts[1::2], strict=True)]
-        row = MaskedRow(texts, [0, 1] * len(parts), lengths)
-        return self.mask_row(row, special, rng, sequence, None)
+        tokens = [part.tokens for part in piece]
+        documents = [one for one in tokens if len(one)] if document_mask else [np.concatenate(tokens)]
+        # Both texts have a token where there are two; a document of one is a source alone.
+        borders = [int(rng.integers(1, len(one))) if len(one) > 1 else 1 for one in documents]
+        texts = [AskedTexts(np.split(one, [border]), [0, 1]) for one, border in zip(documents, borders, strict=True)]
+        return self.mask_row(MaskedRow.of_texts(texts, special), special, rng, sequence, None)
 
     def mask_row(
         self,
@@ -97,8 +93,3 @@ class OrderedMaskedLM(MaskedLM):
             case "sequence-to-sequence" if number:
                 return np.arange(1, length + 1)
         return np.zeros(length, dtype=np.int64)
-
-
-def _as_one(parts: list[Any]) -> DocumentSlice:
-    """The whole row as one document."""
-    return DocumentSlice(np.concatenate([part.tokens for part in parts]), sum(part.slots for part in parts))

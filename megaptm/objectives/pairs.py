@@ -22,11 +22,11 @@ ORDERED = 0.5
 
 @dataclass(frozen=True)
 class AskedTexts:
-    """Some texts, the segment of each, and the answer to what is asked about them."""
+    """Some texts, the segment of each, and the answer to what is asked about them, if anything is."""
 
     texts: list[np.ndarray]
     segments: list[int]
-    label: int
+    label: int = IGNORED
 
 
 def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.masked import ROW, MaskedLM, MaskedRow, laid_out
+from megaptm.objectives.masked import ROW, MaskedRow, enclosed_window, laid_out
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
 from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -42,7 +42,8 @@ class TextQuestion(AskedOfTexts):
         self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
     ) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        row = MaskedRow.of_texts(made := self.asked.texts_of(piece, rng, self.raw_length(sequence)), special)
+        made = self.asked.texts_of(piece, rng, self.raw_length(sequence))
+        row = MaskedRow.of_texts([made], special)
         answer = {field_of(self.question): np.array(made.label, dtype=np.int64)}
         return row.fields(row.text, special, sequence) | answer
 
@@ -62,7 +63,7 @@ class Capitalization(Objective):
         return sequence - 2
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return MaskedLM().cut(sequence, document_mask)
+        return enclosed_window(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, fields((sequence,), *ROW, "capitalization"))
@@ -71,12 +72,10 @@ class Capitalization(Objective):
         self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
     ) -> Sample:
         assert isinstance(piece, list)
-        cls, sep = np.array([special.cls]), np.array([special.sep])
-        texts = laid_out([part.tokens for part in piece], piece, cls, sep, document_mask)
+        row = MaskedRow.of_documents(piece, special, document_mask)
         capitals = [marked(part.tokens, part.annotations)[:, 1] for part in piece]
         answers = padded(laid_out(capitals, piece, NOTHING, NOTHING, document_mask), sequence, IGNORED)
-        row = MaskedRow(texts, [0] * len(texts), [len(text) for text in texts])
-        return row.fields(texts, special, sequence) | {"capitalization": answers}
+        return row.fields(row.text, special, sequence) | {"capitalization": answers}
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,6 @@ class TokenDocument(Objective):
         elsewhere = np.zeros(special.size, dtype=np.int64)
         for part in rest:
             elsewhere[part] = 1
-        row = MaskedRow.of_texts(AskedTexts([text], [0], IGNORED), special)
+        row = MaskedRow.of_texts([AskedTexts([text], [0])], special)
         answers = padded([NOTHING, elsewhere[text]], sequence, IGNORED)
         return row.fields(row.text, special, sequence) | {"token_document": answers}
