@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
-from megaptm.objectives.encoder_decoder import two_rows
+from megaptm.objectives.encoder_decoder import batch_of_two_rows, two_rows
 from megaptm.objectives.masked import enclosed_window, laid_out, word_begins
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -82,8 +82,7 @@ class Denoising(Objective):
         return enclosed_window(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        row = [f"{prefix}{name}" for prefix in ("", "decoder_") for name in ("tokens", "positions", "document_ids")]
-        return BatchSpec({"": sequence, "decoder_": sequence}, fields((sequence,), *row, "labels"))
+        return batch_of_two_rows(sequence, sequence)
 
     def make(
         self,

@@ -66,10 +66,7 @@ class EncoderDecoder(Objective):
             names = ("tokens", "document_ids", "positions", "labels")
             return BatchSpec({"": sequence}, fields((sequence,), *names))
         targets = self.target_length(self.raw_length(sequence))
-        # T5 knows places by their distances and reads no positions; other families of two stacks do.
-        read = fields((sequence,), "tokens", "document_ids", "positions")
-        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
-        return BatchSpec({"": sequence, "decoder_": targets}, read | said)
+        return batch_of_two_rows(sequence, targets)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -144,6 +141,14 @@ def _fitting(texts: list[np.ndarray], rooms: dict[Callable[[int], int], int]) ->
         if room < len(text):
             break
     return fit
+
+
+def batch_of_two_rows(sequence: int, targets: int) -> BatchSpec:
+    """What `two_rows` makes."""
+    # T5 knows places by their distances and reads no positions; other families of two stacks do.
+    read = fields((sequence,), "tokens", "document_ids", "positions")
+    said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
+    return BatchSpec({"": sequence, "decoder_": targets}, read | said)
 
 
 def two_rows(

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, fields
-from megaptm.objectives.encoder_decoder import two_rows
+from megaptm.batch import BatchSpec
+from megaptm.objectives.encoder_decoder import batch_of_two_rows, two_rows
 from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowLength, RowWindow, Sample
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -48,10 +48,7 @@ class Translation(Objective):
         return RowWindow(stride=max(1, int(FILL * (sequence + self.target_length(sequence)))), slots=2)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        targets = self.target_length(sequence)
-        said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
-        read = fields((sequence,), "tokens", "document_ids", "positions")
-        return BatchSpec({"": sequence, "decoder_": targets}, read | said)
+        return batch_of_two_rows(sequence, self.target_length(sequence))
 
     def texts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
         """int64 [n] twice: what the encoder reads of a document, and what the decoder says."""
