@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -37,6 +39,12 @@ def send(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+def awaits(process: psutil.Process, number: int) -> bool:
+    """Whether a signal was sent to a stopped process, which will get it when it goes on."""
+    pending = re.search(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    return bool(pending and int(pending[1], 16) >> (number - 1) & 1)
 
 
 def survivors(processes: Iterable[psutil.Process | int], *, seconds: float = 15.0) -> list[psutil.Process]:

@@ -1,5 +1,6 @@
 """`sbatch slurm/gpt_175b.sh`: continued over its time limit, not after a failure, not after scancel."""
 
+import signal
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from mlflow import MlflowClient
 
 from megaptm.resilience.events import read_events
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
-from tests.processes import command_of
+from tests.processes import awaits, command_of, send
 from tests.real.jobs import ENDS, STEPS, small, submit
 
 pytestmark = pytest.mark.real
@@ -95,12 +96,19 @@ def test_a_request_that_is_not_the_layouts_ends_before_anything_starts(slurm, co
     assert not run.exists()
 
 
+def ranks_of(slurm):
+    return [process for process in slurm.processes() if command_of(process)[1:4] == ["-m", "megaptm", "train"]]
+
+
 def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm, corpus, tmp_path):
     run, log = tmp_path / "run", tmp_path / "job.log"
     words = small("gpt2", run, corpus, "layout.data=2")
     job = submit(slurm, "gpt_175b", log, words, nodes=1, tasks=2)
-    slurm.wait_for(lambda: list(run.glob("logs/*/rank-1.log")))
+    ranks = slurm.wait_for(lambda: len(found := ranks_of(slurm)) == 2 and found)
+    send(ranks, signal.SIGSTOP)  # or they might have trained before the warning is there
     slurm.say("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait_for(lambda: all(awaits(rank, signal.SIGUSR1) for rank in ranks))
+    send(ranks, signal.SIGCONT)
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert slurm.job(job)["Restarts"] == "0"
     assert "came before the first step: give the job more --time" in log.read_text()
