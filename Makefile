@@ -9,6 +9,9 @@ READY := .venv/.ready
 # Slurm, and leave two cores to the third.
 BESIDE := -n 3 --no-loadscope-reorder
 
+# Where it is set, each of the hundreds of processes that tests start would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test format-check lint types tests drills loaded fuzz fmt bench clean
 
