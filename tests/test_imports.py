@@ -48,7 +48,7 @@ MAY_IMPORT = {
         "resilience",
         "schedulers",
     ),
-    "report": ("config", "plan", "shell", "track", "resilience", "run"),
+    "report": ("config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
         "objectives",

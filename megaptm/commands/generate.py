@@ -67,25 +67,26 @@ def generate(
     tell("loading PyTorch")
     from megaptm.inference import generate as say
     from megaptm.inference.loaded_model import load_model
+    from megaptm.inference.prompt import read_prompt, way_of
 
     tell("reading the checkpoint")
     sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
     loaded = load_model(model, step=step)
-    match (*loaded.spec.family.stacks,):
-        case ("decoder",):
-            pieces = say.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
-            first = next(pieces, "")
-            click.echo(click.style(prompt, bold=True) + first, nl=False)
-            for piece in pieces:
-                click.echo(piece, nl=False)
-            click.echo()
-        case ("encoder", "decoder") if beams or say.read_prompt(loaded, prompt)[0] == "text":
-            click.echo(loaded.answer(prompt, tokens=tokens, beams=beams or 4, length_penalty=length_penalty))
-        case ("encoder", "decoder"):
-            filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
-            click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))
-        case _:
-            _table(prompt, say.guess_masks(loaded, prompt, guesses=guesses))
+    way = way_of(loaded, prompt)
+    if way == "guess":
+        _table(prompt, say.guess_masks(loaded, prompt, guesses=guesses))
+    elif way == "generate":
+        pieces = say.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
+        first = next(pieces, "")
+        click.echo(click.style(prompt, bold=True) + first, nl=False)
+        for piece in pieces:
+            click.echo(piece, nl=False)
+        click.echo()
+    elif beams or read_prompt(loaded, prompt)[0] == "text":
+        click.echo(loaded.answer(prompt, tokens=tokens, beams=beams or 4, length_penalty=length_penalty))
+    else:
+        filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
+        click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))
 
 
 def _table(prompt: str, found: list) -> None:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.generate import asked, require, with_cache
+from megaptm.inference.generate import finite_logits, never_said, with_cache
 from megaptm.inference.loaded_model import LoadedModel
+from megaptm.inference.prompt import asked, require, stack_of_words, text_ids
 
 # Each is a row of what the model computes at once.
 MOST_BEAMS = 1024
@@ -58,17 +59,15 @@ class Hypothesis:
 def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
     """The best answer to a text, of at most so many tokens."""
     require(loaded, "fill")
-    ids = loaded.tokenizer.encode(prompt).tolist()
-    if not ids:
-        raise UserError("the prompt is empty: a model answers a text, so give it at least a word.")
-    return loaded.tokenizer.decode(search(loaded, ids, tokens=tokens, beam=beam)[0].ids)
+    if loaded.spec.family.stacks[stack_of_words(loaded)].cross is None:
+        raise UserError(f"{loaded.spec.name} has no encoder, whose text a beam answers: let it fill without beams.")
+    return loaded.tokenizer.decode(search(loaded, text_ids(loaded, prompt), tokens=tokens, beam=beam)[0].ids)
 
 
 def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
     """Answers to a text, the best first, at most `beam.width`; where no answer ends within so many tokens, cut ones."""
-    special, most = loaded.tokenizer.special, loaded.tokenizer.vocabulary
-    text, heard, tokens = asked(loaded, ids, tokens)
-    never = [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
+    special = loaded.tokenizer.special
+    text, heard, tokens = asked(loaded, "text", ids, tokens)
     said: list[list[int]] = [[] for _ in range(beam.width)]
     # All beams begin alike: only the first is followed.
     totals = [0.0] + [-math.inf] * (beam.width - 1)
@@ -76,11 +75,9 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
     ended: list[Hypothesis] = []
     with _reading(loaded, text, heard, beam.width) as step:
         for length in range(1, tokens + 1):
-            logits_BV = step(said, parents)[:, :most].float().cpu()
-            if not logits_BV.isfinite().all():
-                raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
+            logits_BV = finite_logits(step(said, parents), loaded.tokenizer)
             chances_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
-            chances_BV[:, never] = -math.inf
+            chances_BV[:, never_said(special)] = -math.inf
             live: list[tuple[float, int, int]] = []
             best = chances_BV.flatten().topk(min(2 * beam.width, chances_BV.numel()))
             # Twice as many as beams: were all of the better half to end, as many would be left.

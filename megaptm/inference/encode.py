@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
+from megaptm.inference.prompt import fields_of_texts
 
 POOLS = ("mean", "first", "last", "none")
 
@@ -48,13 +49,8 @@ def _ids(loaded: LoadedModel, text: str, number: int) -> list[int]:
 
 def _hidden(loaded: LoadedModel, rows: list[list[int]]) -> list[Tensor]:
     """[S, D] of each row, of its own length."""
-    longest = max(map(len, rows))
-    tokens_BS = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-    fields = {"tokens": tokens_BS, "segments": torch.zeros_like(tokens_BS)}
-    if any(len(row) < longest for row in rows):
-        fields["document_ids"] = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     with torch.no_grad():  # not inference mode: a classifier may be trained on what comes
-        x_BSD = loaded.model.encode({name: field.to(loaded.device) for name, field in fields.items()}).float().cpu()
+        x_BSD = loaded.model.encode(fields_of_texts(loaded, rows)).float().cpu()
     return [one_SD[: len(row)] for one_SD, row in zip(x_BSD, rows, strict=True)]
 
 

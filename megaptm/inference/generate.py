@@ -5,7 +5,6 @@ does ELECTRA's generator."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,22 +15,20 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
+from megaptm.inference.prompt import (
+    asked,
+    fields_of_texts,
+    ids_with,
+    read_prompt,
+    require,
+    stack_of_words,
+    text_ids,
+)
 from megaptm.layers.attention import Attend
 from megaptm.layers.layer import Layer, Stack
 from megaptm.objectives.objective import Prompt
+from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.tokenizers import Tokenizer
-
-ASKED = {
-    ("decoder",): "generate",
-    ("encoder", "decoder"): "fill",
-    **dict.fromkeys((("encoder",), ("generator",), ("generator", "discriminator")), "guess"),
-}
-"""Stacks -> what such a model can be asked for."""
-
-NUMBERED = (
-    "the prompt needs holes, numbered from 0 in their order, for the model to fill: "
-    "'The <extra_id_0> sat on the <extra_id_1>.'"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +56,11 @@ class Draw:
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
         self.sampling = sampling
         self.generator = torch.Generator().manual_seed(sampling.seed)
-        special = tokenizer.special
-        # The model's table may be larger than the tokenizer's, and no text has padding in it.
-        self.most = tokenizer.vocabulary
-        self.never = [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
+        self.tokenizer = tokenizer
 
     def __call__(self, logits_V: Tensor) -> int:
-        logits_V = logits_V[: self.most].float().cpu()
-        if not logits_V.isfinite().all():
-            raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
-        logits_V[self.never] = float("-inf")
+        logits_V = finite_logits(logits_V, self.tokenizer)
+        logits_V[never_said(self.tokenizer.special)] = float("-inf")
         if self.sampling.temperature == 0:
             return int(logits_V.argmax())
         if 0 < self.sampling.top_k < len(logits_V):
@@ -77,13 +69,25 @@ class Draw:
         return int(torch.multinomial(chances, 1, generator=self.generator))
 
 
+def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """[..., V] of the tokenizer's tokens, of which the model's table may have more, in float32 on the CPU."""
+    logits_V = logits_V[..., : tokenizer.vocabulary].float().cpu()
+    if not logits_V.isfinite().all():
+        raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
+    return logits_V
+
+
+def never_said(special: SpecialTokens) -> list[int]:
+    """What no text has within it."""
+    return [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
+
+
 def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
     """A decoder's continuation, piece by piece, until a document's end or so many tokens."""
     require(loaded, "generate")
-    ids = loaded.tokenizer.encode(prompt).tolist()
-    if not ids:
-        raise UserError("the prompt is empty: a model continues text, so give it at least a word.")
-    said, told = list(ids), loaded.tokenizer.decode(ids)
+    said = text_ids(loaded, prompt)
+    told = loaded.tokenizer.decode(said)
+    ids = loaded.config.task.of_prompt("text").with_special_tokens(said, loaded.tokenizer.special)
     for id_ in continue_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, loaded.tokenizer)):
         said.append(id_)
         text = loaded.tokenizer.decode(said)
@@ -96,7 +100,7 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
     """The same in ids. Past the model's context it goes on from the second half of what it has seen."""
     ids, end = list(ids), loaded.tokenizer.special.end
     limit = loaded.spec.longest
-    decoder = loaded.model.stack("decoder")
+    decoder = loaded.model.stack(stack_of_words(loaded))
     assert decoder is not None
     with with_cache(decoder) as memory:
         seen: list[int] = []
@@ -197,8 +201,8 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
-    """The prompt with an encoder-decoder's words in the place of its sentinels (T5's `<extra_id_0>` ...);
-    or all that it answers to a text, with masks (BART) or as it is."""
+    """The prompt with a model's words in the place of its sentinels (T5's `<extra_id_0>` ...); or all that it answers
+    to a text, with masks (BART) or as it is."""
     return "".join(text for text, _ in fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
@@ -207,7 +211,7 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
     require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     kind, ids = read_prompt(loaded, prompt)
-    answer = answer_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, tokenizer))
+    answer = answer_ids(loaded, ids, kind=kind, tokens=tokens, draw=Draw(sampling, tokenizer))
     if kind != "sentinels":
         return [(tokenizer.decode([*answer]), True)]
     holes = [id_ for id_ in ids if id_ in special.sentinels]
@@ -226,33 +230,13 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
     return found
 
 
-def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
-    """Which of the prompts that its objective knows an encoder-decoder is given, and its ids."""
-    special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.config.task.prompts
-    holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
-    for kind in (one for one in prompts if one != "text"):
-        ids = _encode(tokenizer, prompt, holes[kind])
-        found = [id_ for id_ in ids if id_ in holes[kind]]
-        if kind == "sentinels" and found != [*special.sentinels[: len(found)]]:
-            raise UserError(NUMBERED)
-        if found:
-            return kind, ids
-    if "text" in prompts:
-        if not (ids := tokenizer.encode(prompt).tolist()):
-            raise UserError("the prompt is empty: a model answers a text, so give it at least a word.")
-        return "text", ids
-    if not holes[prompts[0]]:
-        raise UserError(f"{loaded.tokenizer_folder} has no {prompts[0]}, so there is nothing to fill.")
-    if prompts[0] == "sentinels":
-        raise UserError(NUMBERED)
-    mask = _name(tokenizer, *holes["masks"])
-    raise UserError(f"the prompt needs a {mask} for the model to fill: 'The {mask} sat on the mat.'")
-
-
-def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
-    """What an encoder-decoder answers to a text, until the end or so many tokens."""
+def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", tokens: int, draw: Draw) -> Iterator[int]:
+    """What a model answers to a prompt, until the end or so many tokens."""
     special = loaded.tokenizer.special
-    text, said, tokens = asked(loaded, ids, tokens)
+    text, said, tokens = asked(loaded, kind, ids, tokens)
+    if said is text:  # a decoder alone
+        yield from continue_ids(loaded, text, tokens=tokens, draw=draw)
+        return
     reads, says = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
     tokens_BS = torch.tensor([text], device=loaded.device)
     for _ in range(tokens):
@@ -263,17 +247,6 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) 
             return
         yield id_
         said.append(id_)
-
-
-def asked(loaded: LoadedModel, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
-    """A text as an encoder-decoder reads it, what its decoder hears before it speaks, how many tokens it may say."""
-    special, longest, task = loaded.tokenizer.special, loaded.spec.longest, loaded.config.task
-    text, heard = task.with_special_tokens(ids, special), special.ids_of(task.decoder_start)
-    if longest is not None:
-        if len(text) > longest:
-            raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
-        tokens = min(tokens, longest - len(heard) + 1)
-    return text, heard, tokens
 
 
 def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
@@ -300,45 +273,19 @@ def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[
     """For each mask in the prompt, the likeliest tokens of an encoder, or a generator."""
     require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
-    if special.mask is None or special.cls is None or special.sep is None:
-        raise UserError(f"{loaded.tokenizer_folder} has no mask, cls or sep token, so there is nothing to guess.")
-    mask = _name(tokenizer, special.mask)
-    ids = [special.cls, *_encode(tokenizer, prompt, (special.mask,)), special.sep]
+    if special.mask is None:
+        raise UserError(f"{loaded.tokenizer_folder} has no mask token, so there is nothing to guess.")
+    mask, task = tokenizer.name(special.mask), loaded.config.task.of_prompt("masks")
+    ids = task.with_special_tokens(ids_with(tokenizer, prompt, (special.mask,)), special)
     if special.mask not in ids:
         raise UserError(f"the prompt needs a {mask} for the model to guess: 'The {mask} sat on the mat.'")
     if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:
         raise UserError(f"the prompt has {len(ids)} tokens, the model reads {loaded.spec.longest}: shorten it.")
-    tokens = torch.tensor([ids], device=loaded.device)
+    batch = fields_of_texts(loaded, [ids])
     with torch.inference_mode():
-        logits_SV = loaded.model.logits({"tokens": tokens, "segments": torch.zeros_like(tokens)})["mlm"][0]
-    chances_AV = logits_SV[tokens[0] == special.mask, : tokenizer.vocabulary].float().softmax(-1)
+        logits_SV = loaded.model.logits(batch)["mlm"][0]
+    chances_AV = finite_logits(logits_SV[batch["tokens"][0] == special.mask], tokenizer).softmax(-1)
     return [
-        [Guess(_name(tokenizer, id_), chance) for chance, id_ in zip(*map(Tensor.tolist, best), strict=True)]
+        [Guess(tokenizer.name(id_), chance) for chance, id_ in zip(*map(Tensor.tolist, best), strict=True)]
         for best in (row.topk(min(guesses, len(row))) for row in chances_AV)
     ]
-
-
-def _encode(tokenizer: Tokenizer, text: str, wanted: tuple[int, ...]) -> list[int]:
-    """Ids of a text in which the names of these special tokens mean the tokens; elsewhere text is only ever text."""
-    ids = {_name(tokenizer, id_): id_ for id_ in wanted}
-    # The longest first: <extra_id_1> must not be found in <extra_id_10>.
-    names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
-    parts = re.split(f"({names})", text) if names else [text]
-    # A mask of RoBERTa's takes the space before it, as the token did that it hides.
-    takes_space = {token["content"] for token in tokenizer.content.get("added_tokens", ()) if token.get("lstrip")}
-    nexts = [*parts[1:], ""]
-    parts = [part.rstrip() if after in takes_space else part for part, after in zip(parts, nexts, strict=True)]
-    return [id_ for part in parts for id_ in ([ids[part]] if part in ids else tokenizer.encode(part).tolist())]
-
-
-def _name(tokenizer: Tokenizer, id_: int) -> str:
-    name = tokenizer.library.id_to_token(id_)
-    return f"({id_})" if name is None else name  # a gap in the numbering
-
-
-def require(loaded: LoadedModel, asked: str) -> None:
-    stacks = (*loaded.spec.family.stacks,)
-    if ASKED.get(stacks) != asked:
-        raise UserError(
-            f"{loaded.spec.name} is {' and '.join(stacks)}, which cannot {asked}: let it {ASKED.get(stacks, 'encode')}."
-        )

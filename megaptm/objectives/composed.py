@@ -82,16 +82,18 @@ class Composed(Objective):
         return (*dict.fromkeys(prompt for task in self.tasks for prompt in task.objective.prompts),)
 
     @property
-    def decoder_start(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._first.decoder_start
-
-    @property
     def every_token(self) -> bool:  # type: ignore[override]
         return all(task.objective.every_token for task in self.tasks)
 
-    @property
-    def _first(self) -> Objective:
-        return self.tasks[0].objective
+    def of_prompt(self, kind: Prompt) -> Objective:
+        return self._asked(kind).objective
+
+    def text_fields(self, length: int) -> Sample:
+        task = self._asked("masks")
+        return task.told(task.objective.text_fields(length))
+
+    def _asked(self, kind: Prompt) -> Task:
+        return next((task for task in self.tasks if kind in task.objective.prompts), self.tasks[0])
 
     def weights(self, step: int) -> Mapping[str, float]:
         own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}

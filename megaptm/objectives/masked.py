@@ -128,6 +128,7 @@ class MaskedLM(Objective):
 
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
+    prompts = ("masks",)
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
@@ -308,6 +309,7 @@ class MaskedLMOnPairs(AskedOfTexts):
     masked: MaskedLM = MaskedLM()
 
     needs = MaskedLM.needs
+    prompts = MaskedLM.prompts
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -324,6 +326,9 @@ class MaskedLMOnPairs(AskedOfTexts):
     @property
     def segments(self) -> int:  # type: ignore[override]
         return max(self.masked.segments, super().segments)
+
+    def text_fields(self, length: int) -> Sample:
+        return self.masked.text_fields(length)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

@@ -33,8 +33,8 @@ RowLength = Annotated[int, Field(ge=4, le=10**7)]
 """An option: places of a row."""
 
 Prompt = Literal["text", "masks", "sentinels"]
-"""What stands in a text that a decoder is to answer: nothing but itself; masks, for which the answer says the text; or
-sentinels, numbered from 0, each of which the answer says."""
+"""What stands in a text that a model is asked about: nothing but itself; masks, which it guesses, or for which its
+answer says the text; or sentinels, numbered from 0, each of which the answer says."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Objective(ABC):
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
     prompts: tuple[Prompt, ...] = ("text",)
-    """Of one that asks a decoder about what an encoder reads: what it can be asked with."""
+    """What a model that learned by it can be asked with; none: it gives vectors alone."""
     decoder_start: ClassVar[tuple[str, ...]] = ("pad",)
     """What such a decoder hears before its first word: fields of `SpecialTokens`."""
     annotations: tuple[str, ...] = ()
@@ -173,6 +173,15 @@ class Objective(ABC):
         """One text as its `template` says; a `UserError` names the token that a vocabulary lacks."""
         words = (word.partition(":")[0] for word in self.template[0].split())
         return [id_ for word in words for id_ in (ids if word == "A" else special.ids_of((word,)))]
+
+    def of_prompt(self, kind: Prompt) -> Objective:
+        """The task whose special tokens stand around such a prompt: of several the first that knows it."""
+        return self
+
+    def text_fields(self, length: int) -> Sample:
+        """What rows hold of one text of so many tokens, beside them: int64 [length] `segments`, `order`, and int64 []
+        `task_ids`, where these are not zeros."""
+        return {}
 
     @abstractmethod
     def raw_length(self, sequence: int) -> int:

@@ -38,6 +38,9 @@ class OrderedMaskedLM(MaskedLM):
     def _two_texts(self) -> bool:
         return self.context == "sequence-to-sequence"
 
+    def text_fields(self, length: int) -> Sample:
+        return {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
+
     def raw_length(self, sequence: int) -> int:
         return super().raw_length(sequence) - self._two_texts
 

@@ -25,6 +25,7 @@ class TextQuestion(AskedOfTexts):
     """A question about the texts of a row, whose tokens are all shown."""
 
     needs = ("pad", "cls", "sep")
+    prompts = ()
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -57,6 +58,7 @@ class Capitalization(Objective):
     draws = False
     needs = ("pad", "cls", "sep")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
+    prompts = ()
     annotations = ("capitals",)
 
     def raw_length(self, sequence: int) -> int:
@@ -86,6 +88,8 @@ class TokenDocument(Objective):
     losses: ClassVar = {"token-document": 1.0}
     unit = "pair"
     needs = ("pad", "cls", "sep")
+    template: ClassVar = ("cls A sep", "cls A sep B sep")
+    prompts = ()
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2

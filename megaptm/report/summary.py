@@ -13,7 +13,7 @@ from megaptm.config import Config, draft, load
 from megaptm.errors import UserError
 from megaptm.report.curves import curve, draw, loss_curves, save_picture
 from megaptm.resilience.events import read_events
-from megaptm.run.folder import CONFIG
+from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
 from megaptm.track import Tracker, how_to_look, read_metrics
 
@@ -60,8 +60,7 @@ def upload(run: str | Path) -> None:
 
 
 def _config(run: Path) -> Config:
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
+    require_run(run)
     # As far as it can be read: what is told needs no code of the user's, which may be absent here.
     return draft(run / CONFIG).config or load(run / CONFIG)
 

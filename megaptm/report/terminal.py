@@ -11,12 +11,12 @@ from typing import Any, TextIO
 import psutil
 
 from megaptm.config import Config, Layout, resolve_model
+from megaptm.config.ways import ways
 from megaptm.plan.count import count
 from megaptm.shell import command_line, typed_path
+from megaptm.tokenizers import Tokenizer
 
 AXES = ("data", "tensor", "pipeline", "virtual")
-PROMPTS = {"causal-lm": "The", "span-corruption": "The <extra_id_0> sat on the mat."}
-"""What a model of each objective can be asked; others guess a mask, whose name is the tokenizer's."""
 
 
 def title(config: Config) -> str:
@@ -74,11 +74,24 @@ def clock(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def next_commands(config: Config, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
+def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
     """Three commands to go on with after a run has ended, or has stopped half-way: then `start` is what starts it."""
     run = typed_path(config.run)
     last = ["export", "hf", run, os.path.join("exported", Path(run).name)]
-    if prompt := PROMPTS.get(config.task.name):
+    if prompt := example_prompt(config, tokenizer):
         last = ["generate", run, "--prompt", prompt]
     commands = [["report", run], ["evaluate", run], last]
     return [command_line(command) for command in (commands if done else [[*start, run], *commands[:2]])]
+
+
+def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
+    """What such a model can be asked with, as its objective says; None where it gives vectors alone."""
+    task, special = config.task, tokenizer.special
+    way = next(iter(ways(resolve_model(config), task)), None)
+    if way is None or not task.prompts:
+        return None
+    kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[way]
+    if kind == "text":
+        return "The"
+    hole = special.blank if kind == "masks" else next(iter(special.sentinels), None)
+    return None if hole is None else f"The {tokenizer.name(hole)} sat on the mat."

@@ -13,7 +13,7 @@ from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import Reader
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import UserError
-from megaptm.run.folder import CONFIG
+from megaptm.run.folder import CONFIG, require_run
 from megaptm.spec import ModelSpec
 
 PREFIX = "weight/"
@@ -99,8 +99,7 @@ class _Mean(Mapping[str, Tensor]):
 def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoint:
     """The checkpoint of `step`; absent, the newest one that is undamaged."""
     run = Path(run)
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
+    require_run(run)
     store = Store(run)
     checkpoint = store.newest() if step is None else store.load(step)
     if checkpoint is None:

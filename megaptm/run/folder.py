@@ -68,6 +68,12 @@ WRITTEN = "MEGAPTM_CONFIG"
 """By which a launcher tells its ranks the hash of the config that it wrote."""
 
 
+def require_run(run: Path) -> None:
+    """Raise a `UserError` where a folder is not that of a run."""
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
+
+
 def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The config that a command names: a YAML file, or the folder of a run that was begun; or what such a file says."""
     return absolute_paths(_with_vocabulary(_written(config, overrides)).load())

@@ -136,6 +136,11 @@ class Tokenizer:
         """The text of some ids; special tokens show as their names."""
         return self.library.decode([int(id_) for id_ in ids], skip_special_tokens=False)
 
+    def name(self, id_: int) -> str:
+        """What a token is called; of a gap in the numbering, the number."""
+        name: str | None = self.library.id_to_token(id_)
+        return f"({id_})" if name is None else name
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the folder that `load` and `transformers.AutoTokenizer.from_pretrained` read."""
         folder = Path(folder)

@@ -144,6 +144,6 @@ def _work(
     if report and code in (0, EXIT_CONTINUE):
         # Of the launchers only Ray's numbers its starts so; Slurm says in the job's own variables which one this is.
         command = ("launch", "ray") if ATTEMPT in os.environ else ("train",)
-        lines = next_commands(config, done=code == 0, start=command)
+        lines = next_commands(config, source.tokenizer, done=code == 0, start=command)
         print("\n".join(["next:", *(f"  {line}" for line in lines)]), flush=True)
     return code

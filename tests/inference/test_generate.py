@@ -17,10 +17,10 @@ from megaptm.inference.generate import (
     continue_text,
     filled,
     guess_masks,
-    read_prompt,
     with_cache,
 )
 from megaptm.inference.loaded_model import open_run
+from megaptm.inference.prompt import read_prompt
 from megaptm.tokenizers import load as tokenizer_at
 from tests.models.tiny import tiny_batch, tiny_model
 from tests.train.runs import build, save_untrained, sharpen, write_text
@@ -219,7 +219,7 @@ def test_a_prompt_becomes_what_the_objective_showed(runs, trained_for):
     ]
     for loaded, prompt, read, heard in cases:
         kind, prompt_ids = read_prompt(loaded, prompt)
-        said = list(answer_ids(loaded, prompt_ids, tokens=12, draw=Draw(GREEDY, loaded.tokenizer)))
+        said = list(answer_ids(loaded, prompt_ids, kind=kind, tokens=12, draw=Draw(GREEDY, loaded.tokenizer)))
         assert said, prompt
         assert said == said_by_whole_passes(loaded, read, heard, 12), prompt
         if kind != "sentinels":

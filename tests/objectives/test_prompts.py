@@ -45,3 +45,11 @@ def test_a_text_that_nothing_hides_in_is_asked_as_it_is() -> None:
 def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
     with pytest.raises(UserError, match="the tokenizer has no `begin` token"):
         OBJECTIVES["denoising"].with_special_tokens([5], replace(SPECIAL, begin=None))
+
+
+def test_the_task_of_a_prompt_is_the_first_that_knows_it() -> None:
+    several = objective_of({"denoising": {"share": 1}, "span-corruption": {"share": 1}, "prefix-lm": {"share": 1}})
+    named = {kind: several.of_prompt(kind).name for kind in ("masks", "sentinels", "text")}
+    assert named == {"masks": "denoising", "sentinels": "span-corruption", "text": "prefix-lm"}
+    alone = OBJECTIVES["causal-lm"]
+    assert alone.of_prompt("masks") is alone

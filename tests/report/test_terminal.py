@@ -9,11 +9,14 @@ import sys
 import termios
 
 import pytest
+from click.testing import CliRunner
 
+from megaptm.commands.generate import generate
 from megaptm.config import load
 from megaptm.report.terminal import clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
-from tests.train.runs import CONFIGS, build, settings, write_text
+from megaptm.tokenizers import load as load_tokenizer
+from tests.train.runs import CONFIGS, build, save_untrained, settings, write_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
@@ -48,18 +51,59 @@ def test_a_resumed_run_says_from_where():
     assert resumed(300, {"data": 2}, config) == "all 300 steps are done; train.steps=600 goes on"
 
 
-@pytest.mark.parametrize(("family", "last"), [("gpt2", "generate"), ("bert", "export"), ("t5", "generate")])
-def test_commands_to_go_on_with_can_be_pasted(family, last, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Family -> a corpus for it, built where it is asked for."""
+    folder, built = tmp_path_factory.mktemp("corpora"), {}
+    text = write_text(folder / "text")
+
+    def of(family):
+        same = {"unilm": "bert", "electra": "bert"}.get(family, family)
+        if same not in built:
+            built[same] = build(text, folder / same, same)
+        return built[same]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("family", "objective", "last"),
+    [
+        ("gpt2", None, "generate"),
+        ("gpt2", "{prefix-lm: {joined: true, share: 1}, causal-lm: {share: 1}}", "generate"),
+        ("bert", None, "generate"),
+        ("bert", "{masked-lm: {}, sentence-order: {}}", "generate"),
+        ("bert", "{token-document: {}}", "export"),
+        ("electra", None, "generate"),
+        ("unilm", None, "generate"),
+        ("t5", None, "generate"),
+        ("t5", "{prefix-lm: {}}", "generate"),
+        ("t5", "{masked-text: {share: 1}, span-corruption: {share: 1}}", "generate"),
+        ("bart", None, "generate"),
+        ("transformer", None, "generate"),
+    ],
+)
+def test_commands_to_go_on_with_can_be_pasted(family, objective, last, corpora, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = tmp_path / "runs" / "it's #1; $HOME"
-    config = load(CONFIGS / family / "tiny.yaml", [f"run={str(run)!r}"]).model_copy(update={"run": str(run)})
-    done, stopped = next_commands(config, done=True), next_commands(config, done=False)
+    run, corpus = tmp_path / "runs" / "it's #1; $HOME", corpora(family)
+    run.parent.mkdir()
+    save_untrained(family, run.parent / "1", corpus, *([f"objective={objective}"] if objective else []))
+    (run.parent / "1").rename(run)
+    config, tokenizer = (
+        load(run / "config.yaml").model_copy(update={"run": str(run)}),
+        load_tokenizer(run / "tokenizer"),
+    )
+    done, stopped = (next_commands(config, tokenizer, done=done) for done in (True, False))
     program = len(shlex.split(command_line([])))
     words = [shlex.split(line)[program:] for line in (*done, *stopped)]
     assert [line[0] for line in words] == ["report", "evaluate", last, "train", "report", "evaluate"]
     assert all("runs/it's #1; $HOME" in line for line in words)
-    on_ray = next_commands(config, done=False, start=("launch", "ray"))
+    on_ray = next_commands(config, tokenizer, done=False, start=("launch", "ray"))
     assert shlex.split(on_ray[0])[program:] == ["launch", "ray", "runs/it's #1; $HOME"]
+    if last == "generate":
+        said = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
+        assert said.exit_code == 0
+        assert said.output.strip()
 
 
 def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):
@@ -78,10 +122,9 @@ def test_a_program_ends_without_taking_its_modules_apart():
     assert (ended.returncode, ended.stdout) == (3, "done left\n")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpora")
-    return build(write_text(folder / "text"), folder / "tales", "gpt2")
+@pytest.fixture
+def corpus(corpora):
+    return corpora("gpt2")
 
 
 def command(folder, corpus, *more):

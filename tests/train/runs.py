@@ -22,6 +22,7 @@ SHAPE = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "d
 KINDS = {
     "gpt2": ("byte-bpe", 300),
     "bert": ("wordpiece", 150),
+    "unilm": ("wordpiece", 150),
     "electra": ("wordpiece", 150),
     "ernie-2": ("wordpiece", 150),
     "t5": ("unigram", 150),

@@ -1,0 +1,125 @@
+"""What a model is given: a text as training showed texts to it, and what its prompt asks of it."""
+
+# S sequence, B batch
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megaptm.config.ways import Way, ways
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import LoadedModel
+from megaptm.objectives.objective import Prompt
+from megaptm.tokenizers import Tokenizer
+
+NUMBERED = (
+    "the prompt needs holes, numbered from 0 in their order, for the model to fill: "
+    "'The <extra_id_0> sat on the <extra_id_1>.'"
+)
+
+
+def ways_of(loaded: LoadedModel) -> tuple[Way, ...]:
+    """What it can be asked, the usual way first."""
+    return ways(loaded.spec, loaded.config.task)
+
+
+def require(loaded: LoadedModel, way: Way) -> None:
+    """Raise a `UserError` where a model cannot be asked so."""
+    if way not in (found := ways_of(loaded)):
+        stacks, other = " and ".join(loaded.spec.family.stacks), " or ".join(found or ("encode",))
+        raise UserError(f"{loaded.spec.name} is {stacks}, which cannot {way}: let it {other}.")
+
+
+def way_of(loaded: LoadedModel, prompt: str) -> Way:
+    """How it takes a prompt: as a text to go on after, unless there are holes in it that its objective knows."""
+    found = ways_of(loaded) or ("guess",)
+    if "generate" in found and "fill" in found:
+        return "generate" if read_prompt(loaded, prompt)[0] == "text" else "fill"
+    return found[0]
+
+
+def stack_of_words(loaded: LoadedModel) -> str:
+    """The stack that says tokens, one after another."""
+    return loaded.spec.readings("lm")[0].stack
+
+
+def fields_of_texts(loaded: LoadedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
+    """[B, S], and `task_ids` [B]: all that the first stack reads of texts, whose ids come with their special tokens."""
+    task, inputs = loaded.config.task, loaded.spec.family.inputs
+    longest = max(map(len, rows))
+
+    def padded(columns: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
+        return torch.tensor([[*column, *[0] * (longest - len(column))] for column in columns])
+
+    told = [task.text_fields(len(row)) for row in rows]
+    fields = {"tokens": padded(rows)}
+    read = {"segments": "segment" in inputs, "order": loaded.spec.family.first_block.visibility == "ordered"}
+    for name in (name for name, reads in read.items() if reads):
+        fields[name] = padded([one.get(name, np.zeros(len(row), int)) for one, row in zip(told, rows, strict=True)])
+    if "task" in inputs:
+        fields["task_ids"] = torch.tensor([int(one.get("task_ids", 0)) for one in told])
+    if any(len(row) < longest for row in rows):
+        fields["document_ids"] = padded([[1] * len(row) for row in rows])
+    return {name: field.to(loaded.device) for name, field in fields.items()}
+
+
+def text_ids(loaded: LoadedModel, prompt: str) -> list[int]:
+    """Ids of a prompt that is text and nothing else."""
+    ids: list[int] = loaded.tokenizer.encode(prompt).tolist()
+    if not ids:
+        raise UserError("the prompt is empty: a model goes on from a text, or answers it, so give it at least a word.")
+    return ids
+
+
+def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
+    """Which of the prompts that its objective knows a model is given that says tokens, and its ids."""
+    special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.config.task.prompts
+    holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
+    for kind in (one for one in prompts if one != "text"):
+        ids = ids_with(tokenizer, prompt, holes[kind])
+        found = [id_ for id_ in ids if id_ in holes[kind]]
+        if kind == "sentinels" and found != [*special.sentinels[: len(found)]]:
+            raise UserError(NUMBERED)
+        if found:
+            return kind, ids
+    if "text" in prompts or not prompts:
+        return "text", text_ids(loaded, prompt)
+    if not holes[prompts[0]]:
+        raise UserError(f"{loaded.tokenizer_folder} has no {prompts[0]}, so there is nothing to fill.")
+    if prompts[0] == "sentinels":
+        raise UserError(NUMBERED)
+    mask = tokenizer.name(*holes["masks"])
+    raise UserError(f"the prompt needs a {mask} for the model to fill: 'The {mask} sat on the mat.'")
+
+
+def asked(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
+    """A prompt as it is read: by the encoder, and what the decoder hears before it speaks; a decoder alone hears all of
+    it. And how many tokens the answer may have."""
+    special, longest = loaded.tokenizer.special, loaded.spec.longest
+    task = loaded.config.task.of_prompt(kind)
+    text = task.with_special_tokens(ids, special)
+    alone = loaded.spec.family.stacks[stack_of_words(loaded)].cross is None
+    heard = text if alone else special.ids_of(task.decoder_start)
+    if longest is not None:
+        if len(text) > longest:
+            raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
+        tokens = min(tokens, longest - len(heard) + 1)
+    return text, heard, tokens
+
+
+def ids_with(tokenizer: Tokenizer, text: str, wanted: tuple[int, ...]) -> list[int]:
+    """Ids of a text in which the names of these special tokens mean the tokens; elsewhere text is only ever text."""
+    ids = {tokenizer.name(id_): id_ for id_ in wanted}
+    # The longest first: <extra_id_1> must not be found in <extra_id_10>.
+    names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
+    parts = re.split(f"({names})", text) if names else [text]
+    # A mask of RoBERTa's takes the space before it, as the token did that it hides.
+    takes_space = {token["content"] for token in tokenizer.content.get("added_tokens", ()) if token.get("lstrip")}
+    nexts = [*parts[1:], ""]
+    parts = [part.rstrip() if after in takes_space else part for part, after in zip(parts, nexts, strict=True)]
+    return [id_ for part in parts for id_ in ([ids[part]] if part in ids else tokenizer.encode(part).tolist())]
