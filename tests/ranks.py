@@ -13,6 +13,7 @@ from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
 # Ranks are forked from a process that has imported what takes seconds, but never computed: quick, and safe to fork.
+# One list for all tests: there is one such process, and the last list that is set before its start is the one it takes.
 # They end with their call, and so do the threads that gloo keeps for each group, which wake all the time.
 PRELOADED = ("megaptm.train.run", "megaptm.train.loop", "megaptm.train.checkpointer", "torch._dynamo")
 PROCESSES.set_forkserver_preload([*PRELOADED])

@@ -1,6 +1,5 @@
 """A writer killed at any moment loses no checkpoint that was acknowledged, and leaves none that is damaged."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -13,13 +12,10 @@ import torch
 from megaptm.checkpoint import store as module
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import Piece
+from tests.ranks import PROCESSES
 
 RANKS = 2
 ROWS = 1 << 17
-
-# Writers are forked from a process that has imported torch but never computed with it: quick, and safe to fork.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tests.checkpoint.test_kill"])
 
 
 def always() -> bool:
@@ -70,8 +66,8 @@ def test_kill_at_any_moment_leaves_the_last_acknowledged_checkpoint(tmp_path):
     generator = random.Random(0)
     reached, left_behind = 0, 0
     for attempt in range(20):
-        hear, say = processes.Pipe(duplex=False)
-        writer = processes.Process(target=save_for_ever, args=(tmp_path, f"job-{attempt}", say))
+        hear, say = PROCESSES.Pipe(duplex=False)
+        writer = PROCESSES.Process(target=save_for_ever, args=(tmp_path, f"job-{attempt}", say))
         writer.start()
         say.close()
         assert hear.recv() == reached  # what the one before left is what this one continues from
@@ -118,7 +114,7 @@ def die_in_second_save(run, stage):
 
 @pytest.mark.parametrize("stage", ["record", "manifest", "replaced", "rename", "remove"])
 def test_kill_at_each_stage_of_a_commit(tmp_path, stage):
-    writer = processes.Process(target=die_in_second_save, args=(tmp_path, stage))
+    writer = PROCESSES.Process(target=die_in_second_save, args=(tmp_path, stage))
     writer.start()
     writer.join(120)
     assert writer.exitcode == -signal.SIGKILL
