@@ -17,26 +17,24 @@ from typing import Any
 
 import torch
 from common.alone import join_alone
+from common.batches import Draw, Fields, asked_fields, numbers_of, read_fields
 from common.options import Options
 from common.peer import training_step
 from common.rounds import median_seconds
 from torch import Tensor
 
-from megaptm.bricks import HEADS
+from megaptm.batch import IGNORED
+from megaptm.bricks import HEADS, HeadBrick
+from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import Counterpart, counterpart_of
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import BAND, Family, ModelSpec, Size, change
 
 ASKED = 0.15
 """Share of the places that a masked language model is asked about."""
 SECOND = 4
 """A decoder's rows have a fourth of the places of the encoder's, as T5's."""
-NUMBERS: dict[str, dict[str, int]] = {"albert": {"embedding": 128}, "palm": {"kv_heads": 1, "head_width": 64}}
-"""Of sizes, where a family has others than most."""
-PAIRS = ("next-sentence", "sentence-order")
-"""Heads that ask about a pair of texts."""
-Fields = dict[str, Tensor]
 
 
 def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
@@ -44,55 +42,66 @@ def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     table = CATALOGUE[name]
     once = {stack: change(block, last_layer="once") for stack, block in table.stacks.items()}
     depth = layers // len(table.stacks)
-    size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **NUMBERS.get(name, {}))
+    numbers = numbers_of(table, embedding=width // 6, band=BAND)  # ALBERT base: 128 of 768
+    size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **numbers)
     return ModelSpec(
         family=change(table, stacks=once), size=size, vocabulary=table.vocabulary, context=length, dropout=0.0
     )
 
 
-def batch_of(spec: ModelSpec, rows: int, length: int, *, documents: int = 1) -> Fields:
+def compared_heads(family: Family, model: str) -> tuple[str, ...]:
+    """Those whose losses their `model` takes too: of tokens, and of rows where its class is one for pre-training."""
+
+    def is_theirs(brick: type[HeadBrick]) -> bool:
+        of_rows = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
+        return of_rows or brick.answers == HeadBrick.answers
+
+    return tuple(head for head in family.heads if is_theirs(HEADS[head]))
+
+
+def batch_of(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, *, documents: int = 1) -> Fields:
     """Ours: rows of so many documents, each by itself; where it is one, nobody needs to be told."""
-    family, random = spec.family, torch.Generator().manual_seed(0)
-    batch: Fields = {}
+    family = change(spec.family, heads=heads)
+    draw = Draw(torch.Generator().manual_seed(0), spec.vocabulary, lowest=5)
     lengths = dict(zip(dict.fromkeys(family.prefixes.values()), (length, length // SECOND), strict=False))
-    for prefix, places in lengths.items():
-        batch[f"{prefix}tokens"] = torch.randint(5, spec.vocabulary, (rows, places), generator=random)
-        numbers = torch.arange(places)
-        batch[f"{prefix}positions"] = (numbers % (places // documents)).expand(rows, -1).contiguous()
-        if documents > 1:
-            batch[f"{prefix}document_ids"] = (1 + numbers // (places // documents)).expand(rows, -1).contiguous()
+
+    def places() -> tuple[Tensor, Tensor]:
+        order = torch.rand(rows, length, generator=draw.generator).argsort(1)
+        asked = order[:, : max(1, int(ASKED * length))].sort(1)[0]
+        return asked, torch.ones_like(asked, dtype=torch.bool)
+
+    def each(numbers: Tensor) -> Tensor:
+        return numbers.expand(rows, -1).contiguous()
+
+    numbers = {prefix: each(1 + torch.arange(s) // (s // documents)) for prefix, s in lengths.items()}
+    batch = read_fields(family, numbers, draw)
+    batch |= {f"{prefix}positions": each(torch.arange(s) % (s // documents)) for prefix, s in lengths.items()}
     if "segment" in family.inputs:
         batch["segments"] = torch.zeros(rows, length, dtype=torch.int64)
-    for head in family.heads:
-        if head == "lm":
-            batch["labels"] = batch[f"{[*lengths][-1]}tokens"].roll(-1, 1)
-        elif head == "mlm":
-            asked = torch.rand(rows, length, generator=random).argsort(1)[:, : max(1, int(ASKED * length))].sort(1)[0]
-            batch |= {"masked_positions": asked, "labels": batch["tokens"].gather(1, asked)}
-        elif head in PAIRS:
-            batch[HEADS[head].answers] = torch.arange(rows) % 2
-    return batch
+    if "task" in family.inputs:
+        batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
+    batch |= asked_fields(family, batch, draw, places=places, answers=lambda brick: torch.arange(rows) % brick.classes)
+    return {name: field for name, field in batch.items() if documents > 1 or not name.endswith("document_ids")}
 
 
-def theirs_of(family: Family, model: str, batch: Fields, *, documents: int = 1) -> Fields:
+def theirs_of(heads: tuple[str, ...], model: str, batch: Fields, *, documents: int = 1) -> Fields:
     """The same for their `model`: rows of a document each, padded to the length of ours where ours hold several."""
     names = {"tokens": "input_ids", "segments": "token_type_ids", "decoder_tokens": "decoder_input_ids"}
     found = {name: batch[own] for own, name in names.items() if own in batch}
     if "masked_positions" in batch:
-        found["labels"] = torch.full_like(batch["tokens"], -100)
+        found["labels"] = torch.full_like(batch["tokens"], IGNORED)
         found["labels"].scatter_(1, batch["masked_positions"], batch["labels"])
     elif "decoder_tokens" in batch:
         found["labels"] = batch["labels"]
     else:  # theirs shift by themselves
-        found["labels"] = batch["tokens"]
-    for head in PAIRS:
-        if head in family.heads:
-            found["sentence_order_label" if model.startswith("Albert") else "next_sentence_label"] = batch[
-                HEADS[head].answers
-            ]
+        found["labels"] = batch["labels"].roll(1, 1)
+    for brick in (HEADS[head] for head in heads):
+        if issubclass(brick, RowClassHeadBrick):
+            name = "sentence_order_label" if model.startswith("Albert") else "next_sentence_label"
+            found[name] = batch[brick.answers]
     if documents == 1:
         return found
-    padded = {name: _apart(value, documents, -100 if name == "labels" else 0) for name, value in found.items()}
+    padded = {name: _apart(value, documents, IGNORED if name == "labels" else 0) for name, value in found.items()}
     for name, mask in {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}.items():
         if name in found:
             padded[mask] = _apart(torch.ones_like(found[name]), documents, 0)
@@ -107,14 +116,13 @@ def _apart(rows: Tensor, documents: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(each, (0, rows.shape[1] - each.shape[1]), value=fill)
 
 
-def ours(spec: ModelSpec, precision: str, batch: Fields) -> Callable[[], object]:
+def ours(spec: ModelSpec, heads: tuple[str, ...], precision: str, batch: Fields) -> Callable[[], object]:
     from megaptm.config import Layout, OptimizerConfig
     from megaptm.parallel.engine import Engine
 
     layout = Layout(microbatch=len(batch["tokens"]))
-    losses = {head: 1.0 for head in spec.family.heads if head in ("lm", "mlm", *PAIRS)}
     optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
-    engine = Engine(spec, layout, optimizer, losses=losses, seed=0, precision=precision)
+    engine = Engine(spec, layout, optimizer, losses=dict.fromkeys(heads, 1.0), seed=0, precision=precision)
     steps = iter(range(10**9))
     return lambda: engine.step([dict(batch)], step=next(steps), lr=1e-4)
 
@@ -126,6 +134,8 @@ def hugging_face(spec: ModelSpec, counterpart: Counterpart, precision: str, inpu
 
     config: Any = hugging_face_config(spec)
     config.use_cache = False
+    if (config.pad_token_id or 0) >= spec.vocabulary:  # Marian's own, where the config says none
+        config.pad_token_id = 0
     return training_step(getattr(transformers, counterpart.model)._from_config(config), precision, **inputs)
 
 
@@ -172,11 +182,12 @@ def main() -> None:
     print(f"{'tokens/s':<16}{'':<8}{'megaptm':>10}{'autocast':>10}{'all bf16':>10}{'ratio':>8}")
     for name in options.families or known:
         spec = spec_of(name, layers=options.layers, width=options.width, length=options.length)
-        batch = batch_of(spec, options.rows, options.length, documents=documents)
-        inputs = theirs_of(spec.family, known[name].model, batch, documents=documents)
+        heads = compared_heads(spec.family, known[name].model)
+        batch = batch_of(spec, heads, options.rows, options.length, documents=documents)
+        inputs = theirs_of(heads, known[name].model, batch, documents=documents)
         tokens = sum(value.numel() for field, value in batch.items() if field.endswith("tokens"))
         for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():
-            contenders = {"megaptm": ours(spec, precision, batch)}
+            contenders = {"megaptm": ours(spec, heads, precision, batch)}
             contenders |= {peer: hugging_face(spec, known[name], peer, inputs) for peer in peers}
             seconds = median_seconds({who: step for who, step in contenders.items() if runs(step)}, options.rounds)
             own, peer = seconds["megaptm"], next(seconds[one] for one in peers if one in seconds)

@@ -98,7 +98,7 @@ def ray(
         wanted = read_config(config, settings)  # its model.vocabulary may be that of the corpus
         _check(wanted, described)
     outlive_terminal()
-    sys.exit(_launch(wanted, wait=wait, retries=retries, machine=described))
+    sys.exit(_launch(wanted, address=address, wait=wait, retries=retries, machine=described))
 
 
 def _machine(name: str | None) -> Machine | None:
@@ -179,7 +179,7 @@ def _dry_run(config: Config) -> None:
     show_placement(config)
 
 
-def _launch(config: Config, *, wait: float | None, retries: int, machine: Machine | None) -> int:
+def _launch(config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None) -> int:
     from megaptm.launch.ray.supervisor import Supervisor
     from megaptm.report.terminal import title
 
@@ -192,4 +192,5 @@ def _launch(config: Config, *, wait: float | None, retries: int, machine: Machin
         wait_again=WAIT_AGAIN_SECONDS if wait is None else wait,
         retries=retries,
         machine=machine,
+        address=address,
     ).supervise()

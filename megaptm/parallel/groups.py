@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -14,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megaptm.config import Layout
+from megaptm.errors import UserError
 
 OWN_STREAM = "tensor-rank"
 """What a tensor rank draws by itself, in megatron-core's tracker; outside of it, all draw the same."""
@@ -46,20 +48,32 @@ def join(
     timeout_minutes: float = 30.0,
     listener: int | None = None,
 ) -> None:
-    """Join the world: NCCL on GPUs, gloo on CPUs; `listener`, of rank 0, is a socket at which MASTER_PORT is open."""
+    """Join the world: NCCL on GPUs, gloo on CPUs; `listener`, of rank 0, is a socket at which MASTER_PORT is open.
+
+    A `UserError` where the port is another program's.
+    """
     if torch.cuda.is_available():
         # Where each process is shown a GPU of its own (Slurm's --gpus-per-task), it is the first one of all of them.
         torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)
     timeout = timedelta(minutes=timeout_minutes)
     store = None if listener is None else _serve(listener, world, timeout)
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=init_method if store is None else None,
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=timeout,
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo",
+            init_method=init_method if store is None else None,
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+        )
+    except dist.DistNetworkError as error:
+        if errno.errorcode[errno.EADDRINUSE] not in str(error):
+            raise
+        # Of rank 0 where nobody handed it a listener: srun's, or one that somebody started by hand.
+        raise UserError(
+            f"MASTER_PORT ({os.environ.get('MASTER_PORT')}): another program of this machine listens there already, so "
+            "the ranks cannot meet: set another one, the same for all ranks, or end that program."
+        ) from error
 
 
 def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:

@@ -16,6 +16,9 @@ from megaptm.plan.count import count
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import Tokenizer
 
+STARTED_BY = "MEGAPTM_STARTED_BY"
+"""Variable by which a launcher tells rank 0 which command starts the run, as typed after `megaptm`, without its folder;
+absent: `train`."""
 AXES = ("data", "tensor", "pipeline", "virtual")
 
 

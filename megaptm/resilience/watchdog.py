@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from megaptm.resilience.events import HangEvent
 from megaptm.resilience.heartbeat import (
     END,
@@ -58,6 +60,7 @@ WAITING = re.compile(
     r"|megaptm/parallel/collectives\.py"
 )
 WAITING_FRAMES = 4
+HALTED = "state T: a signal, SIGSTOP, or a debugger"
 
 
 @dataclass
@@ -83,15 +86,25 @@ class Seen:
         return self.beat.position if self.beat else -1
 
     @property
+    def pid_here(self) -> int | None:
+        """Of its process, where that is on this machine."""
+        return self.beat.pid if self.beat is not None and self.beat.host == socket.gethostname() else self.pid
+
+    @property
     def halted(self) -> bool:
         """Whether its process is known to be halted; of another machine's that is not known."""
-        pid = self.pid
-        if self.beat is not None and self.beat.host == socket.gethostname():
-            pid = self.beat.pid
+        return self.pid_here is not None and _is_halted(self.pid_here)
+
+    @property
+    def halted_readers(self) -> list[int]:
+        """Of a rank that waits for data: the processes that read it and are halted, as far as that is known."""
+        if self.phase != "data" or self.pid_here is None:
+            return []
         try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-        except (OSError, IndexError):
-            return False
+            children = psutil.Process(self.pid_here).children()
+        except psutil.Error:
+            return []
+        return [child.pid for child in children if _is_halted(child.pid)]
 
     def doing(self) -> str:
         """In words."""
@@ -292,7 +305,10 @@ class Watchdog:
 
     def _how(self, seen: Seen) -> str:
         if seen.halted:
-            return ", and its process is halted (state T: a signal, SIGSTOP, or a debugger)"
+            return f", and its process is halted ({HALTED})"
+        if readers := seen.halted_readers:
+            which = f"{'process' if len(readers) == 1 else 'processes'} {', '.join(map(str, readers))}"
+            return f", and of those that read its data {which} {'is' if len(readers) == 1 else 'are'} halted ({HALTED})"
         if self._limits.is_quiet(seen):
             return ", without a sign of life: it never lets its threads run, or its node does not answer"
         return ""
@@ -335,6 +351,13 @@ class Watchdog:
         found = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
         frames = [line for line in found[-1].splitlines() if line.startswith("  ")] if found else []
         return "\n".join(frames[:STACK_LINES])
+
+
+def _is_halted(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
 
 
 def accuse(stacks: Mapping[int, str]) -> tuple[int, str]:

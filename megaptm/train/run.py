@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,7 @@ from megaptm.config import Config, load, resolve_model
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.objectives import weights_at
 from megaptm.processes import end_with_parent
-from megaptm.report.terminal import TimedLog, device_title, next_commands, resumed
-from megaptm.resilience.attempt import VARIABLE as ATTEMPT
+from megaptm.report.terminal import STARTED_BY, TimedLog, device_title, next_commands, resumed
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -142,8 +142,7 @@ def _work(
             events.write(ExitEvent(code=code, **spent))
     leave()
     if report and code in (0, EXIT_CONTINUE):
-        # Of the launchers only Ray's numbers its starts so; Slurm says in the job's own variables which one this is.
-        command = ("launch", "ray") if ATTEMPT in os.environ else ("train",)
+        command = shlex.split(os.environ.get(STARTED_BY, "train"))
         lines = next_commands(config, source.tokenizer, done=code == 0, start=command)
         print("\n".join(["next:", *(f"  {line}" for line in lines)]), flush=True)
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megaptm.bricks import HEADS
-from megaptm.bricks.heads import TokenClassHeadBrick
+from benchmarks.common.batches import Draw, asked_fields, read_fields
+from megaptm.batch import IGNORED
+from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import Piece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size
 from tests.models.grammar import VARIANTS, variant
-from tests.models.tiny import boundaries, generators
+from tests.models.tiny import generators, tiny_numbers
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -33,9 +33,6 @@ ADAM = OptimizerConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
 
 WEIGHTS = {"sentence-order": 0.5, "pairs": 0.7, "exit": 0.3}
 """Of losses that do not weigh 1."""
-
-NUMBERS = {"albert": {"embedding": 16}, "gpt3-banded": {"band": 5}, "palm": {"kv_heads": 1}}
-"""Of a tiny model, where it has others than most."""
 
 KINDS = ("gpt2", "bert", "t5")
 """A family of each kind: for what depends on the kind of model, and not on the family."""
@@ -48,8 +45,8 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
     stacks = generators(table, narrow)
-    own = NUMBERS.get(family, {})
-    size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **own)
+    numbers = tiny_numbers(table)
+    size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 
@@ -63,59 +60,43 @@ def table_of(family: str) -> Family:
 
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
-    """The global batch of a step: packed rows with documents and padding, the same whoever asks."""
-    table, g = table_of(family), torch.Generator().manual_seed(100 + step)
+    """The global batch of a step: packed rows with documents and padding, the same whoever asks; what is asked is
+    uneven from row to row, so that a mean of means would be wrong."""
+    table, generator = table_of(family), torch.Generator().manual_seed(100 + step)
+    draw = Draw(generator, VOCABULARY)
 
-    def ids(rows: int, length: int, high: int = VOCABULARY) -> Tensor:
-        return torch.randint(0, high, (rows, length), generator=g)
+    def places() -> tuple[Tensor, Tensor]:
+        at = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
+        asked = torch.ones_like(at, dtype=torch.bool)
+        asked[1::4, 2] = False
+        return at, asked
 
-    fields: dict[str, Tensor] = {}
+    def answers(brick: type[HeadBrick]) -> Tensor:
+        if brick.contrasts:
+            matched = torch.zeros(ROWS, dtype=torch.int64)
+            matched[1::3] = IGNORED
+            return matched
+        classes = draw.classes(brick.classes, ROWS)
+        if brick.name != "next-sentence":  # of which every pair is asked
+            classes[1::4] = IGNORED
+        return classes
+
+    documents = {}
     # A decoder's rows are half as long as those of the encoder before it.
     lengths, padding = (LENGTH, LENGTH // 2), (3, 1)
     for place, (prefix, length) in enumerate(zip(dict.fromkeys(table.prefixes.values()), lengths, strict=False)):
-        documents = torch.ones(ROWS, length, dtype=torch.int64)
-        documents[:, length // 2 :] = 2
-        documents[place::3, -padding[place] :] = 0
-        fields |= {f"{prefix}tokens": ids(ROWS, length), f"{prefix}document_ids": documents}
-    if len({*table.prefixes.values()}) == 1:
+        numbers = torch.ones(ROWS, length, dtype=torch.int64)
+        numbers[:, length // 2 :] = 2
+        numbers[place::3, -padding[place] :] = 0
+        documents[prefix] = numbers
+    fields = read_fields(table, documents, draw)
+    if len(documents) == 1:
         fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
     if "segment" in table.inputs:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
     if "task" in table.inputs:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
-    if any(block.visibility == "ordered" for block in table.stacks.values()):
-        fields["order"] = (torch.arange(LENGTH) - LENGTH // 3).clamp(min=0).expand(ROWS, -1).clone()
-    for head in table.heads:
-        fields |= _asked(head, documents, ids, g)
-    if table.drawn:
-        fields["draws"] = torch.rand(fields["labels"].shape, generator=g)
-    return fields
-
-
-def _asked(head: str, documents: Tensor, ids: Callable[..., Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """The fields that a head asks for, uneven from row to row, so that a mean of means would be wrong."""
-    if head in ("lm", "exit"):
-        return {"labels": ids(*documents.shape).masked_fill(documents == 0, -100)}
-    if head == "mlm":
-        places = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
-        labels = ids(ROWS, 3)
-        labels[1::4, 2] = -100
-        return {"masked_positions": places, "labels": labels}
-    if head == "span-boundary":
-        return boundaries(ROWS, ids(ROWS, 3))
-    if head == "pairs":
-        matched = torch.zeros(ROWS, dtype=torch.int64)
-        matched[1::3] = -100
-        return {"pairs": matched}
-    if head == "replaced-token":
-        return {"replaced": torch.where(documents > 0, 0, -100)}
-    brick = HEADS[head]
-    if issubclass(brick, TokenClassHeadBrick):  # asks of each token
-        return {brick.answers: ids(*documents.shape, brick.classes).masked_fill(documents == 0, -100)}
-    answers = torch.randint(0, brick.classes, (ROWS,), generator=generator)
-    if head != "next-sentence":  # of which every pair is asked
-        answers[1::4] = -100
-    return {brick.answers: answers}
+    return fields | asked_fields(table, fields, draw, places=places, answers=answers)
 
 
 def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> list[dict[str, Tensor]]:

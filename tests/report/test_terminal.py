@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from megaptm.commands.generate import generate
 from megaptm.config import load
+from megaptm.launch.ray.supervisor import command_of
 from megaptm.report.terminal import clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
@@ -98,8 +99,10 @@ def test_commands_to_go_on_with_can_be_pasted(family, objective, last, corpora, 
     words = [shlex.split(line)[program:] for line in (*done, *stopped)]
     assert [line[0] for line in words] == ["report", "evaluate", last, "train", "report", "evaluate"]
     assert all("runs/it's #1; $HOME" in line for line in words)
-    on_ray = next_commands(config, tokenizer, done=False, start=("launch", "ray"))
+    on_ray = next_commands(config, tokenizer, done=False, start=command_of(None))
     assert shlex.split(on_ray[0])[program:] == ["launch", "ray", "runs/it's #1; $HOME"]
+    there = next_commands(config, tokenizer, done=False, start=command_of("10.0.0.1:6379"))
+    assert shlex.split(there[0])[program:] == ["launch", "ray", "--address", "10.0.0.1:6379", "runs/it's #1; $HOME"]
     if last == "generate":
         said = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
         assert said.exit_code == 0

@@ -97,6 +97,21 @@ with heartbeat.during("step"):
 """
 
 
+READER_IS_HALTED = """
+import multiprocessing
+def read():
+    os.kill(os.getpid(), signal.SIGSTOP)
+with heartbeat.during("data"):
+    if rank == 1:
+        reader = multiprocessing.get_context("fork").Process(target=read, daemon=True)
+        reader.start()
+        (folder / "reader").write_text(str(reader.pid))
+        reader.join()
+with heartbeat.during("step"):
+    time.sleep(600)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "phase", "words", "stack"),
     [
@@ -120,6 +135,14 @@ def test_the_rank_that_hangs_is_named_with_its_phase_and_stack(program, tmp_path
         assert f" in {stack}" in said
         assert f" in {stack}" in hang["stack"]
     assert survivors(pids(tmp_path, 2)) == []
+
+
+def test_a_process_that_reads_data_and_is_halted_is_named(program, tmp_path, capfd):
+    assert launch(program(READER_IS_HALTED), processes=2, run=tmp_path / "run", hang_seconds=HANG_SECONDS) == 75
+    reader = int((tmp_path / "reader").read_text())
+    words = f"it has been waiting for the data of step 4, and of those that read its data process {reader} is halted ("
+    assert words in capfd.readouterr().err
+    assert survivors([*pids(tmp_path, 2), reader]) == []
 
 
 def test_a_run_that_moves_on_does_not_hang(program, tmp_path):

@@ -1,6 +1,7 @@
 """Started by torchrun, each process finds its place in the run by itself."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -74,3 +75,27 @@ def test_a_wrong_number_of_processes_is_told_once(tmp_path):
     # torchrun itself says which rank ended first, by a traceback of its own.
     assert said.count("Traceback") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_port_that_another_program_has_is_told_in_a_sentence(tmp_path, real_corpus):
+    """To rank 0 of ranks that nobody handed a socket."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        place = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        alone = words(tmp_path / "run", real_corpus("byte-bpe"), "layout.tensor=1", "train.steps=3")
+        done = subprocess.run(
+            [sys.executable, "-m", "megaptm", "train", "configs/gpt2/tiny.yaml", *alone],
+            env={**os.environ, **place},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: MASTER_PORT ({port}): another program of this machine")
+    assert "Traceback" not in done.stderr

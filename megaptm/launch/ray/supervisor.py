@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import signal
 import sys
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import forwarding
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import Machine
+from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt
@@ -27,6 +29,11 @@ from megaptm.schedulers.ray.cluster import nodes
 
 BUSY_SECONDS = 10.0
 """In which a job that has just ended gives back what it had."""
+
+
+def command_of(address: str | None) -> list[str]:
+    """What starts a run on the cluster at `address`, or on the one found without, before the run's folder."""
+    return ["launch", "ray", *(["--address", address] if address else [])]
 
 
 def show_placement(config: Config) -> None:
@@ -43,8 +50,17 @@ class Supervisor:
     """Starts the ranks of a run, and again: after a lost node always, after a failure if there was progress."""
 
     def __init__(
-        self, config: Config, *, wait: float, wait_again: float, retries: int, machine: Machine | None
+        self,
+        config: Config,
+        *,
+        wait: float,
+        wait_again: float,
+        retries: int,
+        machine: Machine | None,
+        address: str | None = None,
     ) -> None:
+        """`address`: of the cluster, where the command line named it."""
+        self._command = command_of(address)
         self._config, self._run = config, Path(config.run)
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
         self._policy = RestartPolicy(self._run, retries=retries)
@@ -127,7 +143,11 @@ class Supervisor:
                 self._begun = True
             prepare(config, attempt=self._attempt)
             self._note(found)
-            environment = self._attempt.environment() | environment_of(config)
+            environment = {
+                **self._attempt.environment(),
+                **environment_of(config),
+                STARTED_BY: shlex.join(self._command),
+            }
             attempt.begin(environment, threads=config.train.threads, asked=self._asked)
             return attempt.run_to_end(self._asked)
 

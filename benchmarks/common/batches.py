@@ -1,0 +1,121 @@
+"""A batch of any family as benchmarks and tests feed it to a model: the fields that its stacks read, and those that its
+heads ask for; and the numbers of a size that some families have and others do not."""
+
+# B rows, S places of a row, K places asked about
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megaptm.batch import IGNORED
+from megaptm.bricks import HEADS, HeadBrick
+from megaptm.bricks.heads import SpanBoundaryHeadBrick, TokenClassHeadBrick
+from megaptm.spec import Family, Reading
+
+Fields = dict[str, Tensor]
+
+
+def numbers_of(family: Family, *, embedding: int, band: int) -> dict[str, int]:
+    """Those of a small size that the family says and most do not: the width of its token table and the places of a
+    band, of those given, and its heads of keys, as many as were published."""
+    sizes, found = family.sizes.values(), {}
+    if all(size.embedding is not None for size in sizes):
+        found["embedding"] = embedding
+    if any("banded" in block.words for block in family.stacks.values()):
+        found["band"] = band
+    if published := {size.kv_heads for size in sizes} - {None}:
+        found["kv_heads"] = min(published)
+    return found
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random tokens, and answers of heads that choose among classes."""
+
+    generator: torch.Generator
+    vocabulary: int
+    lowest: int = 0
+    """The first id that is drawn."""
+
+    def tokens(self, *shape: int) -> Tensor:
+        return torch.randint(self.lowest, self.vocabulary, shape, generator=self.generator)
+
+    def classes(self, number: int, *shape: int) -> Tensor:
+        return torch.randint(number, shape, generator=self.generator)
+
+
+def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> Fields:
+    """Tokens of the streams whose documents [B, S] are given by prefix; and who sees whom, where rows say it: a third
+    of a row sees itself whole, and then each place what is before it."""
+    fields: Fields = {}
+    for prefix, numbers in documents.items():
+        fields |= {f"{prefix}tokens": draw.tokens(*numbers.shape), f"{prefix}document_ids": numbers}
+        if any(block.visibility == "ordered" for block in family.stacks.values()):
+            rows, length = numbers.shape
+            order = (torch.arange(length) - length // 3).clamp(min=0)
+            fields[f"{prefix}order"] = order.expand(rows, -1).clone()
+    return fields
+
+
+def asked_fields(
+    family: Family,
+    read: Fields,
+    draw: Draw,
+    *,
+    places: Callable[[], tuple[Tensor, Tensor]],
+    answers: Callable[[type[HeadBrick]], Tensor],
+) -> Fields:
+    """What the family's heads ask of rows with the documents in `read`, nothing of padding. `places` says where a head
+    asks that asks about some places, int64 [B, K], and which of these it does, bool [B, K]; `answers` what the rows
+    answer, [B], to one that asks about rows."""
+    fields: Fields = {}
+    for head in family.heads:
+        fields |= _asked(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, places, answers)
+    if family.drawn:
+        fields["draws"] = torch.rand(fields["labels"].shape, generator=draw.generator)
+    return fields
+
+
+def _asked(
+    brick: type[HeadBrick],
+    documents: Tensor,
+    draw: Draw,
+    places: Callable[[], tuple[Tensor, Tensor]],
+    answers: Callable[[type[HeadBrick]], Tensor],
+) -> Fields:
+    if issubclass(brick, SpanBoundaryHeadBrick):
+        return _boundaries(draw.tokens(len(documents), 3))
+    if brick.asked_only:
+        at, asked = places()
+        return {"masked_positions": at, brick.answers: draw.tokens(*at.shape).masked_fill(~asked, IGNORED)}
+    if brick.judges_draws:
+        of_tokens = torch.zeros_like(documents)
+    elif brick.projects:
+        of_tokens = draw.tokens(*documents.shape)
+    elif issubclass(brick, TokenClassHeadBrick):
+        of_tokens = draw.classes(brick.classes, *documents.shape)
+    else:
+        return {brick.answers: answers(brick)}
+    return {brick.answers: of_tokens.masked_fill(documents == 0, IGNORED)}
+
+
+def _prefix(family: Family, head: str) -> str:
+    """Of the fields of the first stack that a head reads."""
+    read = family.reads.get(head, next(reversed(family.stacks)))
+    return family.prefixes[Reading.parse(read if isinstance(read, str) else read[0]).stack]
+
+
+def _boundaries(labels: Tensor) -> Fields:
+    """Two places of a span, and one of another, which is not asked about in every second row; `labels` [B, 3]."""
+    rows = len(labels)
+    unasked = torch.arange(rows)[:, None] % 2 * torch.tensor([0, 0, 1])
+    return {
+        "span_left": torch.tensor([2, 2, 5]).repeat(rows, 1) * (1 - unasked),
+        "span_right": torch.tensor([5, 5, 7]).repeat(rows, 1) * (1 - unasked),
+        "span_offset": torch.tensor([0, 1, 0]).repeat(rows, 1),
+        "span_labels": labels.masked_fill(unasked == 1, IGNORED),
+    }
