@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from megaptm.commands.generate import generate
 from megaptm.config import load
 from megaptm.launch.ray.supervisor import command_of
-from megaptm.report.terminal import clock, layout_title, next_commands, resumed, title
+from megaptm.report.terminal import STARTED_BY, clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
 from tests.train.runs import CONFIGS, build, save_untrained, settings, write_text
@@ -172,6 +172,18 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
         last[-3].strip(), shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     assert "step 4 of 4 in 3 starts" in pasted.stdout, pasted.stderr
+
+
+def test_a_run_that_is_stopped_says_how_its_launcher_starts_it(tmp_path, corpus):
+    environment = {**ENVIRONMENT, STARTED_BY: shlex.join(command_of("10.0.0.1:6379"))}
+    words = command(tmp_path, corpus, "train.log_every=1", "train.steps=1000000")
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as run:
+        while not (line := run.stdout.readline()).startswith("step "):
+            assert line
+        run.terminate()
+        said = run.stdout.read()
+    assert run.returncode == 75
+    assert "next:\n  megaptm launch ray --address 10.0.0.1:6379 'a run'\n" in said
 
 
 def piped(folder, words):
