@@ -119,15 +119,21 @@ def write_manifest(
     return read_manifest(folder)
 
 
+class NoCorpusError(UserError):
+    """There is no finished corpus; `command` builds one."""
+
+    def __init__(self, sentence: str, command: str = "megaptm corpus build") -> None:
+        super().__init__(f"{sentence} build it with `{command}`.")
+        self.sentence = sentence
+
+
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check `manifest.json` and the tables of shards that it names."""
     path = Path(folder) / MANIFEST
     try:
         written = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist, so {folder} is not a finished corpus: build it with `megaptm corpus build`."
-        ) from None
+        raise NoCorpusError(f"{path} does not exist, so {folder} is not a finished corpus:") from None
     content = parse_manifest(written, path)
     return Manifest(
         dtype=content["dtype"],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaptm import storage
-from megaptm.data.manifest import MANIFEST, parse_manifest
+from megaptm.data.manifest import MANIFEST, NoCorpusError, parse_manifest
 from megaptm.data.table import ShardInfo, table_name
 from megaptm.errors import UserError
 from megaptm.storage import Cache, write_whole
@@ -31,10 +31,7 @@ class Mirror:
         """Fetch what describes the corpus: manifest, tables of shards, tokenizer."""
         url, address = url.rstrip("/"), storage.join(url, MANIFEST)
         if not storage.exists(address, cache.retry):
-            raise UserError(
-                f"{address} does not exist, so {url} is not a finished corpus: check the address, or build it with "
-                "`megaptm corpus build`."
-            )
+            raise NoCorpusError(f"{address} does not exist, so {url} is not a finished corpus: check the address, or")
         storage.refuse_large(address, storage.size_of(address, cache.retry))
         content = storage.read(address, cache.retry)
         manifest = parse_manifest(content, address)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from megaptm.config import Config, resolve_model
 from megaptm.data import Corpus, Mix, open_mix
-from megaptm.data.manifest import MANIFEST
+from megaptm.data.manifest import MANIFEST, NoCorpusError
+from megaptm.data.order import REMEDIES
 from megaptm.errors import UserError
+from megaptm.objectives.composed import Composed
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -21,7 +24,7 @@ class RunCorpora:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._corpora = {place: Corpus.open(place, cache_of(config)) for place in config.data.mix}
+        self._corpora = {place: _opened(place, config) for place in config.data.mix}
         first, corpus = next(iter(self._corpora.items()))
         self.tokenizer = tokenizer_of(corpus)
         check_vocabulary(config, self.tokenizer, first)
@@ -43,6 +46,27 @@ class RunCorpora:
             size_limit=data.size_limit,
             schedule=self.config.batches if split == "train" else None,
         )
+
+
+def _opened(place: str, config: Config) -> Corpus:
+    try:
+        return Corpus.open(place, cache_of(config))
+    except NoCorpusError as error:
+        raise NoCorpusError(error.sentence, build_command(place, config)) from None
+
+
+def build_command(place: str, config: Config) -> str:
+    """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about."""
+    family, task = resolve_model(config).family, config.task
+    tasks = [part.objective for part in task.tasks] if isinstance(task, Composed) else [task]
+    pieces = [objective.pieces for objective in tasks if objective.unit == "pair"]
+    needed = dict.fromkeys([*pieces, *(name for objective in tasks for name in objective.annotations)])
+    options = [
+        f"tokenizer.kind={family.tokenizer}",
+        *([f"tokenizer.specials={family.specials}"] if family.specials else []),
+        *(f"annotate.{name}=true" for name in needed if name not in REMEDIES),
+    ]
+    return " ".join(["megaptm corpus build TEXT", f"out={shlex.quote(place)}", *options])
 
 
 def check_corpora(config: Config) -> None:

@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
+from megaptm.config import load as load_config
 from megaptm.data import open_mix, read_manifest, write_manifest
+from megaptm.run.corpora import build_command
 from megaptm.tokenizers import load
 from tests.bad_input.mistakes import CONFIGS, content, told
 from tests.realtext import VOCABULARIES
@@ -56,8 +58,22 @@ def test_no_corpus(train, tmp_path):
     nowhere = tmp_path / "nowhere"
     assert train(nowhere) == (
         f"{nowhere}/manifest.json does not exist, so {nowhere} is not a finished corpus: build it with `megaptm corpus "
-        "build`."
+        f"build TEXT out={nowhere} tokenizer.kind=byte-bpe`."
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("albert", "tokenizer.kind=unigram tokenizer.specials=albert annotate.sentences=true annotate.words=true"),
+        ("t5", "tokenizer.kind=unigram"),
+        ("ernie-2", "tokenizer.kind=wordpiece annotate.sentences=true annotate.words=true annotate.capitals=true"),
+    ],
+)
+def test_what_builds_a_corpus_for_the_family_is_said(family, options):
+    place = "s3://texts/of our own"
+    config = load_config(CONFIGS / family / "tiny.yaml", [f"data.mix={{{place}: 1}}"])
+    assert build_command(place, config) == f"megaptm corpus build TEXT out='{place}' {options}"
 
 
 @pytest.mark.parametrize(("kept", "missing"), [("validation", "train"), ("train", "validation")])
