@@ -45,7 +45,7 @@ train() {
     if [[ $asked && $code == 138 ]]; then too_short; fi
     if ((code)); then
         once megaptm.launch.slurm.failure_report "$logs"
-        case $? in 75) code=75 ;; 70) code=1 ;; esac
+        case $?$asked in 75*) code=75 ;; 70*) code=1 ;; 71yes) too_short ;; esac
     fi
     if [[ $code == 75 ]]; then requeue; fi # saved, or a rank hung: to be continued
     exit "$code"
@@ -94,7 +94,8 @@ on_all_nodes() {
     wait $! 2>/dev/null
 }
 
-# USR1 before the first step, when nobody listens: to go back to the queue would be to go round in circles.
+# USR1 before the first step, when nobody listens, or nothing is there to save: to go back to the queue would be to go
+# round in circles.
 too_short() {
     echo "The warning before the time limit (--signal) came before the first step: give the job more --time."
     exit 1

@@ -7,26 +7,30 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from megaptm.launch.slurm.failure_report import EXIT_IN_VAIN, main
+from megaptm.launch.slurm.failure_report import EXIT_IN_VAIN, EXIT_UNSAVED, main
 from megaptm.resilience.events import CheckpointEvent, Events, HangEvent, LaunchEvent
 
 COMMON = Path(__file__).parents[2] / "slurm/common.sh"
 LAUNCH = LaunchEvent(command=[], version="1", host="node1", pid=1)
 HANG = HangEvent(rank=1, phase="data", step=3, seconds=300.0, problem="rank 1 hangs", stack="")
 SAVED = CheckpointEvent(step=4, bytes=1, seconds=0.1)
+WARN = "trap 'heard=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $heard ]]; do sleep 0.05; done; "
+"""The job's script, which started it, is warned, and passes that on."""
 
 
 @pytest.mark.parametrize(
     ("events", "code"),
     [
-        ([LAUNCH], 0),
+        ([LAUNCH], EXIT_UNSAVED),
+        ([LAUNCH, SAVED], 0),
+        ([LAUNCH, SAVED, LAUNCH], EXIT_UNSAVED),
         ([LAUNCH, HANG], 75),
         ([LAUNCH, HANG, LAUNCH, HANG], EXIT_IN_VAIN),
         ([LAUNCH, HANG, LAUNCH, SAVED, HANG], 75),
-        ([LAUNCH, HANG, LAUNCH, HANG, LAUNCH], 0),
+        ([LAUNCH, HANG, LAUNCH, HANG, LAUNCH, SAVED], 0),
     ],
 )
-def test_a_job_that_hangs_twice_at_one_place_does_not_go_on(tmp_path, events, code):
+def test_whether_a_job_goes_on_is_said_by_what_it_hung_at_and_saved(tmp_path, events, code):
     logs = tmp_path / "logs/7.0"
     logs.mkdir(parents=True)
     (logs / "srun.log").write_text("")
@@ -37,17 +41,40 @@ def test_a_job_that_hangs_twice_at_one_place_does_not_go_on(tmp_path, events, co
     assert (done.exit_code, "hung twice" in done.output) == (code, code == EXIT_IN_VAIN)
 
 
+def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
+    logs = tmp_path / "logs/7.0"
+    logs.mkdir(parents=True)
+    (logs / "srun.log").write_text("srun: error: node2: task 1: Exited with exit code 2\n")
+    (logs / "rank-1.log").write_text("error: no\n")
+    with Events(tmp_path) as journal:
+        journal.write(LAUNCH)
+    done = CliRunner().invoke(main, [str(logs)])
+    assert done.exit_code == 0
+    assert "On node2, rank 1" in done.output
+
+
 @pytest.mark.parametrize(
-    ("ended", "account", "code", "goes_on"),
-    [(75, 0, 75, True), (75, 70, 1, False), (137, 75, 75, True), (137, 0, 137, False), (75, 1, 75, True)],
+    ("warned", "ended", "account", "code", "goes_on"),
+    [
+        (False, 75, 0, 75, True),
+        (False, 75, 70, 1, False),
+        (False, 137, 75, 75, True),
+        (False, 137, 0, 137, False),
+        (False, 75, 1, 75, True),
+        (False, 75, EXIT_UNSAVED, 75, True),
+        (True, 75, EXIT_UNSAVED, 1, False),
+        (True, 75, 0, 75, True),
+        (True, 138, 0, 1, False),
+    ],
 )
-def test_what_is_made_of_the_end_of_its_processes(tmp_path, ended, account, code, goes_on):
-    """All of them leave with 75 when one hangs that can still leave: the job must not go round for ever."""
+def test_what_is_made_of_the_end_of_its_processes(tmp_path, warned, ended, account, code, goes_on):
+    """All of them leave with 75 when one hangs that can still leave, or when the warning before the time limit comes
+    before the first step: the job must not go round for ever."""
     logs, requeued = tmp_path / "logs", tmp_path / "requeued"
     logs.mkdir()
     programs = {
         "python": f'case $2 in *.preflight) echo "{logs}" ;; *.failure_report) exit {account} ;; esac',
-        "srun": f"exit {ended}",
+        "srun": f"{WARN if warned else ''}exit {ended}",
         "scontrol": f'[[ $1 == show ]] && echo " JobState=RUNNING Reason=None Restarts=0 " || ! touch "{requeued}"',
     }
     (tmp_path / "bin").mkdir()
@@ -70,3 +97,4 @@ def test_what_is_made_of_the_end_of_its_processes(tmp_path, ended, account, code
     command = ["bash", "-c", f"source '{COMMON}'; train config.yaml"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, requeued.exists()) == (code, goes_on), done.stderr
+    assert ("came before the first step" in done.stdout) == (warned and code == 1)

@@ -1,5 +1,6 @@
 """`sbatch slurm/gpt_175b.sh`: continued over its time limit, not after a failure, not after scancel."""
 
+import os
 import signal
 import sqlite3
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ import pytest
 from mlflow import MlflowClient
 
 from megaptm.resilience.events import read_events
+from megaptm.storage import RetryPolicy
+from tests.data.corpora import publish
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
 from tests.processes import awaits, command_of, send
 from tests.real.jobs import ENDS, STEPS, small, submit
+from tests.storage.server import BUCKET
 
 pytestmark = pytest.mark.real
 
@@ -109,6 +113,22 @@ def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm,
     slurm.say("scancel", "--batch", "--signal=USR1", job)
     slurm.wait_for(lambda: all(awaits(rank, signal.SIGUSR1) for rank in ranks))
     send(ranks, signal.SIGCONT)
+    assert slurm.wait_for_state(job, *ENDS) == "FAILED"
+    assert slurm.job(job)["Restarts"] == "0"
+    assert "came before the first step: give the job more --time" in log.read_text()
+
+
+def test_nor_does_one_that_is_warned_while_it_waits_for_its_corpus(slurm, corpus, tmp_path, faults):
+    publish(corpus, (url := f"s3://{BUCKET}/warned"), RetryPolicy(seconds=20, deadline=5))
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = small("gpt2", run, url, "layout.data=2", f"data.cache={tmp_path / 'cache'}")
+    server = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("AWS_")]
+    with_server = "--export=" + ",".join(["MEGAPTM_HOME", "MEGAPTM_VENV", *server])
+    job = submit(slurm, "gpt_175b", log, words, with_server, nodes=1, tasks=2)
+    slurm.wait_for(lambda: log.exists() and "loading PyTorch" in log.read_text())  # the ranks hear signals from here on
+    faults.down()
+    slurm.wait_for(lambda: "opening the corpora" in log.read_text())
+    slurm.say("scancel", "--batch", "--signal=USR1", job)
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert slurm.job(job)["Restarts"] == "0"
     assert "came before the first step: give the job more --time" in log.read_text()

@@ -12,12 +12,14 @@ import click
 
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.resilience.events import BEGINNINGS, HangEvent, read_events
+from megaptm.resilience.events import BEGINNINGS, CheckpointEvent, HangEvent, read_events
 from megaptm.resilience.failures import ProcessExit, failure_report, root_cause
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 EXIT_IN_VAIN = 70
 """It hung where it had hung before: the job that goes back to the queue would hang there for ever."""
+EXIT_UNSAVED = 71
+"""Nobody failed, and it saved nothing since it began."""
 # srun says how a process was killed in the C library's words.
 SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
 
@@ -27,7 +29,8 @@ SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals(
 def main(logs: Path) -> None:
     """Say which rank failed, on which node, and what it said last.
 
-    Exit code 75: one hung, go on from what is saved; 70: one hung, again, and nothing was saved between.
+    Exit code 75: one hung, go on from what is saved; 70: one hung, again, and nothing was saved between; 71: none
+    failed, but this start saved nothing.
     """
     run = logs.parents[1]
     if hung(run):
@@ -39,7 +42,7 @@ def main(logs: Path) -> None:
         sys.exit(EXIT_IN_VAIN)
     failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
     if not failed:
-        return
+        sys.exit(0 if saved(run) else EXIT_UNSAVED)
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
     click.echo(f"On {host}, {failure_report(cause)}\nWhat each rank wrote is in {logs}.")
@@ -52,6 +55,12 @@ def hung(run: Path) -> bool:
     """
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, HangEvent.kind)]
     return kinds[-1:] == [HangEvent.kind]
+
+
+def saved(run: Path) -> bool:
+    """Whether the last start saved anything."""
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, CheckpointEvent.kind)]
+    return kinds[-1:] == [CheckpointEvent.kind]
 
 
 def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
