@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
-from megaptm.objectives import Objective
+from megaptm.objectives.objective import Prompt
 from megaptm.spec import ModelSpec
 
 Way = Literal["generate", "fill", "guess"]
 """To go on after a text; to answer one, or fill its holes; to guess what is behind its masks."""
 
 
-def ways(spec: ModelSpec, task: Objective) -> tuple[Way, ...]:
-    """Those of a model that learned by an objective, the usual one first; none: it gives vectors alone."""
-    family, holes = spec.family, [kind for kind in task.prompts if kind != "text"]
+def ways(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Way, ...]:
+    """Those of a model that learned from such prompts, the usual one first; none: it gives vectors alone."""
+    family, holes = spec.family, [kind for kind in prompts if kind != "text"]
     found: list[Way] = []
     if "lm" in family.heads:
         speaker = family.stacks[spec.readings("lm")[0].stack]
@@ -21,7 +22,7 @@ def ways(spec: ModelSpec, task: Objective) -> tuple[Way, ...]:
             found.append("fill")
         elif speaker.visibility == "causal":
             # A decoder alone that read and answered in one row (`EncoderDecoder.joined`) may have seen holes only.
-            found += ["generate"] if "text" in task.prompts or not holes else []
+            found += ["generate"] if "text" in prompts or not holes else []
             found += ["fill"] if holes else []
     if "mlm" in family.heads and {*family.prefixes.values()} == {""}:
         found.append("guess")

@@ -14,6 +14,7 @@ from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.hub.folder import CONFIG as EXPORTED
 from megaptm.models import Model, build_model
+from megaptm.objectives.objective import Prompt
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
@@ -50,6 +51,13 @@ class LoadedModel:
     def is_run(self) -> bool:
         """Whether the folder is a run's, which knows its corpora; not an exported model's."""
         return (self.folder / CONFIG).is_file()
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """What it can be asked with. An exported encoder-decoder may have learned to answer texts: its folder does
+        not tell."""
+        shown, speaks = self.config.task.prompts, self.spec.family.last_block.cross is not None
+        return (*dict.fromkeys((*shown, "text")),) if speaks and not self.is_run else shown
 
     @property
     def device(self) -> torch.device:

@@ -25,7 +25,7 @@ NUMBERED = (
 
 def ways_of(loaded: LoadedModel) -> tuple[Way, ...]:
     """What it can be asked, the usual way first."""
-    return ways(loaded.spec, loaded.config.task)
+    return ways(loaded.spec, loaded.prompts)
 
 
 def require(loaded: LoadedModel, way: Way) -> None:
@@ -77,8 +77,8 @@ def text_ids(loaded: LoadedModel, prompt: str) -> list[int]:
 
 
 def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
-    """Which of the prompts that its objective knows a model is given that says tokens, and its ids."""
-    special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.config.task.prompts
+    """Which of the prompts that it knows a model is given that says tokens, and its ids."""
+    special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.prompts
     holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
     for kind in (one for one in prompts if one != "text"):
         ids = ids_with(tokenizer, prompt, holes[kind])
