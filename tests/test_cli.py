@@ -53,6 +53,20 @@ def test_help_imports_nothing_heavy():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", [["generate", "/nowhere", "--prompt", "The"], ["evaluate", "/nowhere"]])
+def test_a_wrong_folder_is_told_before_pytorch_is_loaded(command):
+    source = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from megaptm.__main__ import main\n"
+        f"told = CliRunner().invoke(main, {command!r})\n"
+        "assert told.exit_code and 'correct the path' in str(told.exception or told.output), told\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_help_teaches_by_example(command):
     done = megaptm(*command, "--help")

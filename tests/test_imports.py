@@ -206,6 +206,7 @@ def test_data_reads_without_torch_except_in_the_loader():
         *NO_TORCH,
         "launch.local",
         "run.folder",
+        "inference.folder",
         "report.summary",
         "track",
         "resilience.lock",

@@ -32,8 +32,11 @@ def evaluate(
       megaptm evaluate runs/gpt2-tiny --step 200 --rows 500 --json
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
     """
+    from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
+    if not (is_run(model, step) or corpus):
+        raise UserError(f"{model} is an exported model, which has no corpora of its own: give --corpus FOLDER.")
     tell = TimedLog(stream=sys.stderr)
     tell("loading PyTorch")
     from rich.console import Console
@@ -43,8 +46,6 @@ def evaluate(
 
     tell("reading the checkpoint")
     loaded = load_model(model, step=step)
-    if not (corpus or loaded.is_run):
-        raise UserError(f"{model} is an exported model, which has no corpora of its own: give --corpus FOLDER.")
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None

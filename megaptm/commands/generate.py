@@ -61,8 +61,10 @@ def generate(
       megaptm generate runs/transformer-tiny --prompt 'one line of text' --beams 4
       megaptm generate exported/bert-tiny --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
+    from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
+    is_run(model, step)  # or neither, which is told before PyTorch is loaded
     tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
     tell("loading PyTorch")
     from megaptm.inference import generate as say

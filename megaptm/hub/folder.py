@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from megaptm.errors import UserError
 from megaptm.storage import FileName, Record, read_object, validated
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megaptm.config import Config
 from megaptm.errors import UserError
-from megaptm.hub.folder import CONFIG as EXPORTED
+from megaptm.inference.folder import is_run
 from megaptm.models import Model, build_model
 from megaptm.objectives.objective import Prompt
 from megaptm.run.checkpoint import open_checkpoint
@@ -128,15 +128,7 @@ class LoadedModel:
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
     """The model in the folder of a run, or in one of Hugging Face's format, as `megaptm export hf` writes it."""
     folder = Path(folder)
-    if (folder / CONFIG).is_file():
-        return open_run(folder, step=step, device=device)
-    if not (folder / EXPORTED).is_file():
-        raise UserError(
-            f"{folder} holds neither the {CONFIG} of a run nor the {EXPORTED} of an exported model: correct the path."
-        )
-    if step is not None:
-        raise UserError(f"step ({step}): {folder} is an exported model, which has no steps; leave it out.")
-    return open_exported(folder, device=device)
+    return open_run(folder, step=step, device=device) if is_run(folder, step) else open_exported(folder, device=device)
 
 
 def open_run(run: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
