@@ -60,7 +60,7 @@ def test_a_wrong_folder_is_told_before_pytorch_is_loaded(command):
         "from click.testing import CliRunner\n"
         "from megaptm.__main__ import main\n"
         f"told = CliRunner().invoke(main, {command!r})\n"
-        "assert told.exit_code and 'correct the path' in str(told.exception or told.output), told\n"
+        "assert told.exit_code and 'correct the path' in told.output, told\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, cwd=ROOT)
