@@ -105,6 +105,7 @@ def test_weights_and_shares_change_at_their_steps():
     [
         ({}, r"objective is empty"),
         ({"maskd-lm": {}}, r"objective\.maskd-lm is no task; did you mean masked-lm\?"),
+        ({"MLM": {}}, r"objective\.MLM is no task; did you mean masked-lm\?"),
         ({"a": {"task": "spans"}}, r"objective\.a\.task \(spans\) is no task"),
         ({"masked-lm": {"rat": 0.2}}, r"objective\.masked-lm: unknown option rat; did you mean rate\?"),
         ({"masked-lm": {"rate": 2}}, r"objective\.masked-lm\.rate \(2\): input should be less than or equal to 0\.99"),
