@@ -32,7 +32,7 @@ class HeadBrick(ABC):
     asked_only: ClassVar[bool] = False
     """Whether it reads the asked places alone, where the batch says which."""
     contrasts: ClassVar[bool] = False
-    """Whether its loss compares rows of the whole global batch: its module is a `models.heads.ContrastHead`."""
+    """Whether its loss compares rows of the whole global batch: its module is a `models.contrast.ContrastHead`."""
     next_token: ClassVar[bool] = False
     """Whether it asks each place for the token behind it, which the place must not see."""
     judges_draws: ClassVar[bool] = False

@@ -1,12 +1,11 @@
 """What reads the last layer. A head gives logits, and a summed loss with the number of labels it counts."""
 
-# S sequence, B batch, D width, A asked positions a row, V vocabulary, N counted rows, R some of them
+# S sequence, B batch, D width, A asked positions a row, V vocabulary
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +63,7 @@ class LanguageHead(nn.Module):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
         loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
-        return loss, _count(labels_SB)
+        return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V]"""
@@ -97,7 +96,7 @@ class MaskedHead(nn.Module):
         labels = batch["labels"]
         assert tied is not None
         x = self._read(_asked(x_SBD, batch)).flatten(0, 1)
-        return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), _count(labels)
+        return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
         """[B, A]: a token for each place that is asked about, by the batch's numbers."""
@@ -137,7 +136,7 @@ class SpanBoundaryHead(nn.Module):
         left, right = (_at(x_BSD, batch[name]) for name in ("span_left", "span_right"))
         assert tied is not None
         read = self._read(left, right, batch["span_offset"])
-        return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), _count(labels)
+        return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V]: of each place as a span by itself, between its neighbors."""
@@ -167,7 +166,7 @@ class ReplacedHead(nn.Module):
         losses_BS = F.binary_cross_entropy_with_logits(
             self.logits(x_SBD, tied).float(), answers_BS.clamp(min=0).float(), reduction="none"
         )
-        return (losses_BS * (answers_BS != IGNORED)).sum(), _count(answers_BS)
+        return (losses_BS * (answers_BS != IGNORED)).sum(), count_labels(answers_BS)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S]"""
@@ -185,7 +184,8 @@ class TokenClassHead(nn.Module):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         answers_BS = batch[self.answers]
         logits = self.logits(x_SBD, tied).float().flatten(0, 1)
-        return F.cross_entropy(logits, answers_BS.flatten(), reduction="sum", ignore_index=IGNORED), _count(answers_BS)
+        loss = F.cross_entropy(logits, answers_BS.flatten(), reduction="sum", ignore_index=IGNORED)
+        return loss, count_labels(answers_BS)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, classes]"""
@@ -203,62 +203,22 @@ class RowClassHead(nn.Module):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_B = batch[self.answers]
         logits_BC = self.logits(x_SBD, tied).float()
-        return F.cross_entropy(logits_BC, labels_B, reduction="sum", ignore_index=IGNORED), _count(labels_B)
+        return F.cross_entropy(logits_BC, labels_B, reduction="sum", ignore_index=IGNORED), count_labels(labels_B)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, classes]"""
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
-class ContrastHead(nn.Module, ABC):
-    """Base of heads whose loss compares rows of the global batch (InfoNCE, arXiv:1807.03748; CLIP's, arXiv:2103.00020).
-
-    What is compared is made of each row alone, all that it depends on: a learned temperature is one of a row's features
-    too, the same in each. So the gradient of each feature, summed over the losses of all rows (`parallel.contrast`), is
-    all that a row's backward pass needs, whatever micro-batch and rank it is on.
-    """
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.name, self.answers = brick.name, brick.answers
-
-    @abstractmethod
-    def features(self, *streams_SBD: Tensor) -> Tensor:
-        """[B, F] float32, of each row; a stream for each stack that the head reads."""
-
-    @abstractmethod
-    def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """The loss [R] of each of the rows `own`, among features and answers of all; 0 where nothing is asked
-        (`IGNORED`). It has no parameters of its own, and makes nothing as large as N x N: R x N at most."""
-
-    def loss(self, *given: Any) -> Loss:
-        """Of streams, the batch and the table. With the gradient of its features in the batch, a sum that has the same
-        gradient; without, these rows are all that are compared."""
-        *streams, batch, _ = given
-        answers, features = batch[self.answers], self.features(*streams)
-        if (gradient := batch.get(gradient_field(self.name))) is not None:
-            return (features * gradient).sum(), _count(answers)
-        return self.compare(features, answers, slice(0, len(features))).sum(), _count(answers)
-
-    def logits(self, *given: Any) -> Tensor:
-        """The features, of streams and the table."""
-        return self.features(*given[:-1])
-
-
-def gradient_field(loss: str) -> str:
-    """The field of a micro-batch that holds the gradient of the features [B, F] that a loss compares."""
-    return f"{loss}_features_gradient"
-
-
 class Head(Protocol):
     """What a model asks of a head."""
 
-    def loss(self, *given: Any, **_: Any) -> Loss:
-        """Of a stream [S, B, D] for each stack that it reads, the batch, and the token table where that is tied."""
+    def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        """Of a stream for each stack that it reads; `tied` is the token table, where the output is tied to it."""
         ...
 
-    def logits(self, *given: Any, **_: Any) -> Tensor:
-        """Of the streams and the table."""
+    def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """What it says of the same."""
         ...
 
 
@@ -306,5 +266,5 @@ def _at(x_BSD: Tensor, places_BK: Tensor) -> Tensor:
     return x_BSD.gather(1, places_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
 
 
-def _count(labels: Tensor) -> Tensor:
+def count_labels(labels: Tensor) -> Tensor:
     return (labels != IGNORED).sum().float()

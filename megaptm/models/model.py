@@ -18,9 +18,10 @@ from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import cross_mask, self_mask
+from megaptm.models.contrast import ContrastHead
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
-from megaptm.models.heads import ContrastHead, Head, Loss, build_heads
+from megaptm.models.heads import Head, Loss, build_heads
 from megaptm.spec import ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
@@ -104,9 +105,7 @@ class Model(nn.Module):
             if not asked or features:
                 return stream
             read = self._read(streams, inner, asked)
-            return self.add_losses(
-                stream, {name: head.loss(*read[name], batch, self._table) for name, head in asked.items()}
-            )
+            return self.add_losses(stream, self._losses(asked, read, batch))
         if not asked:
             return self._logits(streams, inner)
         if features:
@@ -114,7 +113,7 @@ class Model(nn.Module):
         read = self._read(streams, inner, asked)
         if features:
             return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
-        return {name: head.loss(*read[name], batch, self._table) for name, head in asked.items()}
+        return self._losses(asked, read, batch)
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S, D]: what the last layer of the first stack says of its text, or of the one that reads what is drawn;
@@ -137,7 +136,12 @@ class Model(nn.Module):
 
     def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
         read = self._read(streams, inner, self._heads())
-        return {name: head.logits(*read[name], self._table) for name, head in self._heads().items()}
+        return {name: head.logits(*read[name], tied=self._table) for name, head in self._heads().items()}
+
+    def _losses(
+        self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]
+    ) -> dict[str, Loss]:
+        return {name: head.loss(*read[name], batch=batch, tied=self._table) for name, head in heads.items()}
 
     def _read(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megaptm.bricks import HEADS
 from megaptm.errors import UserError
-from megaptm.models.heads import ContrastHead, gradient_field
+from megaptm.models.contrast import ContrastHead, gradient_field
 from megaptm.parallel.pipeline import MicroBatch, Pipeline, no_tokens
 
 

@@ -12,7 +12,7 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, register_head
 from megaptm.bricks.brick import Map
 from megaptm.layers.split import Linear
-from megaptm.models.heads import ContrastHead
+from megaptm.models.contrast import ContrastHead
 from megaptm.spec import ModelSpec
 
 WIDTH = 8
