@@ -19,7 +19,7 @@ from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.objectives.pairs import PAIRS, field_of
+from megaptm.objectives.text_questions import QUESTIONS, field_of
 from megaptm.storage import parse_json
 from megaptm.tokenizers import Tokenizer, load
 
@@ -137,7 +137,7 @@ def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokeniz
         text.append(said, ANSWER)
     for name in batch.answers:
         if batch.fields[name].shape == () and (answer := int(sample[name])) != IGNORED:
-            says = next((question.says for asked, question in PAIRS.items() if field_of(asked) == name), ())
+            says = next((question.says for asked, question in QUESTIONS.items() if field_of(asked) == name), ())
             about, said = ("second text", says[answer]) if says else (name, str(answer))
             text.append(f"\n\n{about}: ")
             text.append(said, ANSWER)

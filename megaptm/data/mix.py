@@ -13,8 +13,8 @@ from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
 from megaptm.data.order import WINDOW, Order
-from megaptm.data.pair_order import PairOrder
 from megaptm.data.seeds import generator
+from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, StreamOrder
 from megaptm.errors import UserError
@@ -298,9 +298,9 @@ def _order(
             f"{corpus.name} has {known} labels, and the question {task.name} has {task.answers} answers: build it with "
             "fewer (annotate.labels), or ask another question."
         )
-    if task.unit == "pair":
+    if task.unit == "sentence-group":
         length, pieces = task.raw_length(sequence), task.pieces
-        return PairOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
+        return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
     order = DocumentOrder if task.unit == "document" else StreamOrder
     return order(corpus, split, cut=cut, annotations=task.annotations, **options)

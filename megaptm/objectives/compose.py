@@ -12,11 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
-from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import Objective
-from megaptm.objectives.pairs import PAIRS
 from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
+from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.plugins import in_words, is_plugin, load_plugin
 
 BY_STEP = ("share", "weight")
@@ -38,8 +38,8 @@ def compose(said: Mapping[str, Any]) -> Objective:
     if not said:
         raise UserError("objective is empty: name a task, as in `objective: {masked-lm: {}}`.")
     entries = {label: _entry(label, options) for label, options in said.items()}
-    questions = [label for label in entries if label in PAIRS]
-    tasks = {label: options for label, options in entries.items() if label not in PAIRS}
+    questions = [label for label in entries if label in QUESTIONS]
+    tasks = {label: options for label, options in entries.items() if label not in QUESTIONS}
     shared = [label for label, options in tasks.items() if "share" in options]
     if not tasks:
         raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
@@ -128,11 +128,11 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         kind = TASKS[name]
     elif isinstance(name, str) and type(OBJECTIVES.get(name)) in TASKS.values():
         kind, defaults = type(OBJECTIVES[name]), dict(vars(OBJECTIVES[name]))
-    elif name in (*PAIRS,):
+    elif name in (*QUESTIONS,):
         kind, defaults = TextQuestion, {"question": name}
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
-        raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *PAIRS])}")
+        raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *QUESTIONS])}")
     own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
     names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # which its name says
@@ -167,7 +167,7 @@ def _with_question(label: str, task: Objective, questions: list[str]) -> Objecti
     if not isinstance(task, MaskedLM):
         raise UserError(f"objective: {questions[0]} is asked beside masked-lm, not beside {label}.")
     try:
-        return MaskedLMOnPairs(questions[0], task)
+        return MaskedLMWithQuestion(questions[0], task)
     except UserError as error:
         raise UserError(f"objective.{label}: {error}") from None
 
@@ -187,8 +187,8 @@ def _question(label: str, options: Mapping[str, Any], questions: list[str]) -> l
     """Its own, or those asked of all tasks."""
     if (own := options.get("question")) is None:
         return questions
-    if own not in (*PAIRS,):
-        raise UserError(f"objective.{label}.question ({own}) is not known; {nearest(own, PAIRS)}")
+    if own not in (*QUESTIONS,):
+        raise UserError(f"objective.{label}.question ({own}) is not known; {nearest(own, QUESTIONS)}")
     return [own]
 
 

@@ -30,9 +30,9 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, field_of
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
+from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
 
@@ -84,7 +84,7 @@ class MaskedRow:
         }
 
     @classmethod
-    def of_texts(cls, documents: list[AskedTexts], special: SpecialTokens) -> MaskedRow:
+    def of_texts(cls, documents: list[LabeledTexts], special: SpecialTokens) -> MaskedRow:
         """Each document `cls` A `sep` B `sep`."""
         opens, sep = np.array([special.cls]), np.array([special.sep])
         row = cls([], [], [])
@@ -303,8 +303,8 @@ def tokens_of(text: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class MaskedLMOnPairs(AskedOfTexts):
-    """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts; see `pairs` for those there are."""
+class MaskedLMWithQuestion(QuestionObjective):
+    """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts, one of QUESTIONS."""
 
     masked: MaskedLM = MaskedLM()
 

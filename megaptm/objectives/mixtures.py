@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task
-from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 
@@ -34,7 +34,7 @@ HIDDEN = OrderedMaskedLM(hide="token-ngrams", lengths=(0.8, 0.1, 0.1))
 # each side.
 UNILM = NamedMixture(
     tasks=(
-        Task("bidirectional", MaskedLMOnPairs("next-sentence", HIDDEN), _third()),
+        Task("bidirectional", MaskedLMWithQuestion("next-sentence", HIDDEN), _third()),
         Task("sequence-to-sequence", replace(HIDDEN, context="sequence-to-sequence"), _third()),
         Task("left-to-right", replace(HIDDEN, context="left-to-right"), _third(2)),
         Task("right-to-left", replace(HIDDEN, context="right-to-left"), _third(2)),

@@ -136,7 +136,7 @@ class Objective(ABC):
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
-    unit: Literal["stream", "pair", "document"] = "stream"
+    unit: Literal["stream", "sentence-group", "document"] = "stream"
     """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
     `SentenceGroup`."""
     pieces: Literal["sentences", "turns", "parts"] = "sentences"

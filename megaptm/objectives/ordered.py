@@ -10,7 +10,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.masked import MaskedLM, MaskedRow
 from megaptm.objectives.objective import Piece, RowWindow, Sample, padded
-from megaptm.objectives.pairs import AskedTexts
+from megaptm.objectives.text_questions import LabeledTexts
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Context = Literal["bidirectional", "left-to-right", "right-to-left", "sequence-to-sequence"]
@@ -68,7 +68,7 @@ class OrderedMaskedLM(MaskedLM):
         documents = [one for one in tokens if len(one)] if document_mask else [np.concatenate(tokens)]
         # Both texts have a token where there are two; a document of one is a source alone.
         borders = [int(rng.integers(1, len(one))) if len(one) > 1 else 1 for one in documents]
-        texts = [AskedTexts(np.split(one, [border]), [0, 1]) for one, border in zip(documents, borders, strict=True)]
+        texts = [LabeledTexts(np.split(one, [border]), [0, 1]) for one, border in zip(documents, borders, strict=True)]
         return self.mask_row(MaskedRow.of_texts(texts, special), special, rng, sequence, None)
 
     def mask_row(

@@ -14,14 +14,14 @@ import numpy as np
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import ROW, MaskedRow, enclosed_window, laid_out
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
-from megaptm.objectives.pairs import AskedOfTexts, AskedTexts, field_of
+from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 NOTHING = np.full(1, IGNORED)
 
 
 @dataclass(frozen=True)
-class TextQuestion(AskedOfTexts):
+class TextQuestion(QuestionObjective):
     """A question about the texts of a row, whose tokens are all shown."""
 
     needs = ("pad", "cls", "sep")
@@ -86,7 +86,7 @@ class TokenDocument(Objective):
 
     name: ClassVar = "token-document"
     losses: ClassVar = {"token-document": 1.0}
-    unit = "pair"
+    unit = "sentence-group"
     needs = ("pad", "cls", "sep")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
     prompts = ()
@@ -112,6 +112,6 @@ class TokenDocument(Objective):
         elsewhere = np.zeros(special.size, dtype=np.int64)
         for part in rest:
             elsewhere[part] = 1
-        row = MaskedRow.of_texts([AskedTexts([text], [0])], special)
+        row = MaskedRow.of_texts([LabeledTexts([text], [0])], special)
         answers = padded([NOTHING, elsewhere[text]], sequence, IGNORED)
         return row.fields(row.text, special, sequence) | {"token_document": answers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.denoising import Denoising
-from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.ordered import OrderedMaskedLM
@@ -39,12 +39,14 @@ OBJECTIVES: dict[str, Objective] = {
         CausalLM(),
         MaskedLM(),
         MaskedLM(hide="whole-words"),
-        MaskedLMOnPairs("next-sentence"),
-        MaskedLMOnPairs("sentence-order"),
-        MaskedLMOnPairs("next-sentence", MaskedLM(hide="whole-words")),
-        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams")),
-        MaskedLMOnPairs("sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")),
-        MaskedLMOnPairs("next-sentence", MaskedLM(hide="independent", units="tokens")),
+        MaskedLMWithQuestion("next-sentence"),
+        MaskedLMWithQuestion("sentence-order"),
+        MaskedLMWithQuestion("next-sentence", MaskedLM(hide="whole-words")),
+        MaskedLMWithQuestion("sentence-order", MaskedLM(hide="ngrams")),
+        MaskedLMWithQuestion(
+            "sentence-order", MaskedLM(hide="ngrams", lengths=(0.4, 0.3, 0.2, 0.1), show="similar-words")
+        ),
+        MaskedLMWithQuestion("next-sentence", MaskedLM(hide="independent", units="tokens")),
         SpanBoundary(),
         SpanCorruption(),
         TextToText(),

@@ -12,7 +12,7 @@ from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
 from megaptm.objectives import Composed
 from megaptm.objectives.denoising import Denoising
-from megaptm.objectives.masked import MaskedLM, MaskedLMOnPairs
+from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.translation import FILL
 from tests.plan.test_count import EXACT, as_published
@@ -290,7 +290,7 @@ def test_ernie_masks_characters_then_phrases_then_entities():
     for step, units in {0: "tokens", 333_333: "words", 666_667: "entities", 999_999: "entities"}.items():
         made, dialogues = (part for part in task.tasks if part.share.at(step))
         assert (made.objective.question, dialogues.objective.question) == ("next-sentence", "dialogue")
-        assert isinstance(made.objective, MaskedLMOnPairs)
+        assert isinstance(made.objective, MaskedLMWithQuestion)
         masked = made.objective.masked
         assert (masked.hide, masked.units, masked.rate, masked.mask, masked.random) == (
             *("independent", units),
@@ -322,7 +322,7 @@ def test_macbert_has_the_papers_masks(size, steps):
     found = config(f"macbert/{size}")
     assert found.train.steps == steps
     task = found.task
-    assert isinstance(task, MaskedLMOnPairs)
+    assert isinstance(task, MaskedLMWithQuestion)
     assert (task.question, task.masked.hide, task.masked.show) == ("sentence-order", "ngrams", "similar-words")
     assert (task.masked.lengths, task.masked.rate) == ((0.4, 0.3, 0.2, 0.1), 0.15)
     assert (task.masked.mask, task.masked.random) == (0.8, 0.1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megaptm.data.pair_order import PairOrder
+from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus
 from megaptm.data.stream_order import StreamOrder
 from megaptm.errors import UserError
@@ -111,7 +111,7 @@ def test_text_shorter_than_a_row_is_refused(corpus):
 
 
 def pairs(corpus, length=16, window=2, split="train"):
-    return PairOrder(corpus, split, length=length, seed=0, window=window)
+    return SentenceGroupOrder(corpus, split, length=length, seed=0, window=window)
 
 
 @pytest.mark.parametrize("window", [1, 8])

@@ -14,8 +14,8 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
 from megaptm.objectives.compose import with_files
 from megaptm.objectives.objective import DocumentSlice, SentenceGroup
-from megaptm.objectives.pairs import fair_shares, reordering_class, sentence_distance_pair
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
+from megaptm.objectives.text_questions import fair_shares, reordering_class, sentence_distance_pair
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.rows import SPECIAL, part
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaptm.bricks.heads import HEADS, RowClassHeadBrick
-from megaptm.objectives.pairs import PAIRS, field_of, truncated, up_to
+from megaptm.objectives.text_questions import QUESTIONS, field_of, truncated, up_to
 
 
 def token_by_token(first: int, second: int, length: int) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def test_sentences_are_taken_until_there_are_enough_tokens():
 
 
 def test_a_question_and_the_head_of_its_name_agree():
-    assert {name for name, head in HEADS.items() if issubclass(head, RowClassHeadBrick)} == set(PAIRS)
-    for name, question in PAIRS.items():
+    assert {name for name, head in HEADS.items() if issubclass(head, RowClassHeadBrick)} == set(QUESTIONS)
+    for name, question in QUESTIONS.items():
         assert (field_of(name), question.classes) == (HEADS[name].answers, HEADS[name].classes), name
         assert len(question.says) in (0, question.classes), name

@@ -21,7 +21,7 @@ ORDERED = 0.5
 
 
 @dataclass(frozen=True)
-class AskedTexts:
+class LabeledTexts:
     """Some texts, the segment of each, and the answer to what is asked about them, if anything is."""
 
     texts: list[np.ndarray]
@@ -29,7 +29,7 @@ class AskedTexts:
     label: int = IGNORED
 
 
-def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together,
     and for some only as many whole sentences as reach a shorter target.
 
@@ -46,7 +46,7 @@ def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: i
     return truncated(first, np.concatenate(rest), int(random), rng, length)
 
 
-def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Two consecutive stretches of sentences in their order (label 0) or swapped (1), each as often (arXiv:1909.11942,
     3.1).
 
@@ -59,10 +59,10 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
     split = int(rng.integers(1, len(sentences)))
     first, second = np.concatenate(sentences[:split]), np.concatenate(sentences[split:])
     pair = truncated(first, second, 0, rng, length)
-    return pair if rng.random() < ORDERED else AskedTexts(pair.texts[::-1], [0, 1], 1)
+    return pair if rng.random() < ORDERED else LabeledTexts(pair.texts[::-1], [0, 1], 1)
 
 
-def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Two stretches that are neighbors (label 0), apart in one document (1), or of two documents (2), each as often
     where the group has sentences for it (arXiv:1907.12412, 4.2.2). Their lengths do not tell which.
     """
@@ -87,7 +87,7 @@ STRETCHES = 3
 """Of reordered sentences, at most."""
 
 
-def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Up to three stretches of a group in any order; which of 1! + 2! + 3! is asked (arXiv:1907.12412, 4.2.2)."""
     sentences = up_to(group.sentences, length)
     stretches = int(rng.integers(1, min(STRETCHES, len(sentences)), endpoint=True))
@@ -96,7 +96,7 @@ def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: 
     starts = np.cumsum([0, *map(len, sentences)])[[0, *cuts, len(sentences)]]
     parts = [whole[first:stop] for first, stop in pairwise(np.minimum(starts, len(whole)))]
     order = rng.permutation(stretches).tolist()
-    return AskedTexts([parts[place] for place in order], [*range(stretches)], reordering_class(order))
+    return LabeledTexts([parts[place] for place in order], [*range(stretches)], reordering_class(order))
 
 
 def reordering_class(order: list[int]) -> int:
@@ -105,13 +105,13 @@ def reordering_class(order: list[int]) -> int:
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
 
 
-def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """The two parts of a document, whose label is asked; the longer one loses its end first."""
     texts = group.sentences[:2]
     if len(texts) < 2:  # a stretch of a document that is longer than a row
-        return AskedTexts([texts[0][:length]], [0], IGNORED)
+        return LabeledTexts([texts[0][:length]], [0], IGNORED)
     room = fair_shares([*map(len, texts)], length)
-    return AskedTexts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
+    return LabeledTexts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
 
 
 TURNS = 3
@@ -119,7 +119,7 @@ FAKED = 0.5
 """Of dialogues, those with a turn of another one: arXiv:1904.09223 does not say how many."""
 
 
-def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> AskedTexts:
+def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Three turns that follow each other, or as many as there are; whether they are real (label 0), or one has given
     its place to a turn of another dialogue (1). Segments are roles: 0 is who speaks first (arXiv:1904.09223, 3.3).
 
@@ -134,7 +134,7 @@ def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) 
     texts = [turn[:, 0] if turn.shape[1] == 2 else turn[:, :-1] for turn in turns]
     room = fair_shares([len(text) for text in texts], length)
     texts = [text[:most] for text, most in zip(texts, room, strict=True)]
-    return AskedTexts(texts, [int(role != roles[0]) for role in roles], label)
+    return LabeledTexts(texts, [int(role != roles[0]) for role in roles], label)
 
 
 def fair_shares(lengths: list[int], room: int) -> list[int]:
@@ -162,7 +162,7 @@ def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
     return taken
 
 
-def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int) -> AskedTexts:
+def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Take tokens from the longer text, from its front or back at random, until both fit in `length`.
 
     One token at a time in the released code; how many each loses is known beforehand, and how many of them from the
@@ -171,7 +171,7 @@ def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.
     # Equal lengths lose from the second.
     keep_second = min(len(second), max(length // 2, length - len(first)))
     keep_first = min(len(first), length - keep_second)
-    return AskedTexts([_shortened(first, keep_first, rng), _shortened(second, keep_second, rng)], [0, 1], label)
+    return LabeledTexts([_shortened(first, keep_first, rng), _shortened(second, keep_second, rng)], [0, 1], label)
 
 
 def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
@@ -183,7 +183,7 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
 class Question:
     """What is asked about the texts of a row. The answer's field is its name, with underscores."""
 
-    texts_of: Callable[[SentenceGroup, np.random.Generator, int], AskedTexts]
+    texts_of: Callable[[SentenceGroup, np.random.Generator, int], LabeledTexts]
     """(sentences, generator, most tokens) -> the texts."""
     texts: int = 2
     """Of a row, at most."""
@@ -207,7 +207,7 @@ def field_of(question: str) -> str:
     return question.replace("-", "_")
 
 
-PAIRS: dict[str, Question] = {
+QUESTIONS: dict[str, Question] = {
     "next-sentence": Question(next_sentence_pair, says=("the next one", "a random one")),
     "sentence-order": Question(sentence_order_pair, says=("the next one", "the one before the first")),
     "sentence-distance": Question(
@@ -229,19 +229,19 @@ PAIRS: dict[str, Question] = {
 
 
 @dataclass(frozen=True)
-class AskedOfTexts(Objective):
+class QuestionObjective(Objective):
     """Base of objectives whose rows are the texts of a question: what the question says of them."""
 
     question: str = "next-sentence"
-    """One of PAIRS."""
+    """One of QUESTIONS."""
 
-    unit = "pair"
+    unit = "sentence-group"
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 
     @property
     def asked(self) -> Question:
         """What its name says."""
-        return PAIRS[self.question]
+        return QUESTIONS[self.question]
 
     @property
     def segments(self) -> int:  # type: ignore[override]

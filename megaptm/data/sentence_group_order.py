@@ -19,7 +19,7 @@ OF_GROUPS = ("parts", "labels")
 """Annotations that say what a group is, and are no marks in it."""
 
 
-class PairOrder(Order):
+class SentenceGroupOrder(Order):
     """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
 
     def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
