@@ -135,7 +135,7 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
 
 def test_an_objective_may_be_named_by_its_class(folder):
     config = load(ROOT / "configs/bert/tiny.yaml", ["objective=wren_of_mine:Rewritten"])
-    assert config.task.name == "rewritten"
+    assert config.built_objective.name == "rewritten"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         checkpoint.tokenizer,
         folder,
         dtype=getattr(torch, dtype),
-        objective=checkpoint.config.task,
+        objective=checkpoint.config.built_objective,
         sequence=checkpoint.config.data.sequence,
     )
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"

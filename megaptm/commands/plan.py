@@ -128,7 +128,7 @@ def _dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
     chosen = chosen_ranks(work, ranks)
     from megaptm.parallel.dry import dry_run
 
-    batch = config.task.batch(config.data.sequence, config.data.document_mask)
+    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
     return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, batch=batch, ranks=chosen)))
 
 

@@ -45,7 +45,7 @@ def _names(config: Config) -> Iterator[str]:
 
 def _objective(config: Config, family: Family) -> Iterator[str]:
     try:
-        task = config.task
+        task = config.built_objective
         weights_at(task, 0)
         batch = task.batch(config.data.sequence, config.data.document_mask)
     except UserError as error:
@@ -55,8 +55,8 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
     if why := [*misfit(task, batch, family, name)]:
         yield from why
         return
-    yield from _told_apart(config.task, family)
-    for part in config.task.tasks if isinstance(config.task, Composed) else ():
+    yield from _told_apart(config.built_objective, family)
+    for part in config.built_objective.tasks if isinstance(config.built_objective, Composed) else ():
         for name in part.corpora:
             if name not in config.data.mix:
                 yield f"objective.{part.label}.corpora ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
@@ -106,7 +106,7 @@ def _model(config: Config) -> Iterator[str]:
 
 def _longest_stream(config: Config, longest: int) -> Iterator[str]:
     """A decoder may be asked for more than the encoder reads: its row then needs places as well."""
-    task = config.task
+    task = config.built_objective
     for prefix, places in task.batch(config.data.sequence, config.data.document_mask).streams.items():
         if places > longest:
             yield (
@@ -193,7 +193,9 @@ def _communication(config: Config) -> Iterator[str]:
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
-    lengths = config.task.batch(config.data.sequence, config.data.document_mask).lengths(spec.family.prefixes)
+    lengths = config.built_objective.batch(config.data.sequence, config.data.document_mask).lengths(
+        spec.family.prefixes
+    )
     for place, (name, length) in enumerate(lengths.items()):
         yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
 

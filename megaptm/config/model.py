@@ -23,7 +23,7 @@ def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
 
 def resolve_model(config: Config) -> ModelSpec:
     """The model a config names, with what it changes; `check` has already refused what cannot be."""
-    return model_spec(config.model, config.task.losses)
+    return model_spec(config.model, config.built_objective.losses)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:

@@ -330,8 +330,8 @@ class Config(Section):
         }
 
     @property
-    def task(self) -> Objective:
-        """The objective itself."""
+    def built_objective(self) -> Objective:
+        """What `objective` says, made."""
         return objective_of(self.objective)
 
     @property

@@ -37,7 +37,7 @@ def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean
 def _ids(loaded: LoadedModel, text: str, number: int) -> list[int]:
     """Ids of one text, with the special tokens that training had around it."""
     tokenizer = loaded.tokenizer
-    ids = loaded.config.task.with_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
+    ids = loaded.config.built_objective.with_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
     if not ids:
         raise UserError(f"texts[{number}] is empty: a model says nothing of no text.")
     if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:

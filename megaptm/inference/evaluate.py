@@ -105,7 +105,7 @@ def evaluate(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
             "build the corpus from more text, or with a larger validation=SHARE."
         )
-    names = config.task.losses
+    names = config.built_objective.losses
     if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
         raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
     contrasts = {name for name in names if HEADS[name].contrasts}
@@ -141,12 +141,14 @@ def evaluate(
         )
         for name in names
     }
-    every_token = config.task.every_token
+    every_token = config.built_objective.every_token
     return Evaluation(
         run=str(loaded.folder),
         step=loaded.step,
-        objective=config.task.name,
-        weights=weights_at(config.task, max(loaded.step - 1, 0)),  # of the last step, as validation takes them
+        objective=config.built_objective.name,
+        weights=weights_at(
+            config.built_objective, max(loaded.step - 1, 0)
+        ),  # of the last step, as validation takes them
         corpora=dict(corpora),
         rows=rows,
         losses=losses,

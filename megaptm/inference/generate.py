@@ -87,7 +87,7 @@ def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sa
     require(loaded, "generate")
     said = text_ids(loaded, prompt)
     told = loaded.tokenizer.decode(said)
-    ids = loaded.config.task.of_prompt("text").with_special_tokens(said, loaded.tokenizer.special)
+    ids = loaded.config.built_objective.of_prompt("text").with_special_tokens(said, loaded.tokenizer.special)
     for id_ in continue_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, loaded.tokenizer)):
         said.append(id_)
         text = loaded.tokenizer.decode(said)
@@ -275,7 +275,7 @@ def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None:
         raise UserError(f"{loaded.tokenizer_folder} has no mask token, so there is nothing to guess.")
-    mask, task = tokenizer.name(special.mask), loaded.config.task.of_prompt("masks")
+    mask, task = tokenizer.name(special.mask), loaded.config.built_objective.of_prompt("masks")
     ids = task.with_special_tokens(ids_with(tokenizer, prompt, (special.mask,)), special)
     if special.mask not in ids:
         raise UserError(f"the prompt needs a {mask} for the model to guess: 'The {mask} sat on the mat.'")

@@ -56,7 +56,7 @@ class LoadedModel:
     def prompts(self) -> tuple[Prompt, ...]:
         """What it can be asked with. An exported encoder-decoder may have learned to answer texts: its folder does
         not tell."""
-        shown, speaks = self.config.task.prompts, self.spec.family.last_block.cross is not None
+        shown, speaks = self.config.built_objective.prompts, self.spec.family.last_block.cross is not None
         return (*dict.fromkeys((*shown, "text")),) if speaks and not self.is_run else shown
 
     @property

@@ -50,7 +50,7 @@ def stack_of_words(loaded: LoadedModel) -> str:
 
 def fields_of_texts(loaded: LoadedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
     """[B, S], and `task_ids` [B]: all that the first stack reads of texts, whose ids come with their special tokens."""
-    task, inputs = loaded.config.task, loaded.spec.family.inputs
+    task, inputs = loaded.config.built_objective, loaded.spec.family.inputs
     longest = max(map(len, rows))
 
     def padded(columns: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
@@ -101,7 +101,7 @@ def asked(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: int) -> tup
     """A prompt as it is read: by the encoder, and what the decoder hears before it speaks; a decoder alone hears all of
     it. And how many tokens the answer may have."""
     special, longest = loaded.tokenizer.special, loaded.spec.longest
-    task = loaded.config.task.of_prompt(kind)
+    task = loaded.config.built_objective.of_prompt(kind)
     text = task.with_special_tokens(ids, special)
     alone = loaded.spec.family.stacks[stack_of_words(loaded)].cross is None
     heard = text if alone else special.ids_of(task.decoder_start)

@@ -96,7 +96,7 @@ class Workload:
 def workload_of(config: Config) -> Workload:
     """The step of a training config, as this engine runs it."""
     spec = resolve_model(config)
-    objective = config.task
+    objective = config.built_objective
     batch = objective.batch(config.data.sequence, config.data.document_mask)
     return Workload(
         spec=spec,

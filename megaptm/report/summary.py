@@ -67,7 +67,7 @@ def _config(run: Path) -> Config:
 
 def _objective(config: Config) -> str:
     try:
-        return config.task.name
+        return config.built_objective.name
     except UserError:
         return config.objective if isinstance(config.objective, str) else "+".join(config.objective)
 

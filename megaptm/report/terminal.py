@@ -89,7 +89,7 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
 
 def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """What such a model can be asked with, as its objective says; None where it gives vectors alone."""
-    task, special = config.task, tokenizer.special
+    task, special = config.built_objective, tokenizer.special
     way = next(iter(ways(resolve_model(config), task.prompts)), None)
     if way is None or not task.prompts:
         return None

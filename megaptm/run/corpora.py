@@ -57,7 +57,7 @@ def _opened(place: str, config: Config) -> Corpus:
 
 def build_command(place: str, config: Config) -> str:
     """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about."""
-    family, task = resolve_model(config).family, config.task
+    family, task = resolve_model(config).family, config.built_objective
     tasks = [part.objective for part in task.tasks] if isinstance(task, Composed) else [task]
     pieces = [objective.pieces for objective in tasks if objective.unit == "sentence-group"]
     needed = dict.fromkeys([*pieces, *(name for objective in tasks for name in objective.annotations)])

@@ -30,7 +30,7 @@ class Training:
     """What the loop works on, opened by `train.run`."""
 
     config: Config
-    task: Objective
+    objective: Objective
     engine: Engine
     batches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
@@ -141,7 +141,7 @@ def _finish_saving(run: Training) -> None:
 def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
     """A step's micro-batches and weights, or why there are none: whatever it is, the steps before can be saved."""
     try:
-        weights = weights_at(run.task, step)
+        weights = weights_at(run.objective, step)
         with run.during("data"), run.stop.ends_waiting():
             return (next(run.batches), weights), None
     except Exception as error:

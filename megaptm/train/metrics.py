@@ -82,13 +82,13 @@ class StepReport:
         self.tokens_per_row = sum(lengths.values())
         self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
         self._epochs = mix.epochs_begun(config.batches.first(start))
-        self.task = config.task
-        self._by_step = by_step(self.task)
+        self.objective = config.built_objective
+        self._by_step = by_step(self.objective)
         # An objective of the user's may say another weight at each step: that is in the metrics alone.
-        self._weights_change = type(self.task).weights is not Objective.weights and (
-            not isinstance(self.task, Composed)
-            or any(len(one.steps) > 1 for one in self.task.by_step.values())
-            or len(self.task.by_step) < len(self.task.losses)
+        self._weights_change = type(self.objective).weights is not Objective.weights and (
+            not isinstance(self.objective, Composed)
+            or any(len(one.steps) > 1 for one in self.objective.by_step.values())
+            or len(self.objective.by_step) < len(self.objective.losses)
         )
         self._begun, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
@@ -115,7 +115,7 @@ class StepReport:
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
-        weights = weights_at(self.task, step - 1)
+        weights = weights_at(self.objective, step - 1)
         metrics = {
             "loss": result.loss,
             **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),

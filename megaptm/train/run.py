@@ -69,7 +69,7 @@ def _work(
     from megaptm.train.metrics import SecondsSpent, StepReport
     from megaptm.train.peer_watch import collective_minutes, watch_each_other
 
-    spec, losses = resolve_model(config), weights_at(config.task, 0)
+    spec, losses = resolve_model(config), weights_at(config.built_objective, 0)
     events = Events(run, fence=lock.must_be_mine) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
@@ -113,7 +113,7 @@ def _work(
         checkpointer.tell = report.saved
     training = Training(
         config=config,
-        task=config.task,
+        objective=config.built_objective,
         engine=engine,
         batches=source.steps(start),
         held_out=source.held_out,

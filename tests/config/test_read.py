@@ -51,8 +51,8 @@ def test_only_steps_become_numbers_when_a_written_config_is_read(minimal, tmp_pa
     config = load(minimal, [f"objective={tasks}"])
     (tmp_path / "written.yaml").write_text(dump(config))
     again = load(tmp_path / "written.yaml")
-    assert (again, again.task.name) == (config, "5+²")
-    assert again.task.tasks[0].share.at(10) == 2
+    assert (again, again.built_objective.name) == (config, "5+²")
+    assert again.built_objective.tasks[0].share.at(10) == 2
 
 
 def test_the_nearest_file_wins_and_sections_are_merged(minimal, tmp_path):

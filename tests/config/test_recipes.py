@@ -107,7 +107,7 @@ def test_palm_has_the_papers_optimizer():
 def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
     """arXiv:2006.03654, appendix A.2; masks of up to three words, as often as 1 / n (the released code)."""
     found = config(name)
-    optimizer, task = found.optimizer, found.task
+    optimizer, task = found.optimizer, found.built_objective
     assert isinstance(task, MaskedLM)
     assert (task.hide, task.lengths, task.show, task.rate) == ("ngrams", (), "tokens", 0.15)
     assert resolve_model(found).dropout == 0.1
@@ -212,7 +212,7 @@ def test_bart_has_the_papers_recipe():
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (4e-4, (0.9, 0.98), 1e-6, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay_steps) == (10_000, 500_000)
     assert (optimizer.decay, optimizer.final, optimizer.clip) == ("linear", 0.0, None)
-    task = first.task
+    task = first.built_objective
     assert isinstance(task, Denoising)
     assert (task.infill, task.mean, task.permute) == (0.3, 3.0, 1.0)
     assert (task.mask, task.delete, task.rotate, task.random) == (0.0, 0.0, 0.0, 0.0)
@@ -253,7 +253,7 @@ def test_electra_has_the_papers_recipe(size, rate, batch, sequence, steps, share
     """arXiv:2003.10555, tables 6 and 7; clipping is the released code's."""
     found = config(f"electra/{size}")
     assert (found.train.batch, found.data.sequence, found.train.steps) == (batch, sequence, steps)
-    optimizer, model, task = found.optimizer, resolve_model(found), found.task
+    optimizer, model, task = found.optimizer, resolve_model(found), found.built_objective
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.999), 1e-6, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
     assert task.losses == {"mlm": 1.0, "replaced-token": 50.0}
@@ -286,7 +286,7 @@ def test_ernie_has_the_recipe_of_the_released_code():
 
 def test_ernie_masks_characters_then_phrases_then_entities():
     """arXiv:1904.09223, section 3.2."""
-    task = config("ernie/base").task
+    task = config("ernie/base").built_objective
     for step, units in {0: "tokens", 333_333: "words", 666_667: "entities", 999_999: "entities"}.items():
         made, dialogues = (part for part in task.tasks if part.share.at(step))
         assert (made.objective.question, dialogues.objective.question) == ("next-sentence", "dialogue")
@@ -308,8 +308,8 @@ def test_ernie_2_learns_a_task_more_in_each_stage(size):
     expected = {0: [20, 10, 10, 10], 1: [0, 30, 10, 10], 2: [0, 0, 40, 10], 3: [0, 0, 0, 50]}
     made = {number: [0.0] * 4 for number in expected}
     for stage, (first, stop) in enumerate(pairwise(borders)):
-        shares = [(task.task_id, task.share.at(first)) for task in found.task.tasks]
-        assert shares == [(task.task_id, task.share.at(stop - 1)) for task in found.task.tasks]
+        shares = [(task.task_id, task.share.at(first)) for task in found.built_objective.tasks]
+        assert shares == [(task.task_id, task.share.at(stop - 1)) for task in found.built_objective.tasks]
         for number, share in shares:
             made[number][stage] += share / sum(share for _, share in shares) * (stop - first) / 1000
     for number, steps in expected.items():
@@ -321,7 +321,7 @@ def test_macbert_has_the_papers_masks(size, steps):
     """arXiv:2004.13922, section 3.1: n-grams of four lengths; 80% similar words, 10% random, 10% kept."""
     found = config(f"macbert/{size}")
     assert found.train.steps == steps
-    task = found.task
+    task = found.built_objective
     assert isinstance(task, MaskedLMWithQuestion)
     assert (task.question, task.masked.hide, task.masked.show) == ("sentence-order", "ngrams", "similar-words")
     assert (task.masked.lengths, task.masked.rate) == ((0.4, 0.3, 0.2, 0.1), 0.15)

@@ -189,7 +189,7 @@ def test_a_generator_is_as_wide_and_half_as_deep() -> None:
 def test_what_is_masked_is_what_the_released_code_masks() -> None:
     """Single tokens, 15 in 100, and all of them shown as the mask."""
     special = SpecialTokens(size=100, pad=96, cls=97, sep=98, mask=99, specials=frozenset({96, 97, 98, 99}))
-    objective, rng = load(ROOT / "configs/deberta-v3/base.yaml").task, np.random.default_rng(0)
+    objective, rng = load(ROOT / "configs/deberta-v3/base.yaml").built_objective, np.random.default_rng(0)
     assert objective.losses == WEIGHTS
     for _ in range(50):
         sample = objective.make([DocumentSlice(rng.integers(0, 96, 126), slots=2)], special, rng, 128, True)

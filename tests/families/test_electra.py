@@ -279,7 +279,7 @@ def test_without_its_objective_it_is_bert_of_its_shape() -> None:
     with torch.device("meta"):
         theirs = transformers.ElectraForMaskedLM(transformers.ElectraConfig(num_hidden_layers=12, **shape))
     ours = build_model(replace(spec, family=change(spec.family, heads=("mlm",))))
-    assert config.task.name == "masked-lm"
+    assert config.built_objective.name == "masked-lm"
     # Rows that pad our vocabulary, and its bias, are nobody's; so is a pooler that nothing asks.
     padding = (spec.padded_vocabulary - spec.vocabulary) * (128 + 1)
     assert sum(p.numel() for p in ours.parameters()) - padding == sum(p.numel() for p in theirs.parameters())

@@ -64,7 +64,11 @@ def test_a_text_has_one_vector_whatever_is_read_beside_it(loaded: LoadedModel) -
     torch.testing.assert_close(together, apart, rtol=1e-3, atol=1e-4)
     assert (together[0] - together[1]).abs().max() > 1e-2
     assert loaded.encode(TEXTS, pool="none").shape[1] == max(
-        len(loaded.config.task.with_special_tokens(loaded.tokenizer.encode(text).tolist(), loaded.tokenizer.special))
+        len(
+            loaded.config.built_objective.with_special_tokens(
+                loaded.tokenizer.encode(text).tolist(), loaded.tokenizer.special
+            )
+        )
         for text in TEXTS
     )
 
@@ -86,7 +90,7 @@ def test_it_can_be_asked_what_its_heads_answer(loaded: LoadedModel) -> None:
 
 
 def prompt_of(loaded: LoadedModel) -> str:
-    task, special = loaded.config.task, loaded.tokenizer.special
+    task, special = loaded.config.built_objective, loaded.tokenizer.special
     if task.prompts[0] == "text":
         return "The cat"
     hole = special.sentinels[0] if task.prompts[0] == "sentinels" else special.blank
@@ -122,7 +126,7 @@ def test_a_text_is_told_the_task_that_hides_in_it() -> None:
 
 def test_questions_alone_leave_nothing_to_ask_in_words() -> None:
     bert = tiny("bert", "objective={token-document: {}}")
-    assert bert.config.task.prompts == ()
+    assert bert.config.built_objective.prompts == ()
     assert bert.encode(TEXTS).isfinite().all()
 
 
