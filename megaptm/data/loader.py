@@ -28,7 +28,7 @@ MicroBatch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankSlice:
     """Which samples of a step one data rank reads: the contiguous `rank`-th part, in micro-batches."""
 
     batches: BatchSchedule
@@ -74,7 +74,7 @@ class Loader:
         self.step = start_step
         """The step that comes next."""
         batches = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
-        self.share = Share(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
+        self.slice = RankSlice(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
         self._pin = pin
         self._reader: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
 
@@ -82,7 +82,7 @@ class Loader:
         return self
 
     def __next__(self) -> tuple[int, list[MicroBatch]]:
-        batches = [as_tensors(self._reader.next(), self._pin) for _ in self.share.of(self.step)]
+        batches = [as_tensors(self._reader.next(), self._pin) for _ in self.slice.of(self.step)]
         self.step += 1
         return self.step - 1, batches
 
@@ -100,7 +100,7 @@ class Loader:
         """Sample numbers of every micro-batch to come."""
         step = self.step
         while True:
-            yield from self.share.of(step)
+            yield from self.slice.of(step)
             step += 1
 
 
@@ -108,9 +108,9 @@ def validation_batches(
     mix: Mix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
-    share = Share(batches=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
+    slice_ = RankSlice(batches=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
     steps = range(validation_steps(mix, batch=batch, most=most))
-    return [[as_tensors(stacked(mix, numbers)) for numbers in share.of(step)] for step in steps]
+    return [[as_tensors(stacked(mix, numbers)) for numbers in slice_.of(step)] for step in steps]
 
 
 def validation_steps(mix: Mix, *, batch: int, most: int | None = None) -> int:

@@ -161,7 +161,7 @@ class Mix:
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
         if task is self.objective:
             return sample
-        return self._batch.widened(source.task.told(sample), pad=self.special.pad)
+        return self._batch.widened(source.task.with_task_id(sample), pad=self.special.pad)
 
     def locate(self, number: int) -> Place:
         """Which corpus, epoch and position sample `number` comes from."""

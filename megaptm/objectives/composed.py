@@ -48,7 +48,7 @@ class Task:
     corpora: tuple[str, ...] = ()
     """Those of the mix that it reads; none: all."""
 
-    def told(self, sample: Sample) -> Sample:
+    def with_task_id(self, sample: Sample) -> Sample:
         """A sample that says of which task it is."""
         return sample if self.task_id is None else {**sample, TASK_IDS: np.array(self.task_id, dtype=np.int64)}
 
@@ -90,7 +90,7 @@ class Composed(Objective):
 
     def text_fields(self, length: int) -> Sample:
         task = self._asked("masks")
-        return task.told(task.objective.text_fields(length))
+        return task.with_task_id(task.objective.text_fields(length))
 
     def _asked(self, kind: Prompt) -> Task:
         return next((task for task in self.tasks if kind in task.objective.prompts), self.tasks[0])

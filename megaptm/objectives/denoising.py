@@ -95,10 +95,10 @@ class Denoising(Objective):
         assert isinstance(piece, list)
         assert special.pad is not None
         begin, end = np.array([special.begin]), np.array([special.end])
-        spoken = laid_out([part.tokens for part in piece], piece, begin, end, document_mask)
-        read = laid_out([self.spoil(part, special, rng) for part in piece], piece, begin, end, document_mask)
-        heard = [np.concatenate((end, text[:-1])) for text in spoken]
-        return two_rows(read, heard, spoken, sequence=sequence, targets=sequence, pad=special.pad)
+        labels = laid_out([part.tokens for part in piece], piece, begin, end, document_mask)
+        encoder_inputs = laid_out([self.spoil(part, special, rng) for part in piece], piece, begin, end, document_mask)
+        decoder_inputs = [np.concatenate((end, text[:-1])) for text in labels]
+        return two_rows(encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=sequence, pad=special.pad)
 
     def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """int64 [at most as many tokens]: what the encoder reads of a document, between `begin` and `end`."""

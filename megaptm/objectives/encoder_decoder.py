@@ -94,13 +94,13 @@ class EncoderDecoder(Objective):
         texts = _fitting(texts, rooms) if document_mask else [np.concatenate(texts)]
         start, end = np.array([special.pad]), np.array([special.end])
         noise = self.noise
-        inputs, spoken, heard = [], [], []
+        encoder_inputs, labels, decoder_inputs = [], [], []
         for text in texts:
             _, shown, asked = noise(text, special, rng)
-            inputs.append(np.concatenate((shown, end)))
-            spoken.append(np.concatenate((asked, end)))
-            heard.append(np.concatenate((start, asked)))
-        return two_rows(inputs, heard, spoken, sequence=sequence, targets=targets, pad=special.pad)
+            encoder_inputs.append(np.concatenate((shown, end)))
+            labels.append(np.concatenate((asked, end)))
+            decoder_inputs.append(np.concatenate((start, asked)))
+        return two_rows(encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad)
 
     def _make_joined(
         self, piece: list[DocumentSlice], special: SpecialTokens, rng: np.random.Generator, sequence: int, apart: bool
@@ -152,18 +152,18 @@ def batch_of_two_rows(sequence: int, targets: int) -> BatchSpec:
 
 
 def two_rows(
-    read: list[np.ndarray],
-    heard: list[np.ndarray],
-    said: list[np.ndarray],
+    encoder_inputs: list[np.ndarray],
+    decoder_inputs: list[np.ndarray],
+    labels: list[np.ndarray],
     *,
     sequence: int,
     targets: int,
     pad: int,
 ) -> Sample:
-    """Of each document what the encoder reads, what the decoder hears, and what it is to say, end to end: rows of
+    """Of each document what the encoder and the decoder read, and what the decoder is to say, end to end: rows of
     `sequence` and of `targets` places."""
-    sample = {"labels": padded(said, targets, IGNORED)}
-    for prefix, texts, size in (("", read, sequence), ("decoder_", heard, targets)):
+    sample = {"labels": padded(labels, targets, IGNORED)}
+    for prefix, texts, size in (("", encoder_inputs, sequence), ("decoder_", decoder_inputs, targets)):
         documents, positions = documents_of([len(text) for text in texts], size)
         sample[f"{prefix}tokens"] = padded(texts, size, pad)
         sample[f"{prefix}document_ids"], sample[f"{prefix}positions"] = documents, positions

@@ -70,7 +70,7 @@ class Translation(Objective):
         assert special.pad is not None
         targets = self.target_length(sequence)
         start, end = np.array([special.pad]), np.array([special.end])
-        read, heard, said = [], [], []
+        encoder_inputs, decoder_inputs, labels = [], [], []
         rooms = [sequence, targets]
         for document in piece:
             if len(document.annotations["parts"]) < 2:  # a text without a token, such as a mark of direction alone
@@ -81,7 +81,7 @@ class Translation(Objective):
                 continue
             rooms = left
             source, target = texts
-            read.append(np.concatenate((source, end)))
-            heard.append(np.concatenate((start, target)))
-            said.append(np.concatenate((target, end)))
-        return two_rows(read, heard, said, sequence=sequence, targets=targets, pad=special.pad)
+            encoder_inputs.append(np.concatenate((source, end)))
+            decoder_inputs.append(np.concatenate((start, target)))
+            labels.append(np.concatenate((target, end)))
+        return two_rows(encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad)
