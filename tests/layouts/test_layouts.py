@@ -1,4 +1,9 @@
-"""Promise 1: the losses and the gradient norm are those of one process, whatever the layout, for every family."""
+"""Promise 1: the losses and the gradient norm are those of one process, whatever the layout, for every family.
+
+Each family in each run of the tests on a layout of each kind: tensor ranks with and without sequence parallelism,
+stages in both schedules, data ranks, a divided optimizer and recomputation. On more layouts, which divide by some of
+these alone, in the drills; a family of each kind of model on all in each run.
+"""
 
 from functools import cache
 
@@ -34,14 +39,18 @@ def alone(family):
     return run_ranks(1, train_steps, family, Layout(microbatch=2))[0]
 
 
-OF_EVERY_FAMILY = (
-    *("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "DP2 distributed optimizer", "TP2xPP2", "TP2xDP2"),
-    "TP2+SPxPP2 recompute",
-)
-CASES = [(family, name) for family in CATALOGUE for name in (LAYOUTS if family in KINDS else OF_EVERY_FAMILY)]
+OF_EVERY_FAMILY = ("TP2", "PP2 interleaved", "DP2 distributed optimizer", "TP2+SPxPP2 recompute")
+IN_DRILLS = ("TP2+SP", "PP2", "DP2", "TP2xPP2", "TP2xDP2")
+CASES = [
+    (family, name) for family in CATALOGUE for name in (LAYOUTS if family in KINDS else [*OF_EVERY_FAMILY, *IN_DRILLS])
+]
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
+def marks(family, name):
+    return [pytest.mark.drill] if family not in KINDS and name in IN_DRILLS else []
+
+
+@pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks(*case)) for case in CASES])
 def test_layout_changes_nothing(family, name):
     layout = LAYOUTS[name]
     for result in run_ranks(layout.processes, train_steps, family, layout):
