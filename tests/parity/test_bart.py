@@ -103,6 +103,5 @@ def test_it_begins_to_write_as_it_was_trained(tmp_path: Path) -> None:
     said = [*answer_ids(ours, ids[1:-1], tokens=100, draw=draw)]
     assert said[: len(written) - 3] == written[2:-1]
     assert ours.fill("def<mask>(text)", tokens=3, temperature=0)
-    for prompt, told in (("def", "the prompt needs a <mask> for"), ("<mask>" * 24, "26 tokens, the model reads 24")):
-        with pytest.raises(UserError, match=told):
-            ours.fill(prompt)
+    with pytest.raises(UserError, match="26 tokens, the model reads 24"):
+        ours.fill("<mask>" * 24)
