@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
+from megaptm.models.heads import Loss as ModelLoss
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
@@ -46,7 +47,9 @@ class Loss:
     """Answers."""
     model: float
     unigram: float
-    """Says each answer as often as it was the answer in training (one added to each count)."""
+    """Says each answer as often as it was the answer in training (one added to each count). Whether a token was
+    replaced (ELECTRA) depends on the model that draws: as often as it is so in the rows that are measured. Of what
+    compares the rows of a batch, as often as any other."""
     uniform: float
     """Says every answer equally often."""
 
@@ -113,14 +116,18 @@ def evaluate(
     each = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, each)
-    # Whose answers are not in the batch: nobody knows beforehand how often each is right.
-    uncounted = contrasts | {name for name in names if HEADS[name].judges_draws}
+    judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     tell(f"measuring the loss of {rows:,} held-out rows")
     for batch in _read(held_out, rows, each, "held-out loss", console):
+        tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
+        with torch.inference_mode():
+            found = cast(dict[str, ModelLoss], loaded.model(tensors))
+            if judged:
+                batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
-        for name, (total, _) in _losses(loaded, batch).items():
+        for name, (total, _) in found.items():
             sums[name] += float(total)
     if silent := [name for name in names if not counts[name].sum()]:
         raise UserError(
@@ -135,8 +142,8 @@ def evaluate(
             asked=int(counts[name].sum()),
             model=sums[name] / int(counts[name].sum()),
             unigram=math.log(sizes[name])
-            if name in uncounted
-            else unigram_loss(counts[name], model=training_counts[name]),
+            if name in contrasts
+            else unigram_loss(counts[name], None if name in judged else training_counts[name]),
             uniform=math.log(sizes[name]),
         )
         for name in names
@@ -227,14 +234,6 @@ def _read(mix: Mix, rows: int, each: int, title: str, console: Console | None) -
         for at in range(0, rows, each):
             yield stacked(mix, range(at, min(at + each, rows)))
             progress.update(bar, completed=min(at + each, rows))
-
-
-def _losses(loaded: LoadedModel, batch: Sample) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
-    with torch.inference_mode():
-        losses = loaded.model(tensors)
-    assert isinstance(losses, dict)
-    return losses
 
 
 def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:

@@ -127,6 +127,10 @@ class Model(nn.Module):
         x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
 
+    def answered(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch with the answers that drawing decides (ELECTRA: which tokens were replaced); the model is whole."""
+        return self._answered(batch, self._run(batch, None)[0])
+
     def logits(
         self, batch: dict[str, Tensor], x: Tensor | None = None, *, ended: Mapping[str, Tensor] = NONE_ENDED
     ) -> dict[str, Tensor]:
@@ -217,7 +221,6 @@ class Model(nn.Module):
         return {Reading(source, None): ended}
 
     def _answered(self, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with what drawing decided: at which places tokens changed."""
         if not self.chunk.last or REPLACED not in batch:
             return batch
         for name in self.spec.family.drawn:

@@ -100,6 +100,19 @@ def test_unigram_knows_how_often_each_answer_comes_and_no_more(corpora, tmp_path
     assert found.losses["lm"].uniform == pytest.approx(math.log(size))
 
 
+def test_unigram_knows_what_share_of_the_tokens_is_replaced(corpora, tmp_path):
+    """A discriminator that says the same of each token tells the share by its loss: log(1 + e) - share."""
+    trained = open_run(save_untrained("electra", tmp_path / "run", corpora["bert"])[0])
+    classify = trained.model.head["replaced-token"].classify
+    torch.nn.init.zeros_(classify.weight)
+    torch.nn.init.ones_(classify.bias)
+    loss = evaluate(trained, rows=20).losses["replaced-token"]
+    share = math.log(1 + math.e) - loss.model
+    assert 0.05 < share < 0.25
+    assert loss.unigram == pytest.approx(-share * math.log(share) - (1 - share) * math.log(1 - share), rel=1e-4)
+    assert loss.uniform == pytest.approx(math.log(2))
+
+
 def test_bits_per_byte_count_the_text_that_was_predicted(corpora, tmp_path):
     trained = open_run(save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])[0])
     found = evaluate(trained)
