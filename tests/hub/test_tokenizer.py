@@ -119,6 +119,20 @@ def test_texts_are_laid_out_as_in_training(
     assert max(pair.get("token_type_ids", [0])) == (1 if objective == "masked-lm-next-sentence" else 0)
 
 
+def test_two_texts_that_training_never_showed_are_laid_out_by_the_tokenizer(tmp_path: Path) -> None:
+    """RoBERTa's puts two `</s>` between them."""
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")
+    tokenizer = train("byte-bpe", [text], vocabulary=400, specials="roberta")
+    tokenizer.save(tmp_path / "tokenizer")
+    spec = replace(tiny_spec("roberta"), vocabulary=tokenizer.vocabulary)
+    weights = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
+    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "out", objective=OBJECTIVES["masked-lm"])
+    first, second, end = tokenizer.encode(FIRST).tolist(), tokenizer.encode(SECOND).tolist(), tokenizer.special.end
+    expected = [tokenizer.special.begin, *first, end, end, *second, end]
+    assert tokenizer_of(tmp_path / "out")(FIRST, SECOND).input_ids == expected
+    assert transformers.RobertaTokenizer.from_pretrained(tmp_path / "out")(FIRST, SECOND).input_ids == expected
+
+
 def test_a_decoder_with_another_familys_tokenizer_is_shown_no_end(tmp_path: Path) -> None:
     """T5's tokenizer closes a text; a decoder trained with it must go on."""
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
