@@ -3,7 +3,8 @@
 import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
+
+from megaptm.suggest import suggest
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -36,13 +37,8 @@ class UserError(ValueError):
 def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
     """`did you mean X?`, or what there is, where nothing that is known is near to a name."""
     known = list(known)
-    short = [one for one in known if _abbreviated(one) == str(name).lower()]  # `mlm` is meant for `masked-lm`
-    close = short or get_close_matches(str(name), known, n=1)
-    return f"did you mean {close[0]}?" if close else otherwise.format(", ".join(known) or "none")
-
-
-def _abbreviated(name: str) -> str:
-    return "".join(word if len(word) <= len("lm") else word[0] for word in name.split("-"))
+    meant = suggest(name, known)
+    return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
 
 
 def _on_one_line(sentence: object) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Package -> those it may import. `megaptm.errors`, `megaptm.credentials` and `megaptm` itself (its version) are common.
+# Package -> those it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials` and
+# `megaptm` itself (its version) are common.
 NO_TORCH = {
     "spec": (),
     "plugins": (),
@@ -133,7 +134,11 @@ def imported(path):
 def part(name):
     """`megaptm.train.loop` -> `train`; None outside megaptm, and for what is common."""
     words = name.split(".")
-    if words[0] != "megaptm" or len(words) == 1 or words[1] in ("errors", "credentials", "__version__", "__init__"):
+    if (
+        words[0] != "megaptm"
+        or len(words) == 1
+        or words[1] in ("errors", "suggest", "credentials", "__version__", "__init__")
+    ):
         return None
     return words[1]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
+from megaptm.suggest import ELSEWHERE, suggest
 
 NO_SPACE = re.compile(r"(.+):([^:/]+)")
 """A key that was to be a key and its value, as in `{a:1}`."""
@@ -121,8 +121,10 @@ def _nearest(path: tuple[str, ...]) -> str:
 
 
 def _meant(path: tuple[str, ...]) -> str | None:
-    """The same name in another section, else the closest one in this section."""
+    """The same name in another section, else what was meant of this section, else another library's name of a key in
+    another section."""
     here, name = path[:-1], path[-1]
     elsewhere = [f"{section}.{name}" for section in fields() if name in fields((section,))]
-    close = [".".join((*here, one)) for one in get_close_matches(name, list(fields(here)), n=1)]
-    return next(iter([*elsewhere, *close]), None)
+    close = [".".join((*here, one)) for one in [suggest(name, fields(here))] if one]
+    called = [f"{section}.{ELSEWHERE[name]}" for section in fields() if ELSEWHERE.get(name) in fields((section,))]
+    return next(iter([*elsewhere, *close, *called]), None)

@@ -18,7 +18,7 @@ CONFIGS = SHIPPED / "configs"
 def find_config(path: Path) -> Path:
     """`path` where there is such a file; else the shipped one of that name: `gpt3/175b`, `configs/gpt3/175b.yaml`.
 
-    A `UserError` with the nearest names where there is neither, `path` where no name is near.
+    A `UserError` with the nearest name where there is neither, `path` where no name is near.
     """
     return path if path.exists() else find_shipped(path, path.as_posix())
 
@@ -28,8 +28,8 @@ def find_shipped(path: Path, name: str) -> Path:
     name, known = name.removeprefix("configs/").removesuffix(".yaml"), config_names()
     if name in known:
         return CONFIGS / f"{name}.yaml"
-    if near := get_close_matches(name, known, n=3, cutoff=0.7):
-        raise UserError(f"{path}: no such config file, and none of that name; did you mean {' or '.join(near)}?")
+    if near := get_close_matches(name, known, n=1, cutoff=0.7):
+        raise UserError(f"{path}: no such config file, and none of that name; did you mean {near[0]}?")
     return path
 
 

@@ -18,6 +18,7 @@ from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.plugins import in_words, is_plugin, load_plugin
+from megaptm.suggest import suggest
 
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
@@ -130,6 +131,8 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         kind, defaults = type(OBJECTIVES[name]), dict(vars(OBJECTIVES[name]))
     elif name in (*QUESTIONS,):
         kind, defaults = TextQuestion, {"question": name}
+    elif "task" not in options and (mistyped := [key for key in options if suggest(key, ("task",))]):
+        raise UserError(f"objective.{label}: unknown option {mistyped[0]}; did you mean task?")
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
         raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *QUESTIONS])}")

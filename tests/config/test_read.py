@@ -199,6 +199,10 @@ def test_a_file_that_extends_itself_is_refused(tmp_path):
     ("override", "parts"),
     [
         ("optimizer.lrr=1", ["override 'optimizer.lrr=1'", "unknown key optimizer.lrr", "did you mean optimizer.lr?"]),
+        ("optimizer.learning_rate=1", ["unknown key optimizer.learning_rate", "did you mean optimizer.lr?"]),
+        ("model.hidden_size=1", ["unknown key model.hidden_size", "did you mean model.width?"]),
+        ("layout.tensor_model_parallel_size=2", ["did you mean layout.tensor?"]),
+        ("train.seq_length=2", ["unknown key train.seq_length", "did you mean data.sequence?"]),
         ("layout.batch=1", ["unknown key layout.batch", "did you mean train.batch?"]),
         ("batch=1", ["unknown key batch", "did you mean train.batch?"]),
         ("optimiser={}", ["unknown key optimiser", "did you mean optimizer?"]),

@@ -107,6 +107,8 @@ def test_weights_and_shares_change_at_their_steps():
         ({"maskd-lm": {}}, r"objective\.maskd-lm is no task; did you mean masked-lm\?"),
         ({"MLM": {}}, r"objective\.MLM is no task; did you mean masked-lm\?"),
         ({"a": {"task": "spans"}}, r"objective\.a\.task \(spans\) is no task"),
+        ({"words": {"taks": "masked-lm"}}, r"objective\.words: unknown option taks; did you mean task\?"),
+        ({"masked-lm": {"mask_prob": 0.2}}, r"objective\.masked-lm: unknown option mask_prob; did you mean rate\?"),
         ({"masked-lm": {"rat": 0.2}}, r"objective\.masked-lm: unknown option rat; did you mean rate\?"),
         ({"masked-lm": {"rate": 2}}, r"objective\.masked-lm\.rate \(2\): input should be less than or equal to 0\.99"),
         ({"span-corruption": {"rate": 0.9999999999999999}}, r"rate \(0\.99\d+\): input should be less than or equal"),
