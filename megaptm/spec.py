@@ -7,8 +7,10 @@ brick understands is an error when the model is built (`layers.layer`), never ig
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
+
+from megaptm.errors import UserError
 
 # Tables are padded to a multiple of this, whatever the layout, so that a checkpoint has the same shapes on any number
 # of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
@@ -227,6 +229,12 @@ class Family:
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
     sizes: dict[str, Size] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if str(one.type).startswith("tuple[") and isinstance(word := getattr(self, one.name), str):
+                # It would be read letter by letter.
+                raise UserError(f'family {self.name}: {one.name}=("{word}") is one word, no tuple: write ("{word}",).')
 
     @property
     def prefixes(self) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -63,3 +65,9 @@ def test_an_unknown_rule_of_initial_values_is_refused() -> None:
     spec = published(change(GPT2, init="xavier"), "small")
     with pytest.raises(UserError, match=r"init is 'xavier'.*normal, gpt2, t5"):
         initial_value(spec, "embed.position.weight", (4, 4), seed=0)
+
+
+@pytest.mark.parametrize("name", ["objectives", "heads", "inputs"])
+def test_a_forgotten_comma_is_not_read_letter_by_letter(name: str) -> None:
+    with pytest.raises(UserError, match=rf'family bert: {name}=\("token"\) is one word, no tuple: write \("token",\)'):
+        replace(CATALOGUE["bert"], **{name: "token"})
