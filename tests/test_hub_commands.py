@@ -134,3 +134,15 @@ def test_a_published_size_is_known_by_its_name(tmp_path):
 
     assert _size_name(published(CATALOGUE["t5"], "3b")) == "3b"
     assert _size_name(published(CATALOGUE["gpt2"], "medium")) == "medium"
+
+
+def test_an_export_says_how_it_is_loaded_and_what_it_left_out(tmp_path):
+    corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
+    asked = "objective={replaced-token-detection: {}, next-sentence: {}}"
+    run, _ = save_untrained("electra", tmp_path / "run", corpus, asked)
+    lines = run_command(export, "hf", run, tmp_path / "out").splitlines()
+    names = {"transformers": transformers}
+    loaded = [type(eval(line.strip(), names)).__name__ for line in lines if line.startswith("  transformers.")]
+    assert loaded[:2] == ["ElectraForPreTraining", "ElectraForMaskedLM"]
+    assert len(loaded) == 3
+    assert lines[-1] == "left out, since these classes have no such head: next-sentence"

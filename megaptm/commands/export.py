@@ -36,10 +36,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
       megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
       megaptm export hf runs/transformer-base exported/transformer --average 5
 
-    \b
-    And in Python, for a GPT (BERT: AutoModelForPreTraining, T5, Transformer: AutoModelForSeq2SeqLM):
-      model = transformers.AutoModelForCausalLM.from_pretrained("exported/gpt2-tiny")
-      tokenizer = transformers.AutoTokenizer.from_pretrained("exported/gpt2-tiny")
+    It says how the model is loaded in Python: by which class, and, where it is two (ELECTRA), from which folders.
     """
     from megaptm.report.terminal import TimedLog
 
@@ -52,7 +49,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
 
     tell("reading and writing the weights")
     checkpoint = open_checkpoint(run, step=step)
-    to_hugging_face(
+    exported = to_hugging_face(
         checkpoint.spec,
         checkpoint.mean_weights(average),
         checkpoint.tokenizer,
@@ -62,4 +59,8 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         sequence=checkpoint.config.data.sequence,
     )
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
-    click.echo(f"{which} {checkpoint.step} of {run} is in {folder}")
+    click.echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
+    for name, place in [*((name, place) for place, name in exported.classes.items()), ("AutoTokenizer", ".")]:
+        click.echo(f"  transformers.{name}.from_pretrained({str(folder / place)!r})")
+    if exported.left_out:
+        click.echo(f"left out, since these classes have no such head: {', '.join(exported.left_out)}")

@@ -65,6 +65,16 @@ class ImportedModel:
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.absent))
 
 
+@dataclass(frozen=True)
+class ExportedModel:
+    """What an export wrote."""
+
+    classes: dict[str, str]
+    """Place in the folder (`.` is the folder itself) -> the class of `transformers` that loads what is there."""
+    left_out: tuple[str, ...]
+    """Heads that those classes have not."""
+
+
 def to_hugging_face(
     spec: ModelSpec,
     weights: Mapping[str, Tensor],
@@ -74,7 +84,7 @@ def to_hugging_face(
     dtype: torch.dtype = torch.float32,
     objective: Objective | None = None,
     sequence: int | None = None,
-) -> None:
+) -> ExportedModel:
     """Writes config, generation config, weights and tokenizer to a new folder.
 
     `weights` are whole parameters by their global names. `objective` and `sequence` are those of the training; absent,
@@ -112,6 +122,14 @@ def to_hugging_face(
             config.save_pretrained(part)
             generation.save_pretrained(part)
             save_torch_state_dict(theirs, part)
+    found = {place: counterpart_of(model) for place, (model, _) in models.items()}
+    left_out = [head for place, (model, _) in models.items() for head in _left_out(model, found[place])]
+    return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out))
+
+
+def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
+    """Heads that theirs has not, as those that an objective has added."""
+    return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
 
 
 def _converted(
@@ -119,7 +137,7 @@ def _converted(
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
     """Their config, generation config and weights of our model."""
     counterpart = counterpart_of(spec)
-    added = tuple(f"head.{head}." for head in spec.family.heads if head not in counterpart.table.heads)
+    added = tuple(f"head.{head}." for head in _left_out(spec, counterpart))
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)} if added else weights
     theirs = export_weights(counterpart.rows, spec, known)
     theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}

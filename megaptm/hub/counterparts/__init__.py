@@ -71,7 +71,10 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
     counterpart = _of_shape(spec.family)
     if counterpart is None:
-        raise UserError(f"{spec.name} has no counterpart at Hugging Face; the blocks of {_known('family')} have.")
+        raise UserError(
+            f"{spec.name} has no counterpart at Hugging Face; the blocks of {_known('family')} have. Use it by "
+            "`megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 4)."
+        )
     check_sharing(counterpart, spec)
     sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
     for size in sizes.values():
