@@ -211,6 +211,13 @@ def test_it_knows_more_than_how_often_words_are(life: Life) -> None:
     assert main_loss(mean_losses(life.loaded, batches)) < entropy - CLEARLY
 
 
+def test_a_discriminator_knows_more_than_how_many_tokens_are_replaced(life: Life) -> None:
+    if life.spec.family.name != "electra":  # DeBERTa-v3's tiny config is too short for its own
+        pytest.skip(f"{life.spec.family.name} has no discriminator that has learned")
+    loss = life.loaded.evaluate(rows=1000).losses["replaced-token"]
+    assert loss.model < loss.unigram - 0.01
+
+
 def test_training_and_evaluation_measure_the_same(life: Life) -> None:
     config: Config = life.loaded.config
     rows = config.train.batch * config.train.validate_batches
