@@ -101,5 +101,5 @@ def _table(prompt: str, found: list) -> None:
     for column in range(len(found[0])):
         table.add_column(f"guess {column + 1}")
     for number, row in enumerate(found, 1):
-        table.add_row(str(number), *(Text(f"{guess.token} {guess.chance:.1%}") for guess in row))
+        table.add_row(str(number), *(Text(f"{guess.shown} {guess.chance:.1%}") for guess in row))
     Console().print(table)

@@ -266,7 +266,10 @@ def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list
 @dataclass(frozen=True)
 class Guess:
     token: str
+    """As the vocabulary has it."""
     chance: float
+    shown: str
+    """For people (`Tokenizer.shown`)."""
 
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
@@ -286,6 +289,9 @@ def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[
         logits_SV = loaded.model.logits(batch)["mlm"][0]
     chances_AV = finite_logits(logits_SV[batch["tokens"][0] == special.mask], tokenizer).softmax(-1)
     return [
-        [Guess(tokenizer.name(id_), chance) for chance, id_ in zip(*map(Tensor.tolist, best), strict=True)]
+        [
+            Guess(tokenizer.name(id_), chance, tokenizer.shown(id_))
+            for chance, id_ in zip(*map(Tensor.tolist, best), strict=True)
+        ]
         for best in (row.topk(min(guesses, len(row))) for row in chances_AV)
     ]

@@ -141,6 +141,10 @@ class Tokenizer:
         name: str | None = self.library.id_to_token(id_)
         return f"({id_})" if name is None else name
 
+    def shown(self, id_: int) -> str:
+        """A token for people: by its name, but where names are bytes in an alphabet of their own, text in quotes."""
+        return repr(self.decode([id_])) if self.kind == "byte-bpe" else self.name(id_)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the folder that `load` and `transformers.AutoTokenizer.from_pretrained` read."""
         folder = Path(folder)

@@ -167,7 +167,7 @@ class StepReport:
         if len(means) > 2:  # the weighted sum, and more than one loss
             metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
         self.tracker.log_metrics(step, metrics)
-        self._screen.validation(step, means["loss"])
+        self._screen.validation(step, metrics)
 
     def stood_still(self, step: int, seconds: float) -> None:
         """After training has waited for a checkpoint, or for the copy that it is written from."""
@@ -191,6 +191,13 @@ class StepReport:
             print(f"curves: {', then '.join(look)}", flush=True)
 
 
+def _each(metrics: Mapping[str, float], prefix: str) -> str:
+    """Of several losses each by itself: a weighted sum hides one that does not fall."""
+    found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    said = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if name != "loss")
+    return f" ({said})" if said else ""
+
+
 class _Lines:
     """For logs: a line a record."""
 
@@ -205,13 +212,15 @@ class _Lines:
 
     def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
         print(
-            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['learning_rate']:.2e}  gradient "
-            f"{metrics['gradient_norm']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
+            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_each(metrics, 'loss/')}  "
+            f"lr {metrics['learning_rate']:.2e}  gradient {metrics['gradient_norm']:.3f}  "
+            f"{metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
             flush=True,
         )
 
-    def validation(self, step: int, loss: float) -> None:
-        print(f"step {step}/{self.steps}  validation loss {loss:.4f}", flush=True)
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        said = f"{metrics['validation/loss']:.4f}{_each(metrics, 'validation/')}"
+        print(f"step {step}/{self.steps}  validation loss {said}", flush=True)
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
         print(f"step {step}/{self.steps}  epoch {epoch} of {corpus} begins", flush=True)
@@ -255,8 +264,9 @@ class _Bar:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 
-    def validation(self, step: int, loss: float) -> None:
-        self._progress.console.print(f"step {step}: validation loss [bold]{loss:.4f}[/]")
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        said = f"[bold]{metrics['validation/loss']:.4f}[/]{_each(metrics, 'validation/')}"
+        self._progress.console.print(f"step {step}: validation loss {said}", highlight=False)
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
         self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} begins")

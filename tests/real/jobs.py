@@ -8,6 +8,8 @@ from tests.drills.program import ROOT, arguments
 from tests.real.slurm_cluster import SlurmCluster
 
 STEPS = 12
+PACED = "objective=tests.real.paced:PACED"
+"""For runs of so few steps that are to be met under way."""
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 

@@ -65,6 +65,7 @@ class SlurmCluster:
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self.prolog = folder / "prolog.sh"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
+        self.environment["PYTHONPATH"] = str(ROOT)  # of objectives that tests bring along
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._declared_down: set[str] = set()
 

@@ -14,7 +14,7 @@ from megaptm.run.submission import queued
 from megaptm.schedulers.slurm.jobs import state
 from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
 from tests.processes import command_of
-from tests.real.jobs import ENDS, small
+from tests.real.jobs import ENDS, PACED, small
 from tests.real.slurm_cluster import slurm_cluster
 from tests.storage.server import free_port
 
@@ -81,7 +81,7 @@ def test_a_chain_of_jobs_is_followed_until_the_run_is_done(launch, slurm, real_c
 def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm, real_corpus, tmp_path):
     """Two jobs are told that their time is up. The second goes on where the first ended, and a third is submitted."""
     run = tmp_path / "run"
-    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=14", "train.batch=48", "layout.data=2")
+    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=14", PACED, "layout.data=2")
     program = begin(*words, *FEW, "--jobs=2", "--sbatch=--no-requeue")
     for job in submitted(program.stdout.readline()):
         done = last_step(run)

@@ -7,11 +7,11 @@ import pytest
 from megaptm.resilience.events import read_events
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
 from tests.processes import environment_of
-from tests.real.jobs import ENDS, STEPS, small, submit
+from tests.real.jobs import ENDS, PACED, STEPS, small, submit
 
 pytestmark = pytest.mark.real
 
-SAVED_OFTEN = (f"train.steps={STEPS}", "layout.data=2", "checkpoint.every=2")
+SAVED_OFTEN = (f"train.steps={STEPS}", PACED, "layout.data=2", "checkpoint.every=2")
 
 
 def begin(slurm, corpus, folder: Path, *more, nodes, tasks):

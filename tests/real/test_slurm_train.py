@@ -14,7 +14,7 @@ from megaptm.storage import RetryPolicy
 from tests.data.corpora import publish
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
 from tests.processes import awaits, command_of, send
-from tests.real.jobs import ENDS, STEPS, small, submit
+from tests.real.jobs import ENDS, PACED, STEPS, small, submit
 from tests.storage.server import BUCKET
 
 pytestmark = pytest.mark.real
@@ -38,7 +38,7 @@ def story(slurm, corpus, tmp_path_factory):
     run, log, mlflow = folder / "run", folder / "job.log", folder / "mlflow.db"
     MlflowClient(f"sqlite:///{mlflow}").search_experiments()  # which makes its tables, and takes longer than the run
     tracked = ("track.enabled=true", f"track.uri=sqlite:///{mlflow}")
-    words = small("gpt2", run, corpus, f"train.steps={STEPS}", *SPREAD, *tracked)
+    words = small("gpt2", run, corpus, f"train.steps={STEPS}", PACED, *SPREAD, *tracked)
     job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=2)
     slurm.wait_for(lambda: last_step(run) > 3)
     slurm.say("scancel", "--batch", "--signal=USR1", job)  # as Slurm does some time before the limit

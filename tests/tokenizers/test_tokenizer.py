@@ -102,6 +102,13 @@ def test_one_text_and_a_batch_agree(name, trained):
         assert ids.tolist() == tokenizer.encode(text).tolist()
 
 
+def test_a_token_is_shown_as_text_where_its_name_is_bytes(trained):
+    bytes_, words = trained["byte-bpe"], trained["wordpiece"]
+    assert [bytes_.shown(int(id_)) for id_ in bytes_.encode("\n")] == [repr("\n")]
+    assert bytes_.shown(int(bytes_.encode("a b")[1]))[:2] == "' "
+    assert words.shown(int(words.encode("a")[0])) == "a"
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_text_cannot_forge_a_special_token(name, trained):
     tokenizer = trained[name]

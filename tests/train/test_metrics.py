@@ -1,5 +1,7 @@
 """Which steps of a run are recorded."""
 
+import re
+
 from megaptm.track import read_metrics
 from tests.drills.program import arguments
 from tests.forked import megaptm
@@ -7,8 +9,11 @@ from tests.forked import megaptm
 
 def test_the_first_step_and_the_last_are_recorded_besides_however_often_a_run_starts(real_corpus, tmp_path):
     run = tmp_path / "run"
-    words = arguments("gpt2", run, real_corpus("byte-bpe"), "train.log_every=5", "train.steps=12")
+    words = arguments("bert", run, real_corpus("wordpiece"), "train.log_every=5", "train.steps=12")
     megaptm("train", *words, "train.stop_at=7", code=75)
     said = megaptm("train", *words)
     assert [record["step"] for record in read_metrics(run) if "loss" in record] == [1, 5, 10, 12]
-    assert "step 10/12  loss" in said
+    number = r"\d+\.\d{4}"
+    each = rf"{number} \(mlm {number}, next-sentence {number}\)"
+    assert re.search(rf"^step 10/12  loss {each}  lr", said, re.MULTILINE)
+    assert re.search(rf"^step 12/12  validation loss {each}$", said, re.MULTILINE)
