@@ -19,8 +19,9 @@ CHARACTERS, WORDS = "characters", "words"
 class Annotations:
     """Kinds of places in a text that are found and stored; see docs/corpus-annotations.md."""
 
-    sentences: bool = False
-    """Where sentences of prose and lines of code begin: pairs of texts need them."""
+    sentences: bool | None = None
+    """Where sentences of prose and lines of code begin: pairs of texts need them. Absent: where the tokenizer can
+    separate two texts."""
     words: bool = False
     """Where words begin: masks of whole words need them, whatever the tokenizer."""
     capitals: bool = False
@@ -55,7 +56,7 @@ class Annotations:
     def fields(self) -> tuple[str, ...]:
         """Names of the arrays that documents get, in the order a manifest lists them."""
         asked = {
-            "sentences": self.sentences,
+            "sentences": bool(self.sentences),
             "words": self.words,
             "capitals": self.capitals,
             "phrases": self.phrases is not None,

@@ -56,8 +56,7 @@ def build_corpus(
     """
     passed_over = Dropped()
     files = find_files(recipe.sources, passed_over)
-    if recipe.annotate:
-        recipe.annotate.check()
+    recipe.annotate.check()
     given = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
     with (
         building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
@@ -75,8 +74,7 @@ def build_corpus(
         tokenizer = given or train_tokenizer(recipe.tokenizer, selection, work)
         tokenizer.save(output.scratch / "tokenizer")  # where workers find it
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
-        annotations = recipe.annotate or usual(tokenizer)
-        annotations = dataclasses.replace(annotations, parts=recipe.has_parts)
+        annotations = complete(recipe, tokenizer)
         images = any(source.format == "image-text" for source in recipe.sources)
         results = write_shards(recipe, selection, tokenizer, annotations, work, images=images)
         for result in itertools.chain(*results.values()):
@@ -125,9 +123,15 @@ def choose(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Drop
     return selection
 
 
-def usual(tokenizer: Tokenizer) -> Annotations:
-    """Only objectives on pairs of texts read where sentences begin, and they need a token that separates the two."""
-    return Annotations(sentences=tokenizer.special.cls is not None and tokenizer.special.sep is not None)
+def complete(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
+    """What is kept beside the tokens, with what the recipe leaves to us.
+
+    Only objectives on pairs of texts read where sentences begin, and they need a token that separates the two.
+    """
+    asked, special = recipe.annotate, tokenizer.special
+    separates = special.cls is not None and special.sep is not None
+    sentences = separates if asked.sentences is None else asked.sentences
+    return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts)
 
 
 def _write_manifest(

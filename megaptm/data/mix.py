@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
-from megaptm.data.order import WINDOW, Order
+from megaptm.data.order import WINDOW, Order, check_annotated
 from megaptm.data.seeds import generator
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
@@ -242,6 +243,9 @@ def open_mix(
         for name, weight in mix.items()
     }
     tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
+    for name, corpus in corpora.items():
+        asked = [task.objective.of_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
+        check_annotated(corpus, chain(*map(annotations_of, asked)))
     sources: list[MixSource] = []
     for task in tasks:
         # Each task goes through the text by itself, in an order of its own.
@@ -287,6 +291,12 @@ def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) 
     held = corpus.split("train")
     documents = held.samples if limit is None else min(held.samples, limit)
     return weight * float(documents) ** exponent * held.tokens / held.samples
+
+
+def annotations_of(objective: Objective) -> tuple[str, ...]:
+    """What a corpus must have been built with."""
+    pieces = (objective.pieces,) if objective.unit == "sentence-group" else ()
+    return (*dict.fromkeys((*pieces, *objective.annotations)),)
 
 
 def _order(

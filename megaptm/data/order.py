@@ -8,6 +8,7 @@ the other while only a window is in memory, and any position is found by two bin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +23,10 @@ from megaptm.objectives.objective import Piece
 WINDOW = 8
 """Shards whose documents are shuffled together."""
 REMEDIES = {
-    "parts": "build it from sources with `parts` or `aligned`",
-    "labels": "build it with annotate.labels, a list of what the note `label` of its documents may be",
-    "phrases": "build it with annotate.phrases, a file of them",
-    "tags": "build it with annotate.tags, a file of them",
+    "parts": "sources with `parts` or `aligned`",
+    "labels": "annotate.labels, a list of what the note `label` of its documents may be",
+    "phrases": "annotate.phrases, a file of them",
+    "tags": "annotate.tags, a file of them",
 }
 """What to do where a corpus lacks an annotation that is more than a switch."""
 MOST_COUNTED = 100_000
@@ -69,6 +70,17 @@ class Window:
     """int64 [samples]: the shuffled order of the samples that start in this window."""
 
 
+def check_annotated(corpus: Corpus, needed: Iterable[str]) -> None:
+    """An error that names all that a corpus lacks."""
+    if missing := [name for name in dict.fromkeys(needed) if name not in corpus.manifest.fields]:
+        switches = " ".join(f"annotate.{name}=true" for name in missing if name not in REMEDIES)
+        remedies = [*([switches] if switches else []), *(REMEDIES[name] for name in missing if name in REMEDIES)]
+        raise UserError(
+            f"{corpus.name} was built without the places of {' and '.join(missing)}, which the objective needs: build "
+            f"it with {' and '.join(remedies)}, or use another objective."
+        )
+
+
 class Order(ABC):
     """The samples of one split of one corpus, epoch after epoch."""
 
@@ -89,12 +101,7 @@ class Order(ABC):
         """Orders of one corpus with different labels are different. Pieces come with what is known of places in them,
         of the kinds in `annotations`."""
         self.annotations = annotations
-        if missing := [name for name in annotations if name not in corpus.manifest.fields]:
-            remedy = REMEDIES.get(missing[0], f"build it with annotate.{missing[0]}=true")
-            raise UserError(
-                f"{corpus.name} was built without the places of {missing[0]}, which the objective needs: {remedy}, or "
-                "use another objective."
-            )
+        check_annotated(corpus, annotations)
         self.corpus = corpus
         self.split = split
         self.seed = seed

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from megaptm.batch import IGNORED
-from megaptm.data.order import Order
+from megaptm.data.order import Order, check_annotated
 from megaptm.data.shards import TOKENS, Corpus, Shard
 from megaptm.errors import UserError
 from megaptm.objectives.objective import SentenceGroup, marked
@@ -25,11 +25,7 @@ class SentenceGroupOrder(Order):
     def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
         """`pieces`: the annotation that says where sentences begin, or what is taken for such."""
         self.length, self.pieces = length, pieces
-        if pieces == "sentences" and pieces not in corpus.manifest.fields:
-            raise UserError(
-                f"{corpus.name} was built without sentence boundaries, which questions about pairs of "
-                "texts need: build it with sentences, or use objective masked-lm."
-            )
+        check_annotated(corpus, (pieces, *options.get("annotations", ())))
         if pieces != "parts" and corpus.split(split).samples < 2:
             raise UserError(
                 f"{corpus.name} has a single document in its split `{split}`, so there is no other one to draw a "

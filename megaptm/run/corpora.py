@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from itertools import chain
 from pathlib import Path
 
 from megaptm.config import Config, resolve_model
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
-from megaptm.data.order import REMEDIES
+from megaptm.data.mix import annotations_of
+from megaptm.data.order import REMEDIES, check_annotated
 from megaptm.errors import UserError
-from megaptm.objectives.composed import Composed
+from megaptm.objectives.composed import Composed, Task
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -28,6 +30,11 @@ class RunCorpora:
         first, corpus = next(iter(self._corpora.items()))
         self.tokenizer = tokenizer_of(corpus)
         check_vocabulary(config, self.tokenizer, first)
+        for task in _tasks(config):
+            read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
+            if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
+                # Another objective would be asked of each of them.
+                check_annotated(read[0], annotations_of(task.objective))
 
     def mix(self, split: str) -> Mix:
         """Of `train` or `validation`."""
@@ -55,18 +62,27 @@ def _opened(place: str, config: Config) -> Corpus:
         raise NoCorpusError(error.sentence, build_command(place, config)) from None
 
 
+def _tasks(config: Config) -> tuple[Task, ...]:
+    objective = config.built_objective
+    return objective.tasks if isinstance(objective, Composed) else (Task("", objective),)
+
+
 def build_command(place: str, config: Config) -> str:
-    """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about."""
-    family, task = resolve_model(config).family, config.built_objective
-    tasks = [part.objective for part in task.tasks] if isinstance(task, Composed) else [task]
-    pieces = [objective.pieces for objective in tasks if objective.unit == "sentence-group"]
-    needed = dict.fromkeys([*pieces, *(name for objective in tasks for name in objective.annotations)])
+    """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about; of what is
+    in the folder, where that is text and no corpus."""
+    family, model = resolve_model(config).family, config.model
+    needed = dict.fromkeys(chain(*(annotations_of(task.objective) for task in _tasks(config))))
+    # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
+    said = model.size != "custom" or model.vocabulary != family.vocabulary
     options = [
         f"tokenizer.kind={family.tokenizer}",
+        *([f"tokenizer.vocabulary={model.vocabulary}"] if said else []),
         *([f"tokenizer.specials={family.specials}"] if family.specials else []),
         *(f"annotate.{name}=true" for name in needed if name not in REMEDIES),
     ]
-    return " ".join(["megaptm corpus build TEXT", f"out={shlex.quote(place)}", *options])
+    folder = Path(place)
+    text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else ("TEXT", place)
+    return " ".join(["megaptm corpus build", shlex.quote(text), f"out={shlex.quote(out)}", *options])
 
 
 def check_corpora(config: Config) -> None:

@@ -58,8 +58,32 @@ def test_no_corpus(train, tmp_path):
     nowhere = tmp_path / "nowhere"
     assert train(nowhere) == (
         f"{nowhere}/manifest.json does not exist, so {nowhere} is not a finished corpus: build it with `megaptm corpus "
-        f"build TEXT out={nowhere} tokenizer.kind=byte-bpe`."
+        f"build TEXT out={nowhere} tokenizer.kind=byte-bpe tokenizer.vocabulary=512`."
     )
+
+
+def test_text_to_text_needs_a_corpus_of_documents_with_two_parts(train, corpus):
+    told = train(corpus, family="t5", more=("objective=text-to-text",))
+    assert "without the places of parts, which the objective needs: build it with sources with `parts` or" in told
+
+
+def test_all_that_a_corpus_was_built_without_is_said_at_once(train, real_corpus):
+    told = train(real_corpus("wordpiece"), family="ernie-2")
+    assert (
+        "was built without the places of words and capitals, which the objective needs: build it with annotate." in told
+    )
+    assert "with annotate.words=true annotate.capitals=true, or use another objective." in told
+
+
+def test_a_folder_of_text_is_built_somewhere_else(train, tmp_path):
+    (tmp_path / "tales").mkdir()
+    (tmp_path / "tales/first.txt").write_text("Once.")
+    assert f"`megaptm corpus build {tmp_path}/tales out=corpora/tales tokenizer" in train(tmp_path / "tales")
+
+
+def test_the_published_vocabulary_is_said_of_a_published_size():
+    config = load_config(CONFIGS / "bert/base.yaml", ["data.mix={wiki: 1}", "model.vocabulary=null"])
+    assert "tokenizer.kind=wordpiece tokenizer.vocabulary=30522 " in build_command("wiki", config)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +91,7 @@ def test_no_corpus(train, tmp_path):
     [
         ("albert", "tokenizer.kind=unigram tokenizer.specials=albert annotate.sentences=true annotate.words=true"),
         ("t5", "tokenizer.kind=unigram"),
-        ("ernie-2", "tokenizer.kind=wordpiece annotate.sentences=true annotate.words=true annotate.capitals=true"),
+        ("ernie-2", "tokenizer.kind=wordpiece annotate.words=true annotate.capitals=true annotate.sentences=true"),
     ],
 )
 def test_what_builds_a_corpus_for_the_family_is_said(family, options):

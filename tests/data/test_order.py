@@ -170,5 +170,5 @@ def test_one_document_has_no_other(tmp_path):
 
 def test_pairs_need_sentence_boundaries(tmp_path):
     tiny_corpus(tmp_path, sentences=False)
-    with pytest.raises(UserError, match="without sentence boundaries"):
+    with pytest.raises(UserError, match=r"without the places of sentences.*annotate\.sentences=true"):
         pairs(Corpus.open(tmp_path))

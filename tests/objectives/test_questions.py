@@ -141,7 +141,7 @@ def test_turns_of_a_corpus_make_dialogues(tmp_path):
     samples = [mix.sample(number) for number in range(40)]
     assert {int(sample["dialogue"]) for sample in samples} == {0, 1}
     assert {int((sample["document_ids"] == 1).sum()) for sample in samples} == {28}
-    with pytest.raises(UserError, match=r"built without sentence boundaries"):
+    with pytest.raises(UserError, match=r"without the places of sentences.*annotate\.sentences=true"):
         open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-next-sentence", **options)
     tiny_corpus(tmp_path / "d")
     with pytest.raises(UserError, match=r"built without the places of turns.*annotate\.turns=true"):
