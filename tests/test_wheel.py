@@ -84,4 +84,4 @@ def test_a_name_that_is_nearly_right_is_told(installed, command):
     done = installed(*command, "gpt3/175B")
     assert done.returncode == 2
     said = " ".join((done.stdout + done.stderr).split())
-    assert "gpt3/175B: no such config file, and none of that name; did you mean gpt3/175b or" in said
+    assert "gpt3/175B: no such config file, and none of that name; did you mean gpt3/175b?" in said

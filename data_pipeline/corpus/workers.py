@@ -21,6 +21,9 @@ SMALL = 64 << 20
 # name and rename, so a worker believed dead does no harm.
 RETRIES = 3
 
+CANCEL_SECONDS = 30.0
+"""What a lost machine may take to be told so; a process that lives is ended in an instant."""
+
 
 class Workers(Protocol):
     """Runs jobs; yields each result with the number of its job, as they finish."""
@@ -52,31 +55,34 @@ class OnRay:
         task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_quietly)
         waiting = iter(enumerate(jobs))
         running: dict[ray.ObjectRef, int] = {}
-        while True:
-            while len(running) < self.count and (job := next(waiting, None)):
-                running[task.remote(function, job[1])] = job[0]
-            if not running:
-                return
-            [done], _ = ray.wait(list(running), num_returns=1)
-            try:
+        try:
+            while True:
+                while len(running) < self.count and (job := next(waiting, None)):
+                    running[task.remote(function, job[1])] = job[0]
+                if not running:
+                    return
+                [done], _ = ray.wait(list(running), num_returns=1)
                 yield running.pop(done), ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                _cancel(running)
-                raise error.cause from None
-            except (
-                ray.exceptions.WorkerCrashedError,
-                ray.exceptions.NodeDiedError,
-                ray.exceptions.OutOfMemoryError,
-            ) as error:
-                _cancel(running)
-                raise UserError(_given_up(error)) from None
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except (
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.NodeDiedError,
+            ray.exceptions.OutOfMemoryError,
+        ) as error:
+            raise UserError(_given_up(error)) from None
+        finally:
+            _cancel(list(running))
 
 
-def _cancel(running: Iterable[Any]) -> None:
+def _cancel(running: list[Any]) -> None:
+    """They have ended when this returns: one that still wrote would write into a folder that is being removed."""
     import ray
 
     for task in running:
         ray.cancel(task, force=True)
+    if running:
+        ray.wait(running, num_returns=len(running), timeout=CANCEL_SECONDS)
 
 
 def _given_up(error: Exception) -> str:

@@ -66,7 +66,8 @@ def test_an_exported_model_says_the_same_in_transformers(saved, tmp_path):
     transformers = pytest.importorskip("transformers")
     run, model = saved
     done = CliRunner().invoke(export, ["hf", str(run), str(tmp_path / "out")], catch_exceptions=False)
-    assert done.output == f"step 7 of {run} is in {tmp_path / 'out'}\n"
+    assert done.output.startswith(f"step 7 of {run} is in {tmp_path / 'out'}; in Python:\n")
+    assert f"transformers.GPT2LMHeadModel.from_pretrained('{tmp_path / 'out'}')" in done.output
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the mat", return_tensors="pt")["input_ids"]
     positions = torch.arange(tokens.shape[1])[None]
