@@ -50,8 +50,8 @@ class Recipe:
     """What happens to each document, in this order."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
     """What is left out because the corpus has it already."""
-    annotate: Annotations = field(default_factory=Annotations)
-    """What is kept beside the tokens."""
+    annotate: Annotations | None = None
+    """What is kept beside the tokens; absent: sentences, where the tokenizer can separate two."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float | None = None
     """Share of the documents held out, by hash; absent: 0.02, and of little text as much more as a run needs to be
@@ -70,7 +70,7 @@ class Recipe:
             raise UserError("sources must name at least one file, folder or glob.")
         if len({source.has_parts for source in self.sources}) > 1:
             raise UserError("sources must have parts all or none: build a corpus of each kind.")
-        if self.annotate.parts and not self.has_parts:
+        if self.annotate is not None and self.annotate.parts and not self.has_parts:
             raise UserError("annotate.parts needs sources with `parts` or `aligned`: give them, or remove it.")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")

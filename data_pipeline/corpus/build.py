@@ -56,7 +56,8 @@ def build_corpus(
     """
     passed_over = Dropped()
     files = find_files(recipe.sources, passed_over)
-    recipe.annotate.check()
+    if recipe.annotate is not None:
+        recipe.annotate.check()
     given = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
     with (
         building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
@@ -128,7 +129,7 @@ def complete(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
 
     Only objectives on pairs of texts read where sentences begin, and they need a token that separates the two.
     """
-    asked, special = recipe.annotate, tokenizer.special
+    asked, special = recipe.annotate or Annotations(), tokenizer.special
     separates = special.cls is not None and special.sep is not None
     sentences = separates if asked.sentences is None else asked.sentences
     return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts)

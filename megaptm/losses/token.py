@@ -47,8 +47,8 @@ class TokenLoss(nn.Module):
         """A token of each row, [N], drawn from its softmax by a number from 0 to below 1 (inverse transform)."""
         drawn = []
         for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
-            shares_CV = torch.softmax(self.logits(hidden_CD, weight_VD, bias_V), -1, dtype=torch.float32)
-            drawn.append(pick(shares_CV.cumsum(-1, dtype=torch.float64), draws_C))
+            logits_CV = self.logits(hidden_CD, weight_VD, bias_V).float()
+            drawn.append(pick(summed_shares(logits_CV, logits_CV.amax(-1, keepdim=True)), draws_C))
         return torch.cat(drawn)
 
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -66,12 +66,19 @@ def drops_unasked(hidden_ND: Tensor) -> bool:
     return hidden_ND.device.type == "cpu"
 
 
-def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
-    """The token of each row [C] whose share of the whole a number from 0 to below 1 falls into; shares are summed up.
+def summed_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
+    """Sums over the tokens up to each, [C, V], of its probability as a multiple of 2^-34 of the largest one's.
 
-    The last sum counts as the whole: rounded, it is not 1.
+    In int64, for sums that no order of adding changes, on GPUs too: torch has no such sum of floats there. Exact as
+    float64 as well, for less than 2^19 tokens.
     """
-    places_C1 = draws_C[:, None].double() * shares_CV[:, -1:]
+    return ((logits_CV - largest_C1).exp() * 2.0**34).round().long().cumsum(-1)
+
+
+def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
+    """The token of each row [C] whose share of the whole, the last sum, a number from 0 to below 1 falls into."""
+    places_C1 = (draws_C[:, None].double() * shares_CV[:, -1:]).long()
+    # Of numbers that are none, as where a run has diverged, any token: whoever looks at the loss says so.
     return torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=shares_CV.shape[1] - 1)
 
 

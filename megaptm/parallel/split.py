@@ -30,7 +30,7 @@ from megaptm.batch import IGNORED
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
-from megaptm.losses.token import ROWS_DRAWN, TokenLoss, pick
+from megaptm.losses.token import ROWS_DRAWN, TokenLoss, pick, summed_shares
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
@@ -154,13 +154,13 @@ class VocabularySplitTokenLoss(nn.Module):
             logits_CV[:, max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
             largest_C1 = logits_CV.max(-1, keepdim=True).values
             dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)
-            shares_CV = (logits_CV - largest_C1).exp().cumsum(-1, dtype=torch.float64)
+            shares_CV = summed_shares(logits_CV, largest_C1)
             ends = shares_CV.new_empty(group.size() * len(shares_CV))
             dist.all_gather_into_tensor(ends, shares_CV[:, -1].contiguous(), group=group)
             ends_CR = ends.view(group.size(), -1).t().cumsum(-1).contiguous()
             owner_C = pick(ends_CR, draws_C)
             before_C = ends_CR[:, self.rank] - shares_CV[:, -1]
-            places_C1 = (draws_C.double() * ends_CR[:, -1] - before_C)[:, None]
+            places_C1 = ((draws_C.double() * ends_CR[:, -1]).long() - before_C)[:, None]
             token_C = torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=columns - 1)
             token_C = torch.where(owner_C == self.rank, token_C + self.rank * columns, 0)
             dist.all_reduce(token_C, group=group)

@@ -25,7 +25,7 @@ from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import alone, renamed
 from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.layers.mask import self_mask
-from megaptm.losses.token import pick
+from megaptm.losses.token import pick, summed_shares
 from megaptm.models import Model, build_model, fill
 from megaptm.models.draw import draw_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
@@ -180,12 +180,20 @@ def test_what_is_drawn_is_judged(golden: np.lib.npyio.NpzFile, model: Model, bat
 
 
 def test_numbers_pick_tokens_as_often_as_the_softmax_says() -> None:
-    shares = torch.softmax(torch.randn(1, 30, generator=torch.Generator().manual_seed(0)) * 2, -1)
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)) * 2
     draws = torch.rand(200_000, generator=torch.Generator().manual_seed(1))
-    drawn = pick(shares.double().cumsum(-1).expand(len(draws), -1).contiguous(), draws)
+    drawn = pick(summed_shares(logits, logits.amax(-1, keepdim=True)).expand(len(draws), -1).contiguous(), draws)
     found = torch.bincount(drawn, minlength=30) / len(draws)
-    assert (found - shares[0]).abs().max() < 0.004
-    assert pick(torch.tensor([[0.25, 0.5]]), torch.tensor([1 - 2**-24])).item() == 1
+    assert (found - torch.softmax(logits, -1)[0]).abs().max() < 0.004
+
+
+def test_any_number_picks_a_token_that_can_be() -> None:
+    least_and_most = torch.tensor([0.0, 1 - 2**-24])
+    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]).expand(2, -1)
+    assert pick(summed_shares(logits, logits.amax(-1, keepdim=True)), least_and_most).tolist() == [1, 3]
+    # Of a model that has diverged: some token, and its loss says that it has.
+    logits = torch.full((2, 5), torch.nan)
+    assert pick(summed_shares(logits, logits.amax(-1, keepdim=True)), least_and_most).le(4).all()
 
 
 def test_the_judge_teaches_the_generator_nothing() -> None:

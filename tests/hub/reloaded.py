@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from megaptm.batch import IGNORED
-from megaptm.losses.token import pick
+from megaptm.losses.token import pick, summed_shares
 from megaptm.spec import Family
 from tests.parity.reference import labels_everywhere
 
@@ -119,9 +119,9 @@ def joint_losses_of(
     for documents in (some for batch in batches for some in documents_of(family, batch)):
         inputs, labels = inputs_of(documents), documents["labels"]
         hidden = labels != IGNORED
-        shares = torch.softmax(generator(**inputs).logits[hidden], -1).cumsum(-1, dtype=torch.float64)
+        said = generator(**inputs).logits[hidden]
         inputs["input_ids"] = inputs["input_ids"].clone()
-        inputs["input_ids"][hidden] = pick(shares, documents["draws"][hidden])
+        inputs["input_ids"][hidden] = pick(summed_shares(said, said.amax(-1, keepdim=True)), documents["draws"][hidden])
         replaced = (hidden & (inputs["input_ids"] != labels)).float()
         judged = documents["replaced"] != IGNORED
         logits = discriminator(**inputs).logits

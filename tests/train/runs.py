@@ -56,9 +56,7 @@ def build(text: Path, out: Path, family: str, *, annotate: Annotations | None = 
     (kind, vocabulary), specials = KINDS[family], SPECIALS.get(family)
     sentinels = 20 if kind == "unigram" and not specials else None
     tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
-    recipe = Recipe(
-        sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2, annotate=annotate or Annotations()
-    )
+    recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2, annotate=annotate)
     build_corpus(recipe, out, workers=0, console=Console(quiet=True))
     return out
 

