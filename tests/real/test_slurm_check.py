@@ -110,19 +110,24 @@ def halt_now_and_then(slurm, node, over):
 
     Not before: to load its libraries would take it a minute.
     """
-    halted: list[psutil.Process] = []
+    probes: list[psutil.Process] = []
     while not over.is_set():
-        # Looked for once: beside other load that takes longer than a rate is measured.
-        halted = [one for one in halted if is_alive(one)] or [*measuring(slurm, node)]
+        # Looked for while they still load: beside other load that takes longer than a rate is measured.
+        probes = [one for one in probes if is_alive(one)] or speed_probes(slurm, node)
+        halted = [one for one in probes if has_loaded(one)]
         send(halted, signal.SIGSTOP)
         time.sleep(0.38 if halted else 0.0)
         send(halted, signal.SIGCONT)
         time.sleep(0.02)
 
 
-def measuring(slurm, node):
-    """The node's processes that measure it, once they have loaded what they need."""
-    for one in slurm.tasks_of(node):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "megaptm.check.speed_probe" in command_of(one) and one.num_threads() > LOADED_THREADS:
-                yield one
+def speed_probes(slurm, node):
+    """The node's processes that measure it, from their first moment."""
+    return [one for one in slurm.tasks_of(node) if "megaptm.check.speed_probe" in command_of(one)]
+
+
+def has_loaded(process):
+    """Whether a process has loaded what it needs to measure."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.num_threads() > LOADED_THREADS
+    return False
