@@ -14,6 +14,7 @@ IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
 READ = (
     *("tokens", "segments", "task_ids", "positions", "document_ids", "order", "masked_positions", "draws"),
+    *("begins", "backward"),
     *("span_left", "span_right", "span_offset"),
 )
 """Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
@@ -33,7 +34,8 @@ class BatchSpec:
 
     A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `document_ids` (0 is
     padding), `segments`, `order`, each [S]. The first stack's have no prefix, another's that of its name:
-    `decoder_tokens`. A row is of one task, `task_ids` [].
+    `decoder_tokens`. A row is of one task, `task_ids` []. Where rows go on from step to step, `begins` [] is 1 of one
+    that follows none; `backward` [] is 1 of one that is read from its end.
     """
 
     streams: Mapping[str, int]

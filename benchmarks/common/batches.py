@@ -19,14 +19,16 @@ from megaptm.spec import Family, Reading
 Fields = dict[str, Tensor]
 
 
-def numbers_of(family: Family, *, embedding: int, band: int) -> dict[str, int]:
-    """Those of a small size that the family says and most do not: the width of its token table and the places of a
-    band, of those given, and its heads of keys, as many as were published."""
+def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) -> dict[str, int]:
+    """Those of a small size that the family says and most do not: the width of its token table, the places of a band
+    and those that are remembered, of those given, and its heads of keys, as many as were published."""
     sizes, found = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
         found["embedding"] = embedding
     if any("banded" in block.words for block in family.stacks.values()):
         found["band"] = band
+    if memory and all(size.memory is not None for size in sizes):
+        found["memory"] = memory
     if published := {size.kv_heads for size in sizes} - {None}:
         found["kv_heads"] = min(published)
     return found

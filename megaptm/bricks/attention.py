@@ -75,6 +75,32 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
         return queries * keys + queries * min(2 * keys, self.block.distance_rows)
 
 
+@register("attention", "relative")
+class RelativeAttentionBrick(SelfAttentionBrick):
+    """Scores by content and by distance, among a row and what is remembered before it. A distance becomes a key by a
+    map of its own; each head adds vectors to its queries."""
+
+    scored = True
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        place = Map(size.width, self.features, False, "columns", of_distances=True)
+        self.maps = {**self.maps, "place": place}
+        own = 2 if block.relative_biases == "layer" else 0
+        self.biases = self.features * (own + 3 * block.relative_segments)
+        self.remembered = size.remembered
+
+    @property
+    def past_products(self) -> int:
+        return self.remembered * 2 * self.features * self.size.width
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Each query with each key, what is remembered among them; and with each distance that there can be."""
+        keys += self.remembered
+        distances = keys + (1 if self.block.visibility == "causal" else queries)
+        return queries * keys + queries * distances // 2
+
+
 @register("cross", "dot")
 class CrossAttentionBrick(SelfAttentionBrick):
     """Queries of one stream, keys and values of another's output. Rows of `kv`: (head, [k, v], key width)."""

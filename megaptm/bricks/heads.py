@@ -134,7 +134,8 @@ class LanguageHeadBrick(HeadBrick):
 
     @property
     def rows(self) -> int:
-        return 0 if self.spec.family.tied else self.spec.size.table_width
+        own = 0 if self.spec.family.tied else self.spec.size.table_width
+        return own + self.spec.family.output_bias
 
     @property
     def published(self) -> int:

@@ -86,8 +86,12 @@ def held(block: Block, size: Size, layers: range, memory: int | None = None) -> 
             if place not in seen:
                 seen.add(place)
                 divided, whole = divided + sub.divided, whole + sub.whole
+    if layers and block.score_bias:
+        divided += BIAS_BUCKETS * size.heads
+    if layers and block.relative and block.relative_biases == "stack":
+        divided += 2 * size.heads * size.key_width
     return Held(
-        divided + (BIAS_BUCKETS * size.heads if block.score_bias and layers else 0),
+        divided,
         whole + beside_layers(block, size, layers),
     )
 
@@ -137,6 +141,7 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     positions = sum(spec.positions for block in blocks if block.position == "learned")
     rows = positions + sum(input_tables(family).values())
     norms = [norm_parameters(block, width) for block in blocks] if family.embedding_norm else []
+    rows += sum(block.query_stream for block in blocks)
     return rows * width + sum(norms) + sum(one.whole for name, one in widening(spec).items() if name in stacks)
 
 

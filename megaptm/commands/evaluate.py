@@ -16,10 +16,19 @@ from megaptm.errors import UserError
 @click.option("--corpus", multiple=True, help="Corpus to measure on, in place of the run's own; may be given again.")
 @click.option("--rows", type=click.IntRange(1), help="Held-out rows to measure on; all by default.")
 @click.option("--sequence", type=click.IntRange(4), help="Tokens of a row; as in training by default, or 512.")
+@click.option("--memory", type=click.IntRange(0), help="Places that are remembered before a row; as in training.")
+@click.option("--farthest", type=click.IntRange(1), help="Distance that farther ones are taken for; none by default.")
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def evaluate(
-    model: Path, corpus: tuple[str, ...], rows: int | None, sequence: int | None, step: int | None, as_json: bool
+    model: Path,
+    corpus: tuple[str, ...],
+    rows: int | None,
+    sequence: int | None,
+    memory: int | None,
+    farthest: int | None,
+    step: int | None,
+    as_json: bool,
 ) -> None:
     """Measure a MODEL, the folder of a run or of an exported model, on held-out text.
 
@@ -31,6 +40,7 @@ def evaluate(
       megaptm evaluate runs/gpt2-tiny
       megaptm evaluate runs/gpt2-tiny --step 200 --rows 500 --json
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
+      megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000
     """
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
@@ -49,12 +59,13 @@ def evaluate(
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(loaded, corpora=corpora, rows=rows, sequence=sequence, console=bars, tell=tell)
+    as_asked = {"rows": rows, "sequence": sequence, "memory": memory, "farthest": farthest}
+    found = evaluation.evaluate(loaded, corpora=corpora, **as_asked, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
         evaluation.show(found, Console())
     sys.stdout.flush()
-    if not corpora and sequence is None:
+    if not corpora and sequence is None and memory is None and farthest is None:
         tell("recording the result in the run folder and in MLflow")
         evaluation.record(loaded.config, found)

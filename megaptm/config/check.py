@@ -102,6 +102,25 @@ def _model(config: Config) -> Iterator[str]:
         )
     elif spec.longest is not None:
         yield from _longest_stream(config, spec.longest)
+    yield from _memory(config, spec)
+
+
+def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """A row of a batch goes on where the same row of the batch before ended: there must be as many in each."""
+    task, train = config.built_objective, config.train
+    goes_on = task.unit == "lane"
+    if spec.remembers and not goes_on:
+        yield (
+            f"model.memory is what rows before said, and the rows of objective ({task.name}) do not go on from step to "
+            f"step: set model.memory=0, or take {spec.family.objectives[0]}."
+        )
+    if goes_on and train.ramp is not None:
+        yield f"train.ramp changes the rows of a batch, and those of objective ({task.name}) go on: leave it off."
+    if goes_on and train.after:
+        yield (
+            f"train.after continues another phase, and rows of objective ({task.name}) go on only where its batches "
+            "have as many: leave it off."
+        )
 
 
 def _longest_stream(config: Config, longest: int) -> Iterator[str]:

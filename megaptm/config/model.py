@@ -12,7 +12,7 @@ from megaptm.spec import ModelSpec, Size, change
 SHAPE = tuple(Shape.model_fields)
 LOSSES = ("z_loss", "label_smoothing")
 """Numbers of the loss of a token."""
-SHARING = ("share", "groups", "cycle")
+OF_BLOCKS = ("share", "groups", "cycle", "attention_dropout")
 
 
 def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     # What the objective asks is answered by a head, whether or not the paper has it.
     if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
-    sharing = {name: value for name in SHARING if (value := getattr(model, name)) is not None}
-    if sharing:
-        family = change(family, stacks={name: change(block, **sharing) for name, block in family.stacks.items()})
+    of_blocks = {name: value for name in OF_BLOCKS if (value := getattr(model, name)) is not None}
+    if of_blocks:
+        family = change(family, stacks={name: change(block, **of_blocks) for name, block in family.stacks.items()})
     losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
     if losses_said:
         family = change(family, **losses_said)
@@ -63,7 +63,7 @@ def resolved(config: Config) -> Config:
     rest |= {name: getattr(spec.family, name) for name in LOSSES}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()
-    for name in SHARING:
+    for name in OF_BLOCKS:
         values = {getattr(block, name) for block in blocks}
         rest |= {name: values.pop()} if len(values) == 1 else {}
     model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})

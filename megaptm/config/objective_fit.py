@@ -25,6 +25,8 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     ordered = any(block.visibility == "ordered" for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
+    if "begins" in batch.fields and not any(block.relative for block in family.stacks.values()):
+        yield "its rows go on from step to step, and this family remembers nothing of them"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"
     for loss in task.losses:

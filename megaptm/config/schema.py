@@ -49,6 +49,9 @@ class Shape(Section):
     """Heads of keys and values, each for as many of heads; absent: the size's, or heads."""
     band: Count | None = None
     """Places that one sees to a side where the family's attention is banded; absent: the size's, or 256."""
+    memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+    """Places before a row that each layer remembers from earlier steps, where the family's attention is relative;
+    absent: the size's, or none."""
 
 
 class ModelConfig(Shape):
@@ -80,6 +83,8 @@ class ModelConfig(Shape):
     """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
     cycle: Count | None = None
     """Layers of a group that differ, in turn; absent: the family's."""
+    attention_dropout: bool | None = None
+    """Whether dropout falls on what attention weighs by, too; absent: the family's."""
 
 
 class DataConfig(Section):
@@ -97,7 +102,7 @@ class DataConfig(Section):
     epochs: Count | None = None
     """How often any text may be read; steps that need more are refused before the start. Absent: as often as needed."""
     document_mask: bool = True
-    """Whether attention stops at document borders within a row."""
+    """Whether attention stops at document borders within a row; absent: yes, but where rows go on from step to step."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
     """Background processes that prepare samples, for each process that reads; 0: none, read in the training process."""
     verify: Literal["hash", "size", "none"] = "hash"
@@ -280,6 +285,29 @@ class TrackConfig(Section):
     """MLflow experiment."""
 
 
+def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
+    """An absent objective is the family's; of a family that is none, or not in the catalogue, others tell."""
+    if values.get("objective") is not None:
+        return values
+    model = values.get("model")
+    name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
+    family = None
+    with suppress(UserError):
+        family = find_family(name) if isinstance(name, str) else None
+    return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
+
+
+def _with_borders(values: dict[str, Any]) -> dict[str, Any]:
+    """An absent data.document_mask is false where rows go on: what is remembered is of any document."""
+    data = values.get("data")
+    if not isinstance(data, dict) or "document_mask" in data:
+        return values
+    with suppress(Exception):  # of an objective that is none, others tell
+        if objective_of(values["objective"]).unit == "lane":
+            return {**values, "data": {**data, "document_mask": False}}
+    return values
+
+
 class Config(Section):
     """One run."""
 
@@ -300,16 +328,8 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _objective_of_the_family(cls, values: Any) -> Any:
-        """Fill in an absent objective; of a family that is none, or not in the catalogue, others tell."""
-        if not isinstance(values, dict) or values.get("objective") is not None:
-            return values
-        model = values.get("model")
-        name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
-        family = None
-        with suppress(UserError):
-            family = find_family(name) if isinstance(name, str) else None
-        return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
+    def _what_is_absent(cls, values: Any) -> Any:
+        return _with_borders(_with_objective(values)) if isinstance(values, dict) else values
 
     @field_validator("objective", mode="before")
     @classmethod

@@ -63,6 +63,8 @@ class Embed(nn.Module):
             if family.embedding_norm:
                 block = family.stacks[name]
                 self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
+            if family.stacks[name].query_stream:
+                self.add_module(f"{prefix}query", Embedding(1, width))
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
         if "task" in family.inputs:
@@ -77,8 +79,8 @@ class Embed(nn.Module):
                 self.add_module(self.widenings[name], Linear.of(map_))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids`
-        [B] (absent: 0)."""
+        """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
+        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids` [B] (absent: 0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
@@ -96,6 +98,10 @@ class Embed(nn.Module):
             x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
+        asked = batch.get(f"{prefix}masked_positions")
+        if (query := self._modules.get(f"{own}query")) is not None and asked is not None:
+            # Queries beside the text begin alike: their places are all that they know.
+            x = torch.cat([x, query(torch.zeros_like(asked.t()))])
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)

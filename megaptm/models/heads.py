@@ -58,16 +58,21 @@ class LanguageHead(nn.Module):
             self.narrow = Linear.of(brick.maps["narrow"])
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output_bias else None
         self.project = _token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
-        loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
+        loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias, labels_SB.reshape(-1))
         return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V]"""
-        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), None)
+        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
+
+    @property
+    def _bias(self) -> Tensor | None:
+        return None if self.vocabulary is None else self.vocabulary.bias
 
     def _read(self, x_SBD: Tensor) -> Tensor:
         return (x_SBD if self.narrow is None else self.narrow(x_SBD)) * self.scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
@@ -19,6 +20,7 @@ from megaptm.objectives.translation import Translation
 TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
+    "continued-causal-lm": ContinuedCausalLM,
     "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
@@ -37,6 +39,7 @@ OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
     for objective in (
         CausalLM(),
+        ContinuedCausalLM(),
         MaskedLM(),
         MaskedLM(hide="whole-words"),
         MaskedLMWithQuestion("next-sentence"),

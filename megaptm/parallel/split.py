@@ -198,6 +198,8 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
             module.copy_to_tensor_ranks = copy_to_tensor_model_parallel_region
         if isinstance(module, (Stack, Convolution)) and sequence_parallel:
             module.scatter_sequence = lambda x: x.chunk(ranks)[rank]
+        if isinstance(module, Stack) and sequence_parallel:
+            module.gather_sequence = gather_from_sequence_parallel_region
         if isinstance(module, Convolution) and sequence_parallel:
             module.gather = gather_from_sequence_parallel_region
 

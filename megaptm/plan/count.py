@@ -39,7 +39,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
     Maps of a table of distances, which are done once a pass, do not count.
     `asked` is how many positions a row heads read that read only these; absent, all.
     """
-    multiply_adds = 0
+    multiply_adds, of_past = 0, 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -49,7 +49,9 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
                 maps = [one for one in sub.brick.maps.values() if not one.of_distances]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
+                of_past += layers * sub.brick.past_products
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.places(lengths[head.stack], asked))
-    return 3 * 2 * rows * multiply_adds
+    # Keys and values of what is remembered have a gradient for their map, and none for what they are made of.
+    return 2 * rows * (3 * multiply_adds + 2 * of_past)

@@ -11,7 +11,7 @@ from megaptm.bricks import Map, ModelChunk, chunks, convolution_map, memory_widt
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.layer import decoding_places, input_tables
 from megaptm.config import Config, OptimizerConfig, resolve_model
-from megaptm.spec import BIAS_BUCKETS, ModelSpec
+from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,12 @@ def remembered(
 
 
 def checkpoint_bytes(config: Config, parameters: int) -> int:
-    """Of a checkpoint of a model of so many parameters: float32 weights, and what the rule remembers of them."""
+    """Of a checkpoint of a model of so many parameters: float32 weights, what the rule remembers of them, and layers of
+    rows."""
     spec = resolve_model(config)
-    return 4 * (parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
+    sizes = [spec.size_of(stack) for stack in spec.family.stacks]
+    rows = config.train.batch * sum(size.layers * size.remembered * size.width for size in sizes)
+    return 4 * (rows + parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
 def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
@@ -99,6 +102,8 @@ def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
                 if place not in seen:
                     seen.add(place)
                     yield from sub.brick.maps.values()
+        if block.relative and layers:
+            yield from _relative(block, size, len(layers))
         if block.score_bias and layers:
             yield Map(size.heads, BIAS_BUCKETS, False, "rows")
         if block.distance_rows and layers:
@@ -107,3 +112,11 @@ def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
             yield convolution_map(size.width)
         if places := decoding_places(spec, name, layers):
             yield Map(size.width, places // size.width, False)
+
+
+def _relative(block: Block, size: Size, layers: int) -> Iterator[Map]:
+    """What relative attention has beside its maps."""
+    one = Map(size.heads, size.key_width, False, "rows")
+    yield from [one] * (2 if block.relative_biases == "stack" else 2 * layers)
+    if block.relative_segments:
+        yield from [one, Map(size.heads, 2 * size.key_width, False, "rows")] * layers

@@ -9,7 +9,7 @@ from pathlib import Path
 from megaptm.config import Config, resolve_model
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
-from megaptm.data.mix import annotations_of
+from megaptm.data.opening import annotations_of
 from megaptm.data.order import REMEDIES, check_annotated
 from megaptm.errors import UserError
 from megaptm.objectives.composed import Composed, Task
@@ -52,6 +52,7 @@ class RunCorpora:
             size_exponent=data.size_exponent,
             size_limit=data.size_limit,
             schedule=self.config.batches if split == "train" else None,
+            lanes=self.config.train.batch,
         )
 
 

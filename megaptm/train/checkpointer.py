@@ -72,7 +72,8 @@ class Checkpointer:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
             self.layout_before = layout_of(checkpoint)
-            together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step))
+            rows = self.config.train.batch
+            together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step, rows=rows))
         else:
             self.engine.fill()
         if self.events:

@@ -20,7 +20,7 @@ from megaptm.layers.mask import self_mask
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice
 from megaptm.objectives.ordered import SEGMENTS, OrderedMaskedLM
-from megaptm.spec import ModelSpec
+from megaptm.spec import Block, ModelSpec
 from tests.models.tiny import tiny_model
 
 GOLDEN = Path(__file__).parents[1] / "golden/unilm_masks.npz"
@@ -42,7 +42,7 @@ def sample(context: str, *documents: int, sequence: int = 24, seed: int = 0) -> 
 def seen(made: dict[str, np.ndarray]) -> Tensor:
     """Booleans [S, S] of a row."""
     batch = {name: torch.from_numpy(field)[None] for name, field in made.items()}
-    return self_mask(batch, "", "ordered").dense[0, 0]
+    return self_mask(batch, "", Block(visibility="ordered")).dense[0, 0]
 
 
 @pytest.mark.parametrize(("context", "theirs"), [("sequence-to-sequence", "s2s"), ("left-to-right", "l2r")])

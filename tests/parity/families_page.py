@@ -63,7 +63,7 @@ def measure() -> dict[str, dict[str, str]]:
     """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
     from tests.families import test_deberta_v3, test_electra, test_unilm
     from tests.models.tiny import has_counterpart
-    from tests.parity import test_gpt_neo
+    from tests.parity import test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
 
     def said(what: str, seen: tuple[float, float], reference: str = "") -> dict[str, str]:
@@ -78,6 +78,9 @@ def measure() -> dict[str, dict[str, str]]:
         "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),
         "unilm": said("logits", worst, "BertForPreTraining that is given the mask (gradients: the token table's)"),
         "electra": said("losses", authors, "a training step of the authors' code, whose gradients reach 25"),
+        "transformer-xl-bytes": said(
+            "logits", test_transformer_xl.differences(), "golden values of transformers 4.34.1 and the authors' code"
+        ),
         "deberta-v3": said("losses", written, "a training step written out in plain torch, whose gradients reach 15"),
     }
 
