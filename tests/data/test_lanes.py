@@ -65,7 +65,8 @@ def test_an_epoch_reads_each_row_of_the_text_once(corpora):
     for epoch in (0, 1):
         numbers = range(epoch * order.per_epoch, (epoch + 1) * order.per_epoch)
         read = Counter(mix.sample(number)["tokens"].tobytes() for number in numbers)
-        assert max(read.values()) == 1 and len(read) == order.per_epoch
+        assert max(read.values()) == 1
+        assert len(read) == order.per_epoch
         if epoch == 0:
             assert not read - whole, "the rows of the text laid end to end, in another order"
             assert len(whole) - len(read) < LANES
@@ -77,7 +78,8 @@ def test_a_sample_depends_on_its_number_alone(corpora):
     mix, copy = opened(weights), pickle.loads(pickle.dumps(opened(weights)))
     for number in np.random.default_rng(0).integers(0, 5 * mix.fresh_samples, 30).tolist():
         one, other = mix.sample(number), copy.sample(number)
-        assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_cursors_count_what_each_corpus_gave(corpora):
@@ -104,7 +106,7 @@ def test_rows_are_dealt_by_weight_and_each_corpus_has_one(weights, lanes, dealt)
 
 
 def test_too_few_rows_and_too_many_corpora_are_refused(corpora):
-    with pytest.raises(UserError, match="raise train.batch, or leave corpora out"):
+    with pytest.raises(UserError, match=r"raise train\.batch, or leave corpora out"):
         opened(dict.fromkeys(corpora, 1.0), lanes=1)
-    with pytest.raises(UserError, match="lower train.batch"):
+    with pytest.raises(UserError, match=r"lower train\.batch"):
         opened({corpora[0]: 1.0}, lanes=10_000)
