@@ -164,6 +164,12 @@ class Size:
     embedding: int | None = None
     """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
 
+    cutoffs: tuple[int, ...] = ()
+    """Ids, most frequent first, from which on words are in the next cluster of an adaptive input and softmax; none: all
+    are in one table (arXiv:1809.10853)."""
+    division: int = 1
+    """What the width of each next cluster's table is divided by."""
+
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
     """Stack -> its own size, of stacks that are not as deep or wide as the others."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +20,17 @@ from megaptm.spec import Family, Reading
 Fields = dict[str, Tensor]
 
 
-def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) -> dict[str, int]:
+def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) -> dict[str, Any]:
     """Those of a small size that the family says and most do not: the width of its token table, the places of a band
-    and those that are remembered, of those given, and its heads of keys, as many as were published."""
+    and those that are remembered, of those given; its heads of keys, as many as were published; and clusters of a
+    hundred words and more."""
     sizes, found = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
         found["embedding"] = embedding
     if any("banded" in block.words for block in family.stacks.values()):
         found["band"] = band
+    if all(size.cutoffs for size in sizes):
+        found |= {"cutoffs": (20, 45, 80), "division": 2}
     if memory and all(size.memory is not None for size in sizes):
         found["memory"] = memory
     if published := {size.kv_heads for size in sizes} - {None}:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, TypeVar
 
+from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import Map
 from megaptm.bricks.layer import norm_parameters
 from megaptm.errors import UserError
@@ -105,10 +106,15 @@ class HeadBrick(ABC):
         """Places of a row of this length that it reads; `asked` are those asked about, absent: all."""
         return asked if self.asked_only and asked is not None else length
 
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the products by which it projects on the vocabulary."""
+        return [(self.spec.size.table_width, self.spec.vocabulary)] if self.projects else []
+
     def multiply_adds(self, places: int) -> int:
         """Of a forward pass over so many places."""
         products = sum(one.weights for one in self.maps.values())
-        return places * (products + (self.spec.size.table_width * self.spec.vocabulary if self.projects else 0))
+        return places * (products + sum(inputs * outputs for inputs, outputs in self.projections))
 
     def compare_bytes(self, own: int, rows: int) -> int:
         """At most, while `own` rows are compared with all `rows`, where it `contrasts`: the features of all and two
@@ -130,10 +136,31 @@ class LanguageHeadBrick(HeadBrick):
     @property
     def maps(self) -> Mapping[str, Map]:
         width, table = self.size.width, self.spec.size.table_width
+        if self.spec.size.cutoffs:
+            return {"narrow": Map(width, table, False)} if cluster_maps(self.spec) else {}
         return {} if table == width else {"narrow": Map(width, table, True)}
 
     @property
+    def others(self) -> int:
+        if not self.spec.size.cutoffs:
+            return 0
+        # A bias a word, and a row with a bias for each cluster but the first.
+        return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """By clusters, each projects all places: see `models.adaptive`."""
+        if not self.spec.size.cutoffs:
+            return super().projections
+        products = projections(self.spec)
+        # What makes the narrower tables' inputs.
+        maps = [(self.size.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
+        return [*products, *maps]
+
+    @property
     def rows(self) -> int:
+        if self.spec.size.cutoffs:
+            return 0
         own = 0 if self.spec.family.tied else self.spec.size.table_width
         return own + self.spec.family.output_bias
 

@@ -147,6 +147,8 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
 
 def widening(spec: ModelSpec) -> dict[str, Map]:
     """Stack -> the map from the width of the tables to its own, where they differ."""
+    if spec.size.cutoffs:  # whose clusters have maps of their own
+        return {}
     widths = {stack: spec.size_of(stack).width for stack in spec.family.stacks}
     return {
         stack: Map(spec.size.table_width, width, bias=True)

@@ -75,6 +75,11 @@ class ModelConfig(Shape):
     """Share of the probability that is asked of all tokens alike, in training; absent: the published one."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
+    cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
+    """Ids from which on words, most frequent first, are in the next cluster of an adaptive input and softmax, or [];
+    absent: the size's."""
+    division: Count | None = None
+    """What the width of each next cluster's table is divided by; absent: the size's."""
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> what of its numbers is not as above."""
     share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None

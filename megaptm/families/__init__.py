@@ -14,7 +14,7 @@ from megaptm.families.roberta import ROBERTA
 from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.transformer import TRANSFORMER
-from megaptm.families.transformer_xl import TRANSFORMER_XL_BYTES
+from megaptm.families.transformer_xl import TRANSFORMER_XL, TRANSFORMER_XL_BYTES
 from megaptm.families.unilm import UNILM
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
@@ -44,6 +44,7 @@ CATALOGUE: dict[str, Family] = {
         MT5,
         BART,
         UNILM,
+        TRANSFORMER_XL,
         TRANSFORMER_XL_BYTES,
     )
 }

@@ -1,6 +1,6 @@
 """Transformer-XL (Dai et al., 2019): a decoder that attends to what it read in the steps before."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, Size, change
 
 LAYER = Block(
     visibility="causal",
@@ -29,5 +29,22 @@ TRANSFORMER_XL_BYTES = Family(
     sizes={
         "base": Size(layers=12, width=512, heads=8, ffn=2048, memory=512),
         "large": Size(layers=24, width=1024, heads=8, ffn=3072, memory=768),
+    },
+)
+
+# Of WikiText-103, a vocabulary of words by frequency. Rows and memory of the larger are 384 places.
+TRANSFORMER_XL = change(
+    TRANSFORMER_XL_BYTES,
+    name="transformer-xl",
+    vocabulary=267_735,
+    tokenizer="words",
+    context=150,
+    sizes={
+        "base": Size(
+            layers=16, width=410, heads=10, ffn=2100, head_width=41, memory=150, cutoffs=(20_000, 40_000, 200_000)
+        ),
+        "large": Size(
+            layers=18, width=1024, heads=16, ffn=4096, memory=384, cutoffs=(20_000, 40_000, 200_000), division=4
+        ),
     },
 )

@@ -15,6 +15,7 @@ from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
+from megaptm.models.adaptive import AdaptiveTokens
 from megaptm.spec import Family, ModelSpec
 
 INPUTS = ("token", "segment", "task")
@@ -44,7 +45,13 @@ class Embed(nn.Module):
             known = ", ".join(scales)
             raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
         self.scale = scales[family.embedding_scale]
-        self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
+        self.token: Embedding | AdaptiveTokens
+        if spec.size.cutoffs:
+            # What it gives is as wide as the stream.
+            self.token = AdaptiveTokens(spec, embeds=bool(stacks))
+            self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
+        else:
+            self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
         self.segment = self.task = None
         if not stacks:
             return

@@ -26,6 +26,7 @@ from megaptm.layers.feedforward import PLAIN
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import TokenLoss
+from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.draw import DRAWS
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
@@ -227,8 +228,13 @@ class Head(Protocol):
         ...
 
 
+def language_head(spec: ModelSpec, brick: HeadBrick) -> nn.Module:
+    """The head for the next token, of one table or of clusters."""
+    return AdaptiveHead(spec, brick) if spec.size.cutoffs else LanguageHead(spec, brick)
+
+
 MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
-    LanguageHeadBrick: LanguageHead,
+    LanguageHeadBrick: language_head,
     MaskedHeadBrick: MaskedHead,
     SpanBoundaryHeadBrick: SpanBoundaryHead,
     ReplacedHeadBrick: ReplacedHead,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -193,7 +193,10 @@ class Model(nn.Module):
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     @property
-    def _table(self) -> Tensor | None:
+    def _table(self) -> Any:
+        """What heads project on: the token table, or the clusters of one."""
+        if self.embed is not None and self.spec.size.cutoffs:
+            return self.embed.token
         return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
 
     def _run(

@@ -30,7 +30,7 @@ from megaptm.batch import IGNORED
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
-from megaptm.losses.token import ROWS_DRAWN, TokenLoss, pick, summed_shares
+from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, summed_shares
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
@@ -257,6 +257,8 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
                 case VocabularyBias():
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
+                case WholeTokenLoss():
+                    pass
                 case TokenLoss():
                     parent._modules[name] = VocabularySplitTokenLoss(child, rank)
 

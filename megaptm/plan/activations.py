@@ -12,6 +12,7 @@ attention does not keep.
 from __future__ import annotations
 
 from megaptm.bricks import Brick, ModelChunk, kinds, memory_width, runs, sublayers
+from megaptm.bricks.adaptive import projections
 from megaptm.bricks.heads import ROWS_PROJECTED, HeadBrick
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
@@ -137,6 +138,10 @@ def _projection(work: Workload, head: HeadBrick) -> tuple[float, float]:
     needs besides for as long as it projects."""
     spec, tensor, element = work.spec, work.layout.tensor, work.element
     places, vocabulary, hidden = _places(work, head), spec.padded_vocabulary, _hidden(work, head)
+    if spec.size.cutoffs:  # one cluster after another, whole on each tensor rank, and the gradients of all their tables
+        table = 4 if places > ROWS_PROJECTED else element
+        tables, rows = sum(i * o for i, o in projections(spec)), max(o for _, o in projections(spec))
+        return hidden + tables * table, min(places, ROWS_PROJECTED) * rows * (element + 4)
     if work.software.chunked_logits and tensor == 1:
         table = 4 if places > ROWS_PROJECTED else element
         chunked = min(places, ROWS_PROJECTED)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width, runs, sublayers
+from megaptm.bricks.adaptive import projections
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective
 from megaptm.plan.workload import Workload
@@ -229,8 +230,12 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     spec, tensor = work.spec, work.layout.tensor
     length = work.lengths[brick.stack]
     places = work.layout.microbatch * brick.places(length, work.asked)
-    vocabulary = spec.padded_vocabulary / tensor
-    forward = product(machine, work, places, spec.size.table_width, vocabulary)
+    if spec.size.cutoffs:  # which each tensor rank has whole
+        vocabulary = float(sum(rows for _, rows in projections(spec)))
+        forward = sum(product(machine, work, places, inputs, outputs) for inputs, outputs in brick.projections)
+    else:
+        vocabulary = spec.padded_vocabulary / tensor
+        forward = product(machine, work, places, spec.size.table_width, vocabulary)
     passes = places * vocabulary / machine.bandwidth
     stream = work.layout.microbatch * length * brick.size.width * work.element
     gathered = collective(machine, stream, ranks=tensor, stride=1)

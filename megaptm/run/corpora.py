@@ -17,6 +17,9 @@ from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
+BY_FREQUENCY = "words"
+"""The kind of tokenizers whose ids are in the order of frequency."""
+
 
 class RunCorpora:
     """The corpora of a run, each opened once: that reads and hashes its tables of shards, at a URL through the network.
@@ -121,7 +124,14 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
     """The model must have a row for each id of the tokenizer of the corpus at `place`."""
-    vocabulary = resolve_model(config).vocabulary
+    spec = resolve_model(config)
+    if spec.size.cutoffs and tokenizer.kind != BY_FREQUENCY:
+        raise UserError(
+            f"model.cutoffs are places in a vocabulary whose words come by frequency, as those of tokenizer.kind="
+            f"{BY_FREQUENCY} do; that of {place} is of kind {tokenizer.kind}: build the corpus with tokenizer.kind="
+            f"{BY_FREQUENCY}, or set model.cutoffs=[]."
+        )
+    vocabulary = spec.vocabulary
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "

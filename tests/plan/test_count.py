@@ -81,6 +81,8 @@ EXACT = {
     ("t5", "large"): 737_668_096,
     ("t5", "3b"): 2_851_598_336,
     ("t5", "11b"): 11_307_321_344,
+    ("transformer-xl", "base"): 151_107_538,
+    ("transformer-xl", "large"): 285_170_506,
     ("transformer-xl-bytes", "base"): 41_055_436,
     ("transformer-xl-bytes", "large"): 277_231_820,
 }
