@@ -56,14 +56,21 @@ class Draw:
 
 def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> Fields:
     """Tokens of the streams whose documents [B, S] are given by prefix; and who sees whom, where rows say it: a third
-    of a row sees itself whole, and then each place what is before it."""
+    of a row sees itself whole, and then each place what is before it; of what is asked by queries beside the text, each
+    place sees what is behind it."""
     fields: Fields = {}
     for prefix, numbers in documents.items():
         fields |= {f"{prefix}tokens": draw.tokens(*numbers.shape), f"{prefix}document_ids": numbers}
         if any(block.visibility == "ordered" for block in family.stacks.values()):
             rows, length = numbers.shape
             order = (torch.arange(length) - length // 3).clamp(min=0)
+            if any(block.query_stream for block in family.stacks.values()):
+                order = torch.arange(length).flip(0)
             fields[f"{prefix}order"] = order.expand(rows, -1).clone()
+        if any(block.relative_segments for block in family.stacks.values()):
+            fields[f"{prefix}segments"] = (
+                (torch.arange(numbers.shape[1]) * 3 // numbers.shape[1]).expand_as(numbers).clone()
+            )
     return fields
 
 

@@ -185,6 +185,18 @@ class MaskedHeadBrick(HeadBrick):
         return norm_parameters(self.block, self.spec.size.table_width)
 
 
+class PermutationHeadBrick(HeadBrick):
+    """Words that are asked in an order, from queries beside the text: the token table and a bias a word (XLNet)."""
+
+    name = "permutation-lm"
+    asked_only = True
+    rows = 1
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+
 class SpanBoundaryHeadBrick(HeadBrick):
     """Tokens of a masked span from the two places around it (SpanBERT, arXiv:1907.10529, 3.2): two layers, each with a
     norm, then the token table and a bias a word."""
@@ -329,6 +341,7 @@ HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
+        PermutationHeadBrick,
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),

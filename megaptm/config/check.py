@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from megaptm.config.model import model_spec, resolve_model
-from megaptm.config.objective_fit import misfit
+from megaptm.config.objective_fit import misfit, row_lengths
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
@@ -212,9 +212,7 @@ def _communication(config: Config) -> Iterator[str]:
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
-    lengths = config.built_objective.batch(config.data.sequence, config.data.document_mask).lengths(
-        spec.family.prefixes
-    )
+    lengths = row_lengths(config.built_objective.batch(config.data.sequence, config.data.document_mask), spec.family)
     for place, (name, length) in enumerate(lengths.items()):
         yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
 

@@ -11,6 +11,14 @@ from megaptm.objectives import Objective
 from megaptm.spec import Family, Reading
 
 
+def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
+    """Stack -> places of a row of it, and of the queries beside its text."""
+    return {
+        stack: length + (batch.asked or 0 if family.stacks[stack].query_stream else 0)
+        for stack, length in batch.lengths(family.prefixes).items()
+    }
+
+
 def misfit(task: Objective, batch: BatchSpec, family: Family, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
     why = next(_reasons(task, batch, family), None)

@@ -20,12 +20,13 @@ SHUFFLED = 1
 class LaneOrder(StreamOrder):
     """Position p is row p // lanes of lane p % lanes: consecutive stretches of the stream, each read in its order.
 
-    An epoch deals documents anew and begins every lane anew; rows that do not fill all lanes are left out.
+    With `both_ways` every second lane is read from its end. An epoch deals documents anew and begins every lane anew;
+    rows that do not fill all lanes are left out.
     """
 
-    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, lanes: int, **options: Any):
+    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, lanes: int, both_ways: bool, **options: Any):
         super().__init__(corpus, split, cut=cut, **{**options, "window": SHUFFLED})
-        self.lanes, self.rows = lanes, self.per_epoch
+        self.lanes, self.rows, self.both_ways = lanes, self.per_epoch, both_ways
         self.per_lane = self.rows // lanes
         if not self.per_lane:
             raise UserError(
@@ -40,10 +41,15 @@ class LaneOrder(StreamOrder):
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         first, *others = super().piece(epoch, position)
-        return [replace(first, begins=position < self.lanes), *others]
+        return [replace(first, begins=position < self.lanes, backward=self._backward(position)), *others]
+
+    def _backward(self, position: int) -> bool:
+        return self.both_ways and position % self.lanes % 2 == 1
 
     def _find(self, epoch: int, position: int) -> tuple[int, int]:
         step, lane = divmod(position, self.lanes)
+        if self._backward(position):
+            step = self.per_lane - 1 - step
         row = lane * self.per_lane + step
         return int(np.searchsorted(self._epoch(epoch).samples, row, side="right")) - 1, row
 

@@ -155,7 +155,9 @@ def _order(
         return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
     if task.unit == "lane":
-        return LaneOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **options)
+        return LaneOrder(
+            corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, both_ways=task.both_ways, **options
+        )
     order = DocumentOrder if task.unit == "document" else StreamOrder
     return order(corpus, split, cut=cut, annotations=task.annotations, **options)
 

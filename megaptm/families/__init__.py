@@ -16,6 +16,7 @@ from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.transformer import TRANSFORMER
 from megaptm.families.transformer_xl import TRANSFORMER_XL, TRANSFORMER_XL_BYTES
 from megaptm.families.unilm import UNILM
+from megaptm.families.xlnet import XLNET
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
 
@@ -43,9 +44,10 @@ CATALOGUE: dict[str, Family] = {
         T5_V1_1,
         MT5,
         BART,
-        UNILM,
         TRANSFORMER_XL,
         TRANSFORMER_XL_BYTES,
+        XLNET,
+        UNILM,
     )
 }
 

@@ -16,6 +16,7 @@ from megaptm.bricks import HeadBrick, heads
 from megaptm.bricks.heads import (
     LanguageHeadBrick,
     MaskedHeadBrick,
+    PermutationHeadBrick,
     ReplacedHeadBrick,
     RowClassHeadBrick,
     SpanBoundaryHeadBrick,
@@ -118,6 +119,32 @@ class MaskedHead(nn.Module):
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(x)))
+
+
+class PermutationHead(nn.Module):
+    """Words that are asked in an order, as in XLNet: what the queries beside the text say, which are at its end; or the
+    text, where the batch does not say which places are asked."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        if not spec.family.tied or spec.size.table_width != brick.size.width:
+            raise UserError(
+                f"{spec.name}: the `permutation-lm` head projects on a token table as wide as the stream; set "
+                "tied=True, and leave model.embedding out."
+            )
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
+        self.project = _token_loss(spec)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        labels_BA = batch["labels"]
+        assert tied is not None
+        x = x_SBD[len(x_SBD) - labels_BA.shape[1] :].transpose(0, 1).flatten(0, 1)
+        return self.project(x, tied, self.vocabulary.bias, labels_BA.reshape(-1)), count_labels(labels_BA)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, V]: of all that it is given."""
+        assert tied is not None
+        return self.project.logits(x_SBD.transpose(0, 1), tied, self.vocabulary.bias)
 
 
 class SpanBoundaryHead(nn.Module):
@@ -236,6 +263,7 @@ def language_head(spec: ModelSpec, brick: HeadBrick) -> nn.Module:
 MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     LanguageHeadBrick: language_head,
     MaskedHeadBrick: MaskedHead,
+    PermutationHeadBrick: PermutationHead,
     SpanBoundaryHeadBrick: SpanBoundaryHead,
     ReplacedHeadBrick: ReplacedHead,
     RowClassHeadBrick: RowClassHead,

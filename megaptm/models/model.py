@@ -135,7 +135,7 @@ class Model(nn.Module):
         name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
         assert stack is not None
-        batch = {field: value for field, value in batch.items() if field != "masked_positions"}
+        batch = self._alone(batch)
         mask = self_mask(batch, "", stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
         x = stack(x, mask, positions=batch.get("positions"), decode=False)
@@ -154,8 +154,19 @@ class Model(nn.Module):
         pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]. `ended`:
-        stack -> what it gives [S, B, D], where that is known. `pasts`: as `forward`."""
-        return self._logits(*self._run(batch, x, ended, pasts))
+        stack -> what it gives [S, B, D], where that is known. `pasts`: as `forward`. Of a text with queries beside it,
+        what the text says; `asked_logits` has what they say."""
+        return self._logits(*self._run(self._alone(batch), x, ended, pasts))
+
+    def asked_logits(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> dict[str, Tensor]:
+        """What each head says of the text, and behind it of the queries beside it, [B, S + A, vocabulary]."""
+        return self._logits(*self._run(batch, None, pasts=pasts))
+
+    def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without queries beside the text."""
+        if not any(block.query_stream for block in self.spec.family.stacks.values()):
+            return batch
+        return {field: value for field, value in batch.items() if field != "masked_positions"}
 
     def empty_pasts(
         self, rows: int, *, places: int | None = None, farthest: int | None = None, like: Tensor | None = None

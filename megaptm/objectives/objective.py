@@ -67,6 +67,8 @@ class DocumentSlice:
     int32 [n, 2]: first token, role; the first row is the turn that goes on here."""
     begins: bool = False
     """Whether its row follows none, of those that go on where the row of the step before ended (unit `lane`)."""
+    backward: bool = False
+    """Whether its row is one that reads its text from the end; tokens are here as they stand."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Objective(ABC):
     """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
     segments: int = 1
     """Texts that it tells apart by their segments; a family must have as many."""
+    both_ways: bool = False
+    """Whether every second row of a batch reads its text from the end (unit `lane`)."""
     answers: int = 0
     """How many there may be, where they are the `labels` of a corpus."""
     every_token: ClassVar[bool] = False

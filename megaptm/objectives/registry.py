@@ -9,6 +9,7 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.ordered import OrderedMaskedLM
+from megaptm.objectives.permutation import PermutationLM
 from megaptm.objectives.questions import Capitalization, TokenDocument
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
@@ -28,6 +29,7 @@ TASKS: dict[str, type[Objective]] = {
     "masked-lm-span-boundary": SpanBoundary,
     "masked-text": MaskedText,
     "ordered-masked-lm": OrderedMaskedLM,
+    "permutation-lm": PermutationLM,
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "span-corruption": SpanCorruption,
@@ -65,6 +67,7 @@ OBJECTIVES: dict[str, Objective] = {
         Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
         Translation(),
+        PermutationLM(),
         UNILM,
         ERNIE_2,
     )

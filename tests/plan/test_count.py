@@ -76,15 +76,17 @@ EXACT = {
     ("mt5", "large"): 1_229_581_312,
     ("mt5", "xl"): 3_742_619_648,
     ("mt5", "xxl"): 12_921_057_280,
+    ("transformer-xl", "base"): 151_107_538,
+    ("transformer-xl", "large"): 285_170_506,
+    ("transformer-xl-bytes", "base"): 41_055_436,
+    ("transformer-xl-bytes", "large"): 277_231_820,
+    ("xlnet", "base"): 116_718_336,
+    ("xlnet", "large"): 360_268_800,
     ("t5", "small"): 60_506_624,
     ("t5", "base"): 222_903_552,
     ("t5", "large"): 737_668_096,
     ("t5", "3b"): 2_851_598_336,
     ("t5", "11b"): 11_307_321_344,
-    ("transformer-xl", "base"): 151_107_538,
-    ("transformer-xl", "large"): 285_170_506,
-    ("transformer-xl-bytes", "base"): 41_055_436,
-    ("transformer-xl-bytes", "large"): 277_231_820,
 }
 POOLED = {"roberta", "spanbert"}
 """Families whose published numbers count BERT's pooler, which their own pre-training does not have."""

@@ -21,6 +21,7 @@ from megaptm.hub.counterparts.roberta import ROBERTA
 from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.hub.counterparts.transformer import TRANSFORMER
+from megaptm.hub.counterparts.xlnet import XLNET
 from megaptm.spec import Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
@@ -44,6 +45,7 @@ COUNTERPARTS = (
     T5,
     T5_V1_1,
     MT5,
+    XLNET,
     TRANSFORMER,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
