@@ -45,6 +45,19 @@ def test_a_query_sees_what_is_before_it_in_the_order_and_never_itself() -> None:
         assert moved.equal(batch["order"][:, place : place + 1] < at)
 
 
+def test_in_the_order_2_4_3_1_the_third_word_is_guessed_from_the_second_and_the_fourth() -> None:
+    """The example of the paper's figure 1, with the places that words have in the text."""
+    model, words = tiny_model("xlnet"), torch.tensor([[11, 12, 13, 14]])
+    batch = {"tokens": words, "order": torch.tensor([[3, 0, 2, 1]]), "masked_positions": torch.tensor([[2]])}
+    before = asked(model, batch)
+    seen = [
+        place + 1
+        for place in range(4)
+        if not asked(model, batch | {"tokens": words + torch.eye(4, dtype=torch.long)[place]}).equal(before)
+    ]
+    assert seen == [2, 4]
+
+
 def test_the_text_sees_what_is_not_after_it_in_the_order() -> None:
     model, batch = tiny_model("xlnet"), rows()
     with torch.no_grad():
