@@ -7,9 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MicroBatch = dict[str, "Tensor"]
+"""Field -> [B, ...] of some samples, as `BatchSpec` says."""
 IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
 READ = (

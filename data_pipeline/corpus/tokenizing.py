@@ -19,7 +19,7 @@ from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.parts import Part, hashes_of
-from data_pipeline.corpus.selection import Place, Selection, shards_of
+from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
@@ -100,7 +100,7 @@ def write_shards(
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
     firsts = np.cumsum([0, *(part.documents for part in parts)]).tolist()
 
-    def shards() -> Iterator[tuple[str, list[Place]]]:
+    def shards() -> Iterator[tuple[str, list[DocumentRows]]]:
         for split in ("train", "validation"):
             for shard in shards_of(selection.places(split), parts, recipe.shard_bytes):
                 yield split, shard

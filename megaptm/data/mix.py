@@ -30,7 +30,7 @@ BLOCK = 100_000
 
 
 @dataclass(frozen=True)
-class Place:
+class SamplePosition:
     """Where a sample comes from."""
 
     source: int
@@ -164,13 +164,13 @@ class Mix:
             return sample
         return self._batch.widened(source.task.with_task_id(sample), pad=self.special.pad)
 
-    def locate(self, number: int) -> Place:
+    def locate(self, number: int) -> SamplePosition:
         """Which corpus, epoch and position sample `number` comes from."""
         index, phase, block, at = self._find(number)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
         epoch, position = divmod(cursor, self.orders[source].per_epoch)
-        return Place(source, epoch, position)
+        return SamplePosition(source, epoch, position)
 
     def cursors(self, number: int) -> dict[str, int]:
         """How many samples of each source come before sample `number`: where a run that stopped there stands."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megaptm import __version__
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, Written, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -143,7 +143,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
         store = Store(run, fence=lock.still_mine, token=lock.token)
         store.prepare(0)
         whole = (
-            Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
+            TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
             for name, value in weights.items()
         )
         store.write(0, 0, whole)

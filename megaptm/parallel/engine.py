@@ -15,7 +15,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from torch import Tensor
 
-from megaptm.batch import IGNORED
+from megaptm.batch import IGNORED, MicroBatch
 from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
@@ -26,7 +26,7 @@ from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import attach_main_grads
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
-from megaptm.parallel.pipeline import MicroBatch, Pipeline, no_tokens
+from megaptm.parallel.pipeline import Pipeline, no_tokens
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec

@@ -16,7 +16,7 @@ from megaptm.errors import UserError, nearest
 # What a device, a link or a disk can be; outside of it, formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 Duration = Annotated[float, Field(ge=0.0, le=1e9)]
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
 FOLDER = CONFIGS / "machines"
 
@@ -24,11 +24,11 @@ FOLDER = CONFIGS / "machines"
 class Efficiency(Section):
     """The one model of a chip: what it reaches of its data sheet, whatever is computed on it."""
 
-    matmul: Share
+    matmul: PositiveShare
     """Share of the peak that a large matrix product reaches; small ones pay for reading and writing besides."""
-    attention: Share
+    attention: PositiveShare
     """Share of the peak that fused attention reaches, on the half of the square that a causal mask leaves."""
-    memory: Share
+    memory: PositiveShare
     """Share of the memory's bandwidth that reading and writing long tensors reaches."""
     beside: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of its time that communication costs although products hide it: both want the memory."""
@@ -43,7 +43,7 @@ class Link(Section):
 
     gigabytes_per_second: Positive
     """Of one device, in one direction, as the data sheet says."""
-    efficiency: Share
+    efficiency: PositiveShare
     """Share of it that a collective of large messages reaches."""
     microseconds: Duration
     """Time of one hop of a ring: to hand on the smallest message."""

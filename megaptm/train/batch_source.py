@@ -7,8 +7,9 @@ from itertools import repeat
 
 import torch
 
+from megaptm.batch import MicroBatch
 from megaptm.config import Config
-from megaptm.data.loader import Loader, MicroBatch, validation_batches, validation_steps
+from megaptm.data.loader import Loader, validation_batches, validation_steps
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
 

@@ -19,12 +19,12 @@ import torch
 from click.testing import CliRunner
 
 import megaptm
-from megaptm.batch import IGNORED
+from megaptm.batch import IGNORED, MicroBatch
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.config import Config, load
 from megaptm.data import open_mix
-from megaptm.data.loader import MicroBatch, as_tensors, stacked
+from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE

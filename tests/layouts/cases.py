@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.common.batches import Draw, asked_fields, read_fields
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size
@@ -146,11 +146,11 @@ def train_steps(
 def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
     """How many elements this rank reads of all weights, and of all first moments, to restore a checkpoint."""
     from megaptm.checkpoint.store import Store
-    from megaptm.checkpoint.tensors import Reader
+    from megaptm.checkpoint.tensors import TensorReader
     from megaptm.parallel import state
     from megaptm.parallel.engine import Engine
 
-    class Counting(Reader):
+    class Counting(TensorReader):
         def read(self, name: str, offset: Any = None, block: Any = None) -> Tensor:
             found = super().read(name, offset, block)
             read[name.partition("/")[0]] += found.numel()
@@ -225,7 +225,7 @@ def train_and_save(
     background, trained, results = Background(), threading.Event(), []
     end, rank = start + steps, engine.ranks.world
 
-    def write(pieces: list[Piece]) -> None:
+    def write(pieces: list[TensorPiece]) -> None:
         assert trained.wait(300)
         store.write(end, rank, pieces)
 
