@@ -12,7 +12,7 @@ attention does not keep.
 from __future__ import annotations
 
 from megaptm.bricks import Brick, ModelChunk, kinds, memory_width, runs, sublayers
-from megaptm.bricks.heads import ROWS_PROJECTED, HeadBrick
+from megaptm.bricks.heads import HeadBrick, HeadBytes
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -109,39 +109,18 @@ def held(work: Workload, stage: int, chunks: list[ModelChunk]) -> float:
 
 def logits(work: Workload) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
-    bricks = [*work.heads.values()]
-    projecting = [head for head in bricks if head.projects]
-    if not projecting:
-        return _hidden(work, bricks[-1] if bricks else None)
-    kept, passing = zip(*(_projection(work, head) for head in projecting), strict=True)
-    return sum(kept) + max(passing)
+    known = {head: _loss(work, head) for head in work.heads.values()}
+    if not known:  # the closing norm's output and its gradient
+        last = next(reversed(work.spec.family.stacks))
+        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.size_of(last).width * work.element
+    projecting = [bytes_ for head, bytes_ in known.items() if head.projects] or [*known.values()][-1:]
+    return sum(one.kept for one in projecting) + max(one.passing for one in projecting)
 
 
-def _hidden(work: Workload, head: HeadBrick | None) -> float:
-    """Bytes of what a head reads, the closing norm's output, gathered, and of its gradient."""
-    stack = head.stack if head else next(reversed(work.spec.family.stacks))
-    return 2 * _places(work, head) * work.spec.size_of(stack).width * work.element
-
-
-def _places(work: Workload, head: HeadBrick | None) -> int:
-    """Of a micro-batch, those that a head reads."""
-    length = work.lengths[head.stack if head else next(reversed(work.spec.family.stacks))]
-    return work.layout.microbatch * (head.places(length, work.asked) if head else length)
-
-
-def _projection(work: Workload, head: HeadBrick) -> tuple[float, float]:
-    """Bytes that a head's loss keeps until its backward pass, which is after the losses of all heads, and those that it
-    needs besides for as long as it projects."""
-    spec, tensor, element = work.spec, work.layout.tensor, work.element
-    places, vocabulary, hidden = _places(work, head), spec.padded_vocabulary, _hidden(work, head)
-    if work.software.chunked_logits and tensor == 1:
-        table = 4 if places > ROWS_PROJECTED else element
-        chunked = min(places, ROWS_PROJECTED)
-        return hidden + vocabulary * spec.size.table_width * table, chunked * vocabulary * (element + 4)
-    # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
-    # model's format.
-    scores = places * vocabulary / tensor
-    return hidden + scores * 4, 0.0 if element == 4 else scores * element
+def _loss(work: Workload, head: HeadBrick) -> HeadBytes:
+    places = work.layout.microbatch * head.places(work.lengths[head.stack], work.asked)
+    chunked = work.software.chunked_logits
+    return head.bytes(places, work.element, tensor=work.layout.tensor, chunked=chunked)
 
 
 def compared(work: Workload) -> float:
