@@ -65,7 +65,8 @@ class Block:
     all sub-layers of a layer, whose outputs are summed; and once at the end)."""
     norm_eps: float = 1e-5
     ffn: str | tuple[str, ...] = "gelu"
-    """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`."""
+    """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`; or `package.module:NAME`, a
+    function of a tensor."""
     attention_bias: bool | str = True
     """Whether attention's linear maps carry a bias; `no-keys`: those that make keys do not (DeBERTa)."""
     ffn_bias: bool = True

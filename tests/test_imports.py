@@ -25,7 +25,7 @@ NO_TORCH = {
 }
 MAY_IMPORT = {
     **NO_TORCH,
-    "layers": ("spec", "bricks"),
+    "layers": ("spec", "plugins", "bricks"),
     "losses": ("batch", "bricks", "layers"),
     "models": ("spec", "plugins", "batch", "bricks", "layers", "losses"),
     "storage": (),

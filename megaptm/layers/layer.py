@@ -16,18 +16,18 @@ from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.disentangled import DisentangledAttention
-from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
+from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.split import Dropout, Embedding, HeadTable
+from megaptm.plugins import is_plugin
 from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
 
-# The modules of bricks, by slot and word; `bricks.BRICKS` has as many.
+# The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "attention": {"dot": SelfAttention, "banded": SelfAttention, "disentangled": DisentangledAttention},
     "cross": {"dot": CrossAttention},
-    "ffn": dict.fromkeys((*PLAIN, *GATES), FeedForward),
 }
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
@@ -50,7 +50,7 @@ def check_words(block: Block) -> None:
     for slot, known in WORDS.items():
         words = getattr(block, slot)
         for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
-            if word not in known:
+            if word not in known and not (slot == "ffn" and is_plugin(word)):
                 raise UserError(
                     f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
                 )
@@ -87,7 +87,8 @@ class Layer(nn.Module):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
             own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
-            self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=own))
+            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
+            self.add_module(sub.name, made(sub.brick, dropout=own))
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)
