@@ -96,6 +96,9 @@ class DataConfig(Section):
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
     epochs: Count | None = None
     """How often any text may be read; steps that need more are refused before the start. Absent: as often as needed."""
+    dupe_factor: Count | None = None
+    """Epochs after which the same rows come again, with the same noise: 1 for masks that never change, 10 for BERT's
+    data, written in ten copies. Absent: each epoch has an order and noise of its own (RoBERTa's dynamic masks)."""
     document_mask: bool = True
     """Whether attention stops at document borders within a row."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1

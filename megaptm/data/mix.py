@@ -74,8 +74,10 @@ class Mix:
         document_mask: bool,
         special: SpecialTokens,
         schedule: BatchSchedule | None = None,
+        dupe_factor: int | None = None,
     ):
-        """`schedule` says which sample a step begins with, where shares change by step; absent: the last ones hold."""
+        """`schedule` says which sample a step begins with, where shares change by step; absent: the last ones hold.
+        After `dupe_factor` epochs the rows of the first come again, noise included."""
         self.sources = sources
         self.names = [source.name for source in sources]
         self.orders = [source.order for source in sources]
@@ -84,6 +86,7 @@ class Mix:
         self.seed = seed
         self.document_mask = document_mask
         self.special = special
+        self.dupe_factor = dupe_factor
         self._batch = objective.batch(sequence, document_mask)
         self._made = [source.task.objective.batch(sequence, document_mask) for source in sources]
         """What each source's samples hold, before they are widened."""
@@ -150,9 +153,12 @@ class Mix:
         """Sample `number`, 0 or more."""
         place = self.locate(number)
         source = self.sources[place.source]
-        piece = source.order.piece(place.epoch, place.position)
         task = source.task.objective
-        rng: Any = generator(self.seed, task.name, place.epoch, number) if task.draws else None
+        epoch, drawn_for = place.epoch, [number]
+        if self.dupe_factor:  # no number comes twice, but these do
+            epoch, drawn_for = place.epoch % self.dupe_factor, [place.source, place.position]
+        piece = source.order.piece(epoch, place.position)
+        rng: Any = generator(self.seed, task.name, epoch, *drawn_for) if task.draws else None
         try:
             sample = task.make(piece, self.special, rng, self.sequence, self.document_mask)
             self._made[place.source].check(sample, maker=task.name)
@@ -219,6 +225,7 @@ def open_mix(
     schedule: BatchSchedule | None = None,
     size_exponent: float | None = None,
     size_limit: int | None = None,
+    dupe_factor: int | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
 
@@ -226,7 +233,8 @@ def open_mix(
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
     `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
     objectives whose shares change by step. With a `size_exponent` weights count documents, and are multiplied by that
-    power of the documents that a corpus has, at most `size_limit`.
+    power of the documents that a corpus has, at most `size_limit`. After `dupe_factor` epochs the same rows come again,
+    with the same noise.
     """
     whole = objective if isinstance(objective, Objective) else objective_of(objective)
     if not mix:
@@ -271,6 +279,7 @@ def open_mix(
         document_mask=document_mask,
         special=special,
         schedule=schedule,
+        dupe_factor=dupe_factor,
     )
 
 

@@ -51,6 +51,7 @@ class RunCorpora:
             verify=data.verify,
             size_exponent=data.size_exponent,
             size_limit=data.size_limit,
+            dupe_factor=data.dupe_factor,
             schedule=self.config.batches if split == "train" else None,
         )
 

@@ -1,6 +1,7 @@
 """Mixes: exact shares, nothing but the sample's number matters, and what cannot be mixed is refused."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,28 @@ def test_noise_differs_from_epoch_to_epoch(tmp_path):
         real = sample["labels"] != IGNORED
         tokens[sample["masked_positions"][real]] = sample["labels"][real]
     assert np.array_equal(*restored)
+
+
+@pytest.mark.parametrize(
+    "objective", ["masked-lm", {"masked-lm": {"share": 1}, "more": {"task": "masked-lm", "rate": 0.3, "share": 2}}]
+)
+def test_static_masks_come_again_after_as_many_epochs_as_there_are_copies(tmp_path, objective):
+    tiny_corpus(tmp_path, documents=40, shards=2, lengths=(5, 60))
+    mix = opened({str(tmp_path): 1}, objective, sequence=32, dupe_factor=2)
+    rows = {}
+    for number in range(5 * sum(order.per_epoch for order in mix.orders)):
+        place = mix.locate(number)
+        if place.epoch < 4:
+            sample = mix.sample(number)
+            rows[place] = [sample[name].tolist() for name in ("tokens", "masked_positions", "labels")]
+
+    def pairs(epochs: int) -> list[bool]:
+        later = {place: replace(place, epoch=place.epoch + epochs) for place in rows}
+        return [rows[place] == rows[other] for place, other in later.items() if other in rows]
+
+    assert pairs(2)
+    assert all(pairs(2))
+    assert not any(pairs(1))
 
 
 def test_packed_masked_rows_use_every_token_once(tmp_path):
