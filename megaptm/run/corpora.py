@@ -51,6 +51,7 @@ class RunCorpora:
             verify=data.verify,
             size_exponent=data.size_exponent,
             size_limit=data.size_limit,
+            size_limits=data.size_limits,
             schedule=self.config.batches if split == "train" else None,
         )
 
