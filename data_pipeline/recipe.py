@@ -34,11 +34,13 @@ class TokenizerRecipe:
     """Fold case and accents; absent: WordPiece and char-bpe do, as BERT uncased and GPT."""
     sentinels: int | None = None
     """Stand-ins for hidden spans, part of the vocabulary; absent: the 100 of T5 with its special tokens, else none."""
+    digits: bool | None = None
+    """Make each digit a token by itself, as PaLM does; absent: digits are parts of words as letters are."""
     folder: str | None = None
     """An existing tokenizer (Hugging Face's format); the fields above are then not read."""
 
     def __post_init__(self) -> None:
-        check_options(self.kind, self.specials, self.lowercase, self.sentinels)
+        check_options(self.kind, self.specials, self.lowercase, self.sentinels, self.digits)
 
 
 @dataclass(frozen=True, kw_only=True)

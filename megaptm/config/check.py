@@ -117,8 +117,12 @@ def _longest_stream(config: Config, longest: int) -> Iterator[str]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    if config.data.size_limit is not None and config.data.size_exponent is None:
-        yield "data.size_limit bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
+    for key in ("size_limit", "size_limits"):
+        if getattr(config.data, key) and config.data.size_exponent is None:
+            yield f"data.{key} bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
+    for name in config.data.size_limits:
+        if name not in config.data.mix:
+            yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
 
 
 def _shape(model: ModelConfig) -> Iterator[str]:
@@ -286,8 +290,13 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
 
 def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
     """Keys that an update rule has no use for."""
-    for key, names in {"momentum": ("sgd", "adafactor"), "initial_accumulator": ("adagrad",)}.items():
-        if getattr(optimizer, key) and optimizer.name not in names:
+    used_by = {
+        "momentum": ("sgd", "adafactor"),
+        "initial_accumulator": ("adagrad",),
+        "bias_correction": ("adamw", "lamb"),
+    }
+    for key, names in used_by.items():
+        if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default and optimizer.name not in names:
             yield (
                 f"optimizer.{key} means nothing to optimizer.name {optimizer.name}; remove it, or choose "
                 f"{' or '.join(names)}."

@@ -92,6 +92,8 @@ class DataConfig(Section):
     is as likely (T5), or 1 / a temperature; mT5: 0.3. Absent: weights count tokens, whatever a corpus holds."""
     size_limit: Count | None = None
     """Documents above which a corpus counts as if it had so many, for size_exponent (T5's artificial limit)."""
+    size_limits: dict[str, Count] = {}
+    """Corpus -> its own such limit, in the place of size_limit."""
     sequence: RowLength
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
     epochs: Count | None = None
@@ -182,6 +184,9 @@ class OptimizerConfig(Section):
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square (adamw, lamb)."""
+    bias_correction: bool = True
+    """Whether these means are divided by what they lack, as both begin at zero (adamw, lamb); the released code of
+    BERT, ALBERT and ELECTRA does not."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the mean, or the sum, of squares (adamw, lamb, adagrad)."""
     momentum: Fraction = 0.0

@@ -217,6 +217,7 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str) -> Mix:
         cache=cache_of(config),
         size_exponent=config.data.size_exponent,
         size_limit=config.data.size_limit,
+        size_limits=config.data.size_limits,
     )
     if mix.fingerprint != loaded.tokenizer.fingerprint:
         raise UserError(

@@ -136,7 +136,7 @@ class Engine:
                 "corpus inspect`."
             )
         loss = self._weighted(losses)
-        set_rates(self.optimizer, lr=lr)
+        set_rates(self.optimizer, step=step, lr=lr)
         # With the distributed optimizer each element of the gradient is on one data rank only.
         replicas = 1 if self.layout.distributed_optimizer else self.ranks.data_size
         norm = update(self.optimizer, loss=loss, replicas=replicas)

@@ -52,6 +52,7 @@ class RunCorpora:
             size_exponent=data.size_exponent,
             size_limit=data.size_limit,
             dupe_factor=data.dupe_factor,
+            size_limits=data.size_limits,
             schedule=self.config.batches if split == "train" else None,
         )
 

@@ -80,6 +80,17 @@ def test_processes_and_microbatches_follow_from_the_layout():
 @pytest.mark.parametrize(
     ("base", "overrides", "told"),
     [
+        (
+            "mt5/small",
+            ["data.size_limits={corpora/c4: 1000}"],
+            "data.size_limits (corpora/c4) is not in data.mix; did you mean corpora/mc4?",
+        ),
+        ("mt5/small", ["data.size_limits={corpora/mc4: 0}"], "data.size_limits.corpora/mc4 must be at least 1, not 0."),
+        (
+            "mt5/small",
+            ["data.size_limits={corpora/mc4: 9}", "data.size_exponent=null"],
+            "data.size_limits bounds what data.size_exponent multiplies weights by",
+        ),
         ("mt5/small", ["data.size_limit=1000", "data.size_exponent=null"], "data.size_limit bounds what data.size_exp"),
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
         ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
@@ -148,7 +159,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "layout.tensor (2) must divide the 511 tokens of the decoder's row",
         ),
         (
-            "t5/base",
+            "t5/baseline",
             ["layout.sequence_parallel=true", "layout.tensor=4"],
             "layout.tensor (4) must divide the 114 tokens of the decoder's row",
         ),
@@ -221,6 +232,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "gpt2/small",
             ["optimizer.name=lamb", "optimizer.initial_accumulator=1.0"],
             "optimizer.initial_accumulator means nothing to optimizer.name lamb; remove it, or choose adagrad.",
+        ),
+        (
+            "gpt2/small",
+            ["optimizer.name=sgd", "optimizer.bias_correction=false"],
+            "optimizer.bias_correction means nothing to optimizer.name sgd; remove it, or choose adamw or lamb.",
         ),
         (
             "gpt2/small",

@@ -79,6 +79,17 @@ def test_documents_are_drawn_by_the_size_of_their_corpora(folders, objective, ex
     assert documents[0] / documents[1] == pytest.approx(3 * ratio, rel=1e-3)
 
 
+def test_a_corpus_may_have_a_limit_of_its_own(folders):
+    """As T5 has for C4 and for two pairs of languages (arXiv:1910.10683, 3.7)."""
+    limits = {"size_limit": 50, "size_limits": {folders[1]: 20}}
+    mix = opened(dict.fromkeys(folders, 1), size_exponent=1.0, **limits)
+    documents = [
+        quota * order.corpus.split("train").samples / order.per_epoch
+        for quota, order in zip(mix.quotas, mix.orders, strict=True)
+    ]
+    assert documents[0] / documents[1] == pytest.approx(50 / 20, rel=1e-3)
+
+
 def test_each_corpus_is_read_in_its_own_order_without_gaps(folders):
     mix = opened({folders[0]: 0.7, folders[1]: 0.3})
     cursors = [0, 0]

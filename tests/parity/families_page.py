@@ -23,8 +23,9 @@ RECORD = Path(__file__).with_name("differences.yaml")
 HEAD = """# Families
 
 Each is a table in `megaptm/families/`, with a config for every published size and one that is tiny in
-`configs/<family>/`; `megaptm families NAME` shows its sizes, `megaptm plan configs/<family>/<size>.yaml` what a run
-of it needs. This page is generated: `python -m tests.parity.families_page`.
+`configs/<family>/`; only `xl-literal` and `13b-literal`, GPT-3's table read to the letter, have none. `megaptm families
+NAME` shows its sizes, `megaptm plan configs/<family>/<size>.yaml` what a run of it needs. This page is generated:
+`python -m tests.parity.families_page`.
 
 **Parameters** are those that papers count; of roberta and spanbert without BERT's pooler, which they count and
 pre-training does not have. **Hugging Face**: its model that computes the same, to which a run is exported.
