@@ -122,6 +122,7 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     shape = _shape(spec.size) | {"stacks": {stack: _shape(size) for stack, size in spec.size.stacks.items()}}
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     ours, theirs = CATALOGUE[spec.name].first_block, spec.family.first_block
     numbers |= {
         name: getattr(theirs, name) for name in ("groups", "cycle") if getattr(theirs, name) != getattr(ours, name)
