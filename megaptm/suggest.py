@@ -22,6 +22,7 @@ ELSEWHERE = {
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "d_ff", "n_inner"), "ffn"),
     **dict.fromkeys(("kv_channels", "head_dim", "d_kv"), "head_width"),
     **dict.fromkeys(("embedding_size", "embed_dim"), "embedding"),
+    **dict.fromkeys(("task_type_vocab_size",), "tasks"),
     **dict.fromkeys(("vocab_size", "padded_vocab_size"), "vocabulary"),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), "context"),
     **dict.fromkeys(("hidden_dropout", "hidden_dropout_prob", "attention_dropout", "dropout_rate"), "dropout"),

@@ -132,7 +132,8 @@ def complete(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
     asked, special = recipe.annotate or Annotations(), tokenizer.special
     separates = special.cls is not None and special.sep is not None
     sentences = separates if asked.sentences is None else asked.sentences
-    return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts)
+    labels = asked.labels or recipe.labels
+    return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts, labels=labels)
 
 
 def _write_manifest(

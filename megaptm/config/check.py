@@ -11,7 +11,7 @@ from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, Optimize
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import Composed, Objective, weights_at
-from megaptm.spec import Family, ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size, change
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
@@ -40,7 +40,7 @@ def _names(config: Config) -> Iterator[str]:
     yield from _family_and_size(config.model)
     with contextlib.suppress(UserError):  # told above
         if (family := find_family(config.model.family)) is not None:
-            yield from _objective(config, family)
+            yield from _objective(config, change(family, tasks=config.model.tasks or family.tasks))
 
 
 def _objective(config: Config, family: Family) -> Iterator[str]:
@@ -72,7 +72,8 @@ def _told_apart(task: Objective, family: Family) -> Iterator[str]:
         if "task" not in family.inputs:
             yield f"objective.{label}.task_id ({number}) means nothing to {family.name}: remove it, or use ernie-2."
         elif number >= family.tasks:
-            yield f"objective.{label}.task_id ({number}) must be one of the {family.tasks} of {family.name}, from 0 on."
+            known = f"one of the {family.tasks} of {family.name}, from 0 on"
+            yield f"objective.{label}.task_id ({number}) must be {known}; or give model.tasks={number + 1}."
 
 
 def _family_and_size(model: ModelConfig) -> Iterator[str]:
@@ -129,6 +130,8 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     spec = model_spec(model)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
+    if model.tasks is not None and "task" not in spec.family.inputs:
+        yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         if block.share and block.groups * block.cycle > layers:

@@ -36,6 +36,8 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     sharing = {name: value for name in SHARING if (value := getattr(model, name)) is not None}
     if sharing:
         family = change(family, stacks={name: change(block, **sharing) for name, block in family.stacks.items()})
+    if model.tasks is not None:
+        family = change(family, tasks=model.tasks)
     losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
     if losses_said:
         family = change(family, **losses_said)
@@ -61,6 +63,7 @@ def resolved(config: Config) -> Config:
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES}
+    rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()
     for name in SHARING:

@@ -27,6 +27,9 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"
+    along = next((name for name, block in family.stacks.items() if block.score_bias or block.distance_rows), None)
+    if task.restarts and along is not None:
+        yield f"its second texts have places of their own, and the {along} knows distances along the row"
     for loss in task.losses:
         if loss in HEADS and not HEADS[loss].module:
             yield from _hidden(loss, family)

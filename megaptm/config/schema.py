@@ -70,6 +70,8 @@ class ModelConfig(Shape):
     published one."""
     label_smoothing: Fraction | None = None
     """Share of the probability that is asked of all tokens alike, in training; absent: the published one."""
+    tasks: Count | None = None
+    """Ids of tasks, which a family with a table of them tells from each other; absent: the published number."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
     stacks: dict[str, Shape] = {}

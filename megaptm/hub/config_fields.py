@@ -29,6 +29,7 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "vocabulary": spec.vocabulary,
         "context": spec.context,
         "positions": spec.positions,
+        "tasks": spec.family.tasks,
         "norm_eps": block.norm_eps,
         "groups": block.groups,
         "cycle": block.cycle,
@@ -110,7 +111,7 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
             f"number {family.first_position}; restore it."
         )
     spec = ModelSpec(
-        family=change(family, stacks=stacks),
+        family=change(family, stacks=stacks, tasks=ours.get("tasks", family.tasks)),
         size=size,
         vocabulary=ours["vocabulary"],
         context=context,

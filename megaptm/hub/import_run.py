@@ -122,6 +122,7 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     shape = _shape(spec.size) | {"stacks": {stack: _shape(size) for stack, size in spec.size.stacks.items()}}
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     ours, theirs = CATALOGUE[spec.name].first_block, spec.family.first_block
     numbers |= {
         name: getattr(theirs, name) for name in ("groups", "cycle") if getattr(theirs, name) != getattr(ours, name)
@@ -131,8 +132,10 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
 
 
 def _shape(size: Size) -> dict[str, Any]:
-    shape = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")} | {"head_width": size.key_width}
-    others = {name: getattr(size, name) for name in ("embedding", "kv_heads")}
+    shape = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
+    # The usual width is left unsaid, as our configs leave it: with one of them the run may go on.
+    usual = size.key_width * size.heads == size.width
+    others = {"head_width": None if usual else size.key_width, "embedding": size.embedding, "kv_heads": size.kv_heads}
     return shape | {name: number for name, number in others.items() if number is not None}
 
 

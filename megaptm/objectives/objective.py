@@ -143,6 +143,8 @@ class Objective(ABC):
     """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
     segments: int = 1
     """Texts that it tells apart by their segments; a family must have as many."""
+    restarts: bool = False
+    """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
     answers: int = 0
     """How many there may be, where they are the `labels` of a corpus."""
     every_token: ClassVar[bool] = False

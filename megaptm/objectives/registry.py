@@ -15,6 +15,7 @@ from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
+from megaptm.objectives.translation_lm import TranslationLM
 
 TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
@@ -32,6 +33,7 @@ TASKS: dict[str, type[Objective]] = {
     "text-to-text": TextToText,
     "token-document": TokenDocument,
     "translation": Translation,
+    "translation-lm": TranslationLM,
 }
 OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
@@ -62,6 +64,7 @@ OBJECTIVES: dict[str, Objective] = {
         Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
         Translation(),
+        TranslationLM(),
         UNILM,
         ERNIE_2,
     )

@@ -22,6 +22,7 @@ def compatibility(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
             **asdict(spec.size),
             "vocabulary": spec.vocabulary,
             "context": spec.context,
+            "tasks": spec.family.tasks,
             "sharing": {
                 name: [*block.share, block.groups, block.cycle]
                 for name, block in spec.family.stacks.items()

@@ -186,8 +186,14 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "ernie-2/base",
             ["objective={masked-lm: {task_id: 4}}"],
-            "objective.masked-lm.task_id (4) must be one of the 4 of ernie-2, from 0 on.",
+            "objective.masked-lm.task_id (4) must be one of the 4 of ernie-2, from 0 on; or give model.tasks=5.",
         ),
+        (
+            "ernie-2/base",
+            ["model.tasks=7", "objective={masked-lm: {task_id: 7}}"],
+            "objective.masked-lm.task_id (7) must be one of the 7 of ernie-2, from 0 on; or give model.tasks=8.",
+        ),
+        ("bert/base", ["model.tasks=2"], "model.tasks (2): bert is not told its task; remove it, or use ernie-2."),
         (
             "bert/base",
             ["objective={masked-lm: {corpora: [corpora/x]}}"],
