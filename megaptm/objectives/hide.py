@@ -30,7 +30,7 @@ def iid(*, rate: float, most: int) -> Hide:
 def iid_with_repeats(*, rate: float, most: int) -> Hide:
     """Single tokens, as many draws as `iid` hides, where one may be drawn again: at a rate of 0.15, 7 in 100 are.
 
-    The rule of ELECTRA's released code.
+    The rule of ELECTRA's released code, but that a place drawn twice counts once in the loss (docs/objectives.md).
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
