@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.objective_fit import misfit
+from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
@@ -55,6 +56,7 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
     if why := [*misfit(task, batch, family, name)]:
         yield from why
         return
+    yield from never_asked(config)
     yield from _told_apart(config.built_objective, family)
     for part in config.built_objective.tasks if isinstance(config.built_objective, Composed) else ():
         for name in part.corpora:
