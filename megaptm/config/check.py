@@ -134,6 +134,13 @@ def _shape(model: ModelConfig) -> Iterator[str]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     if model.tasks is not None and "task" not in spec.family.inputs:
         yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
+    shares = any(block.share for block in spec.family.stacks.values())
+    for key in () if shares else ("groups", "cycle"):
+        if (getattr(model, key) or 1) > 1:
+            yield (
+                f"model.{key} ({getattr(model, key)}) means nothing to {_title(model)}, whose layers share no weights: "
+                "remove it, or say what they share (model.share=[attention, ffn])."
+            )
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         if block.share and block.groups * block.cycle > layers:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
 from megaptm.objectives import Objective
+from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.spec import Family, Reading
+
+ANY_SEQUENCE = 512
+"""What a batch holds, but for its lengths, does not depend on it."""
 
 
 def misfit(task: Objective, batch: BatchSpec, family: Family, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
     why = next(_reasons(task, batch, family), None)
     if why is not None:
-        yield f"objective ({name}) does not fit {family.name}: {why}; {nearest(name, family.objectives)}"
+        yield f"objective ({name}) does not fit {family.name}: {why}; {_instead(task, family, name)}"
+
+
+def _instead(task: Objective, family: Family, name: str) -> str:
+    """The same in one row, where that fits; or what the family's papers have."""
+    if isinstance(task, EncoderDecoder) and not task.joined:
+        joined = replace(task, joined=True)
+        if next(_reasons(joined, joined.batch(ANY_SEQUENCE, True), family), None) is None:
+            return f"say {{{name}: {{joined: true}}}}, or take one of its own: {', '.join(family.objectives)}."
+    return nearest(name, family.objectives)
 
 
 def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:

@@ -83,6 +83,12 @@ class ModelConfig(Shape):
     cycle: Count | None = None
     """Layers of a group that differ, in turn; absent: the family's."""
 
+    @field_validator("size", mode="before")
+    @classmethod
+    def _size_is_a_name(cls, said: Any) -> Any:
+        """YAML reads `175` as a number: that it is no size is told by who knows the sizes."""
+        return str(said) if isinstance(said, int | float) and not isinstance(said, bool) else said
+
 
 class DataConfig(Section):
     """What is read."""
