@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.bricks.pattern import SlidingWindow
 from megaptm.spec import Block, Size
 
 
@@ -47,9 +48,12 @@ class SelfAttentionBrick(Brick):
 
 @register("attention", "banded")
 class BandedAttentionBrick(SelfAttentionBrick):
-    """Of queries and keys that are near. What is far is masked, not left out: it costs what all pairs cost."""
+    """Of queries and keys that are near."""
 
-    masked = True
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        before = size.band_width - 1
+        self.pattern = SlidingWindow(before, 0 if block.visibility == "causal" else before)
 
 
 @register("attention", "disentangled")

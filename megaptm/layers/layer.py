@@ -30,6 +30,9 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "cross": {"dot": CrossAttention},
 }
 
+PATTERNED = ("banded",)
+"""Words of `Block.attention` whose layers know by themselves which places see which."""
+
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
     "visibility": ("full", "causal", "ordered"),
@@ -165,6 +168,11 @@ class Stack(nn.ModuleDict):
             raise UserError(
                 f"Block.position is {block.position}, but `disentangled` attention knows distances: use none."
             )
+        if block.score_bias and (apart := set(block.words) & set(PATTERNED)):
+            raise UserError(
+                f"Block.position is {block.position}, a bias on all scores; {', '.join(sorted(apart))} attention "
+                "computes few of them: use another position, or dot."
+            )
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
@@ -247,13 +255,16 @@ class Stack(nn.ModuleDict):
         return self["final"](x) if "final" in self else x
 
     def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
-        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them."""
+        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them; or of what numbers
+        they make that themselves."""
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
         for word in self.block.words:
-            one = mask.within(self.size.band_width) if word == "banded" else mask
-            # It has something to add to the scores, so the mask must say the direction as well.
-            found[word] = one.dense if word == "disentangled" and one.causal else one.scores(bias)
+            if word in PATTERNED:
+                found[word] = mask.numbers
+            else:
+                # It has something to add to the scores, so the mask must say the direction as well.
+                found[word] = mask.dense if word == "disentangled" and mask.causal else mask.scores(bias)
         return found
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
