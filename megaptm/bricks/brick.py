@@ -35,6 +35,8 @@ class Map:
 
     of_distances: bool = False
     """Whether it reads the stack's table of distances, once a pass, and no tokens."""
+    of_marked: bool = False
+    """Whether it is used, and trained, only where a batch marks tokens that see all (`global_tokens`)."""
 
     @property
     def weights(self) -> int:

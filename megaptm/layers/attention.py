@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks import Brick
+from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
 from megaptm.layers.sparse import Marked, attend_by_tiles
@@ -55,7 +57,17 @@ class PatternAttend(Attend):
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__(causal=brick.block.visibility == "causal", scale=score_scale(brick), dropout=dropout)
         assert brick.pattern is not None
-        self.pattern, self.visibility = brick.pattern, brick.block.visibility
+        self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
+
+    def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
+        """Which layer it is of, and which of its heads are here: what is drawn depends on both."""
+        if isinstance(self.pattern, SparseBlocks):
+            layer = self.pattern.layer if layer is None else layer
+            self.pattern = replace(self.pattern, layer=layer, heads=self.pattern.heads if heads is None else heads)
+
+    def marks(self, numbers: Tensor | None) -> bool:
+        """Whether these numbers mark tokens that see all."""
+        return numbers is not None and len(numbers) > 1 + (self.visibility == "ordered")
 
     def forward(
         self,
@@ -132,12 +144,13 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """`position_state`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`:
         what keys and values are made of, where it is not x."""
-        q, k, v = self._project(x_SBD, keys)
-        if position_state is not None:
-            q, k = rotate(q, position_state), rotate(k, position_state)
-        return self.output(self.attend(q, k, v, mask))
+        return self.output(self.attend(*self._placed(*self._project(x_SBD, keys), position_state), mask))
 
-    def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, ...]:
+    def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys that know their places."""
+        return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
+
+    def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, H, K], keys and values."""
         if self.grouped:
             q, kv = self.query(x_SBD), self.kv(x_SBD if keys is None else keys)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megaptm.bricks import BRICKS, sublayers
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
-from megaptm.layers.attention import CrossAttention, SelfAttention
+from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.disentangled import DisentangledAttention
 from megaptm.layers.feedforward import FeedForward
@@ -21,16 +21,23 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.split import Dropout, Embedding, HeadTable
+from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
 from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
 
 # The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "attention": {"dot": SelfAttention, "banded": SelfAttention, "disentangled": DisentangledAttention},
+    "attention": {
+        "dot": SelfAttention,
+        "banded": SelfAttention,
+        "window": WindowAttention,
+        "blocks": SelfAttention,
+        "disentangled": DisentangledAttention,
+    },
     "cross": {"dot": CrossAttention},
 }
 
-PATTERNED = ("banded",)
+PATTERNED = ("banded", "window", "blocks")
 """Words of `Block.attention` whose layers know by themselves which places see which."""
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
@@ -57,8 +64,19 @@ def check_words(block: Block) -> None:
                 raise UserError(
                     f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
                 )
+    _check_pattern(block)
     if unknown := set(block.share) - {"attention", "cross", "ffn"}:
         raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
+
+
+def _check_pattern(block: Block) -> None:
+    windows = (block.window,) if isinstance(block.window, int) else block.window
+    if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+        raise UserError(f"Block.window is {odd[0]}, half of which is seen to each side: make it even.")
+    if "blocks" in block.words and block.visibility == "causal":
+        raise UserError(
+            "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
+        )
 
 
 class Layer(nn.Module):
@@ -83,7 +101,9 @@ class Layer(nn.Module):
         dropout: float,
         memory: int | None = None,
         shared: Mapping[str, nn.Module] | None = None,
+        number: int = 0,
     ) -> None:
+        """`number`: which of the stack's it is."""
         super().__init__()
         self.place = block.norm_place
         for sub in sublayers(block, size, memory):
@@ -92,6 +112,8 @@ class Layer(nn.Module):
             own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
             made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
             self.add_module(sub.name, made(sub.brick, dropout=own))
+        if isinstance(attend := self.attention.attend, PatternAttend):
+            attend.is_of(layer=number)
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)
@@ -196,7 +218,9 @@ class Stack(nn.ModuleDict):
         shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))
-            self[str(number)] = Layer(block.at(number), size, dropout=dropout, memory=memory, shared=theirs)
+            self[str(number)] = Layer(
+                block.at(number), size, dropout=dropout, memory=memory, shared=theirs, number=number
+            )
         if block.norm_place != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width,
@@ -211,7 +235,7 @@ class Stack(nn.ModuleDict):
         found: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
         for number in sorted({block.owner(layer, size.layers) for layer in layers}):
-            layer = Layer(block.at(number), size, dropout=dropout, memory=memory)
+            layer = Layer(block.at(number), size, dropout=dropout, memory=memory, number=number)
             children = {
                 f"{name}{suffix}": getattr(layer, f"{name}{suffix}")
                 for name in block.share
