@@ -12,7 +12,7 @@ from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, Optimize
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, find_family
 from megaptm.objectives import Composed, Objective, weights_at
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
@@ -141,8 +141,15 @@ def _shape(model: ModelConfig) -> Iterator[str]:
                 f"model.{key} ({getattr(model, key)}) means nothing to {_title(model)}, whose layers share no weights: "
                 "remove it, or say what they share (model.share=[attention, ffn])."
             )
+    words = {word for block in spec.family.stacks.values() for word in block.words}
+    for name, readers in PATTERN_NUMBERS.items():
+        if getattr(model, name) is not None and not words & {*readers}:
+            yield f"model.{name} is of {' and '.join(readers)} attention, which {spec.name} has not; leave it out."
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
+        windows = (block.window,) if isinstance(block.window, int) else block.window
+        if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+            yield f"model.window ({odd[0]}) must be even: half of it is seen to each side."
         if block.share and block.groups * block.cycle > layers:
             yield (
                 f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "

@@ -97,6 +97,7 @@ def _work(
         precision=config.train.precision,
         communication=config.communication,
         timeout_minutes=minutes,
+        marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
         filled=False,  # by the checkpoint, or where there is none: to draw numbers for a large model takes minutes
     )
     tell("opening the corpora")
