@@ -38,6 +38,26 @@ SCORE_BIASES = ("t5-bias", "t5-bias-causal")
 BAND = 256
 
 
+class Visibility(NamedTuple):
+    """What a word of `Block.visibility` says. Who must know asks this, never the word: a new word that nobody has
+    thought of would pass for one that lets all be seen."""
+
+    causal: bool = False
+    """Whether a place sees none after it."""
+    ordered: bool = False
+    """Whether the batch's field `order` says whom it sees."""
+
+
+VISIBILITIES = {"full": Visibility(), "causal": Visibility(causal=True), "ordered": Visibility(ordered=True)}
+
+
+def visibility_of(word: str) -> Visibility:
+    """A `UserError` that names the words there are, if it is none of them."""
+    if word not in VISIBILITIES:
+        raise UserError(f"Block.visibility is {word!r}, which is unknown; use one of {', '.join(VISIBILITIES)}.")
+    return VISIBILITIES[word]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
@@ -115,6 +135,14 @@ class Block:
     """Consecutive groups of layers, each of which shares within itself."""
     cycle: int = 1
     """Layers of a group that differ, in turn."""
+
+    @property
+    def causal(self) -> bool:
+        return visibility_of(self.visibility).causal
+
+    @property
+    def ordered(self) -> bool:
+        return visibility_of(self.visibility).ordered
 
     def at(self, layer: int) -> Block:
         """The block of one layer: where a slot has several words, it has one of them."""

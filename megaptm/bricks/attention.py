@@ -55,7 +55,7 @@ class BandedAttentionBrick(SelfAttentionBrick):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         before = size.band_width - 1
-        self.pattern = SlidingWindow(before, 0 if block.visibility == "causal" else before)
+        self.pattern = SlidingWindow(before, 0 if block.causal else before)
 
 
 @register("attention", "window")
@@ -64,7 +64,7 @@ class WindowAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        window, dilation, causal = block.window, block.dilation, block.visibility == "causal"
+        window, dilation, causal = block.window, block.dilation, block.causal
         assert isinstance(window, int), "ask for the block `at` a layer"
         assert isinstance(dilation, int), "ask for the block `at` a layer"
         self.pattern = SlidingWindow(window if causal else window // 2, 0 if causal else window // 2, dilation)

@@ -148,7 +148,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         windows = (block.window,) if isinstance(block.window, int) else block.window
-        if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+        if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
             yield f"model.window ({odd[0]}) must be even: half of it is seen to each side."
         if block.share and block.groups * block.cycle > layers:
             yield (

@@ -36,7 +36,7 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:
         yield f"it makes {_and(made)}, and this family reads {_and(read)}"
-    ordered = any(block.visibility == "ordered" for block in family.stacks.values())
+    ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
     if bool(family.drawn) != ("draws" in batch.fields):
@@ -53,7 +53,7 @@ def _hidden(loss: str, family: Family) -> Iterator[str]:
     """Whether a head reads places that see their answer, or that do not see the text that it asks about."""
     read = family.reads.get(loss, next(reversed(family.stacks)))
     for stack in {Reading.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
-        causal = family.stacks[stack].visibility == "causal"
+        causal = family.stacks[stack].causal
         if HEADS[loss].next_token and not causal:
             yield f"it asks for the next token, and the {stack} sees it"
         if not HEADS[loss].next_token and causal:

@@ -23,7 +23,7 @@ from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.split import Dropout, Embedding, HeadTable
 from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
-from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
+from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, VISIBILITIES, Block, Size
 
 # The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
@@ -42,7 +42,7 @@ PATTERNED = ("banded", "window", "blocks")
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
-    "visibility": ("full", "causal", "ordered"),
+    "visibility": (*VISIBILITIES,),
     "attention": (*BRICKS["attention"],),
     "position": ("none", "learned", "sinusoid", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
@@ -71,9 +71,9 @@ def check_words(block: Block) -> None:
 
 def _check_pattern(block: Block) -> None:
     windows = (block.window,) if isinstance(block.window, int) else block.window
-    if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+    if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
         raise UserError(f"Block.window is {odd[0]}, half of which is seen to each side: make it even.")
-    if "blocks" in block.words and block.visibility == "causal":
+    if "blocks" in block.words and block.causal:
         raise UserError(
             "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
         )

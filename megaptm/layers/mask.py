@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
+from megaptm.spec import visibility_of
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class Mask:
         cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern
     ) -> Mask:
         """From `numbers`, of a stack that sees so."""
-        ordered = visibility == "ordered"
-        mask = cls((length, length), device, causal=visibility == "causal").within(pattern)
+        causal, ordered = visibility_of(visibility)
+        mask = cls((length, length), device, causal=causal).within(pattern)
         if numbers is None:
             return mask
         marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
@@ -125,14 +126,15 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
-    if visibility == "ordered" and order is None:
+    causal, ordered = visibility_of(visibility)
+    if ordered and order is None:
         raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
     return Mask(
         (tokens.shape[1], tokens.shape[1]),
         tokens.device,
         (documents, documents) if documents is not None else None,
-        causal=visibility == "causal",
-        order=order if visibility == "ordered" else None,
+        causal=causal,
+        order=order if ordered else None,
         marks=marks,
     )
 

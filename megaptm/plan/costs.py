@@ -138,7 +138,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     own = work.lengths[queries]
     whole = not (work.masked or brick.masked(own) or brick.tiled(own))
-    causal = brick.block.visibility == "causal" and queries == keys and whole
+    causal = brick.block.causal and queries == keys and whole
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
