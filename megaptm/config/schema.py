@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-Numbers = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
+Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
 """One for all layers, or several, which they take in turn."""
 
 
@@ -86,10 +86,10 @@ class ModelConfig(Shape):
     """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
     cycle: Count | None = None
     """Layers of a group that differ, in turn; absent: the family's."""
-    window: Numbers | None = None
+    window: Counts | None = None
     """Places that one sees besides itself where the family's attention is a window, half to each side; or a list, which
     layers take in turn; absent: the family's."""
-    dilation: Numbers | None = None
+    dilation: Counts | None = None
     """Places from one that is seen to the next, where attention is a window; or a list; absent: the family's."""
     block: Count | None = None
     """Places of a block where the family's attention is of blocks; absent: the family's."""
