@@ -49,6 +49,7 @@ OF_CLASSES = 0.01
 """The same, where answers are few classes, each with some certainty from the start."""
 NOT_YET = {
     ("deberta-v3", "replaced-token"): "its tiny config is too short: it says so",
+    ("macbert", "sentence-order"): "1,200 steps do not teach which of two texts comes first: 0.691 of 0.693 nats",
 }
 """Losses of tiny configs that do not come below their baselines."""
 # One thread a process: two that share a busy core wait for each other more than they compute.
