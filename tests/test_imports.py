@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "run": (
         "spec",
         "objectives",
+        "families",
         "config",
         "storage",
         "tokenizers",
@@ -50,7 +51,7 @@ MAY_IMPORT = {
         "resilience",
         "schedulers",
     ),
-    "report": ("config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
+    "report": ("families", "config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
         "objectives",
@@ -80,11 +81,13 @@ MAY_IMPORT = {
         "run",
         "hub",
     ),
+    "words": ("objectives", "families", "config", "storage", "tokenizers", "checkpoint", "parallel", "run"),
     "train": (
         "spec",
         "plugins",
         "batch",
         "objectives",
+        "families",
         "config",
         "plan",
         "processes",
@@ -95,6 +98,7 @@ MAY_IMPORT = {
         "parallel",
         "run",
         "report",
+        "words",
     ),
     "check": (
         "config",

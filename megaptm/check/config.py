@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding, counted
-from megaptm.config import Config, resolve_model
+from megaptm.config import Config, resolve
 from megaptm.config.learning_rate import peak_of, rate_of
 from megaptm.plan.count import count
 
@@ -19,7 +19,7 @@ def rules(case: Case) -> Iterator[Finding]:
     if case.mistakes:
         return
     config, layout = case.config, case.config.layout
-    parameters = count(resolve_model(config))
+    parameters = count(resolve(config))
     processes = counted(layout.processes, "process", "processes")
     yield Finding(
         "config",

@@ -7,18 +7,28 @@ from collections.abc import Iterator
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
-from megaptm.objectives import Objective
+from megaptm.families.words import WordFamily
+from megaptm.objectives import OBJECTIVES, Objective
+from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
 
 
-def misfit(task: Objective, batch: BatchSpec, family: Family, name: str) -> Iterator[str]:
+def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
-    why = next(_reasons(task, batch, family), None)
+    reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
+    why = next(reasons, None)
     if why is not None:
         yield f"objective ({name}) does not fit {family.name}: {why}; {nearest(name, family.objectives)}"
 
 
+def _reasons_of_words(task: Objective, family: WordFamily) -> Iterator[str]:
+    if not any(type(OBJECTIVES[known]) is type(task) for known in family.objectives):
+        yield "word vectors learn by windows of words"
+
+
 def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:
+    if isinstance(task, WordWindows):
+        yield "word vectors learn by it, and this family has layers"
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:
         yield f"it makes {_and(made)}, and this family reads {_and(read)}"
