@@ -37,7 +37,7 @@ def load(folder: PathLike, *, step: int | None = None, device: str | torch.devic
     return load_model(Path(folder), step=step, device=_device(device))
 
 
-def load_words(run: Place, *, step: int | None = None) -> WordVectors:
+def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
     """The word vectors of a run, which tell what is near a word, and answer analogies.
 
     `step` is the checkpoint to take, the newest by default.

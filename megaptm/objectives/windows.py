@@ -20,7 +20,7 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
-Window = Annotated[int, Field(ge=1, le=100)]
+WindowWords = Annotated[int, Field(ge=1, le=100)]
 Negatives = Annotated[int, Field(ge=1, le=100)]
 NoisePower = Annotated[float, Field(ge=0, le=2)]
 Threshold = Annotated[float, Field(ge=0, le=1)]
@@ -33,7 +33,7 @@ HUFFMAN = "hierarchical-softmax"
 class WordWindows(Objective):
     """What skip-gram and CBOW have in common; the defaults are those of the released code."""
 
-    window: Window = 5
+    window: WindowWords = 5
     """Words to a side of the widest window."""
     shrink: bool = True
     """Whether each window is as wide as a draw from 1 to `window`, or as wide as that always."""

@@ -113,7 +113,7 @@ def _path(word, points, codes, rows, labels):
 def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error):
     """Ask a hidden vector for n answers, one after the other, each moving its row; the hidden vector's own move is left
     in `error`. Returns the loss: minus the sum of the logarithms of what each answer was given."""
-    loss: float = 0.0
+    loss = 0.0
     for t in range(n):
         row = rows[t]
         score = np.float32(0.0)
@@ -121,11 +121,10 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
             score += hidden[d] * out_RD[row, d]
         if exact:
             likely = np.float32(1.0 / (1.0 + math.exp(-score)))
-            signed = score if labels[t] == 1.0 else -score
-            loss += math.log1p(math.exp(-abs(signed))) - min(signed, np.float32(0.0))
+            signed = float(score if labels[t] == 1.0 else -score)
+            loss += math.log1p(math.exp(-abs(signed))) - min(signed, 0.0)
         elif score >= LIMIT or score <= -LIMIT:
-            signed = score if labels[t] == 1.0 else -score
-            loss += -signed if signed < 0 else 0.0
+            loss -= min(float(score if labels[t] == 1.0 else -score), 0.0)
             continue
         elif score != score:
             return np.nan
@@ -133,7 +132,7 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
             at = int((score + np.float32(LIMIT)) * np.float32(SCALE))
             likely = sigmoid[at]
             # log(1 - s(x)) = log s(x) - x
-            loss -= logarithm[at] if labels[t] == 1.0 else logarithm[at] - score
+            loss -= float(logarithm[at] if labels[t] == 1.0 else logarithm[at] - score)
         move = (labels[t] - likely) * rate
         for d in range(hidden.shape[0]):
             error[d] += move * out_RD[row, d]

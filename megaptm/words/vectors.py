@@ -60,7 +60,8 @@ class WordVectors:
     def accuracy(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
         """How many analogies of four words are answered by their fourth, and how many are of words that are known."""
         known = [question for question in questions if all(word in self.number for word in question)]
-        return sum(self.analogy(*three)[0][0] == fourth for *three, fourth in known), len(known)
+        right = sum(fourth in dict(self.analogy(one, two, three)) for one, two, three, fourth in known)
+        return right, len(known)
 
     def _row(self, word: str) -> int:
         if word not in self.number:
@@ -72,7 +73,9 @@ class WordVectors:
         cosines = self.directions @ direction
         cosines[[self.number[word] for word in left_out]] = -np.inf
         number = min(number, len(cosines) - len({*left_out}))
-        best = np.argpartition(-cosines, range(number))[:number] if number > 0 else []
+        if number < 1:
+            return []
+        best = np.argpartition(-cosines, range(number))[:number].tolist()
         return [(self.words[row], float(cosines[row])) for row in best]
 
 
