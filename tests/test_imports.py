@@ -101,6 +101,7 @@ MAY_IMPORT = {
         "words",
     ),
     "check": (
+        "families",
         "config",
         "plan",
         "storage",
@@ -112,7 +113,18 @@ MAY_IMPORT = {
         "schedulers",
         "run",
     ),
-    "launch": ("config", "plan", "processes", "resilience", "schedulers", "run", "report", "train", "check"),
+    "launch": (
+        "families",
+        "config",
+        "plan",
+        "processes",
+        "resilience",
+        "schedulers",
+        "run",
+        "report",
+        "train",
+        "check",
+    ),
 }
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""

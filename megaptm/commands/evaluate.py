@@ -20,7 +20,7 @@ from megaptm.errors import UserError
 @click.option("--word", "words", multiple=True, help="Of word vectors: show what is near it; may be given again.")
 @click.option(
     "--analogies",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path),
     help="Of word vectors: a file of analogies, four words a line, whose fourth words are looked for.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

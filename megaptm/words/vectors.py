@@ -82,7 +82,11 @@ class WordVectors:
 def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
     """Analogies, four words a line; lines that begin with `:` are headings, as in questions-words.txt."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}): name a file of analogies.") from None
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith(":"):
             continue
