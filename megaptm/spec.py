@@ -21,7 +21,15 @@ VOCABULARY_MULTIPLE = 128
 BIAS_BUCKETS, BIAS_FARTHEST = 32, 128
 
 # Slots in which layers may take words in turn.
-TURNS = ("attention", "ffn")
+TURNS = ("attention", "ffn", "window", "dilation")
+
+# Numbers of a block -> the words of `attention` that read them.
+PATTERN_NUMBERS = {
+    "window": ("window",),
+    "dilation": ("window",),
+    "block": ("blocks",),
+    "random_blocks": ("blocks",),
+}
 
 # Words for positions as a learned bias on the scores.
 SCORE_BIASES = ("t5-bias", "t5-bias-causal")
@@ -34,14 +42,28 @@ BAND = 256
 class Block:
     """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
 
-    A word of `attention` or `ffn` may be a tuple of words, which the layers take in turn.
+    A word of `attention` or `ffn` may be a tuple of words, and `window` or `dilation` one of numbers: the layers take
+    them in turn.
     """
 
     visibility: str = "full"
     """Who sees whom, always within one document: `full`, `causal`, or `ordered` (as the batch's field `order` says)."""
     attention: str | tuple[str, ...] = "dot"
     """How scores come about: `dot` (scaled dot product), `banded` (the same, of places less than `Size.band` apart),
-    `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa)."""
+    `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa), `window` (of places near
+    each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks` (of
+    blocks near each other, some drawn ones, the first and the last: BigBird)."""
+    window: int | tuple[int, ...] = 512
+    """Of `window`: places that are seen besides oneself, half to a side; where `visibility` is causal, all before."""
+    dilation: int | tuple[int, ...] = 1
+    """Of `window`: how many places from one that is seen to the next."""
+    block: int = 64
+    """Of `blocks`: places of a block."""
+    random_blocks: int = 3
+    """Of `blocks`: that each sees of those drawn for it, others in each layer and head."""
+    edge_blocks: bool = True
+    """Of `blocks`: whether the first and the last see, and are seen by, all (BigBird's ITC); or only what the batch's
+    field `global_tokens` marks is (ETC)."""
     distances: int = 512
     """Of `disentangled`: distances to a side that are told apart."""
     distance_buckets: int | None = None

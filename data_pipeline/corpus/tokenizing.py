@@ -85,6 +85,8 @@ class ShardResult:
     """Documents of 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
     dropped: Dropped
     languages: Counter[str]
+    found: Counter[str]
+    """Annotation -> how many of it."""
 
 
 def write_shards(
@@ -145,6 +147,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     documents = (document for place in job.places for document in read_part(place.stem, place.rows))
     keys = (place.first + row for place in job.places for row in place.rows.tolist())
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
+    found = Counter(dict.fromkeys(job.annotations.fields, 0))
     fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
@@ -162,12 +165,13 @@ def write_shard(job: ShardJob) -> ShardResult:
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
                     languages[language] += 1
+                found.update({name: len(places) for name, places in annotations.items()})
                 size = len(document.text.encode())
                 writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(info, lengths.tolist(), dropped, languages)
+    return ShardResult(info, lengths.tolist(), dropped, languages, found)
 
 
 def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:

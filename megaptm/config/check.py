@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.objective_fit import misfit
+from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, WORDS, find_family
 from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
 
 Rules = Callable[[Config], Iterator[str]]
 
@@ -74,6 +75,7 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
     if why := [*misfit(task, batch, family, name)]:
         yield from why
         return
+    yield from never_asked(config)
     if isinstance(family, WordFamily):
         return
     yield from _told_apart(config.built_objective, family)
@@ -154,8 +156,22 @@ def _shape(model: ModelConfig) -> Iterator[str]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     if model.tasks is not None and "task" not in spec.family.inputs:
         yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
+    shares = any(block.share for block in spec.family.stacks.values())
+    for key in () if shares else ("groups", "cycle"):
+        if (getattr(model, key) or 1) > 1:
+            yield (
+                f"model.{key} ({getattr(model, key)}) means nothing to {_title(model)}, whose layers share no weights: "
+                "remove it, or say what they share (model.share=[attention, ffn])."
+            )
+    words = {word for block in spec.family.stacks.values() for word in block.words}
+    for name, readers in PATTERN_NUMBERS.items():
+        if getattr(model, name) is not None and not words & {*readers}:
+            yield f"model.{name} is of {' and '.join(readers)} attention, which {spec.name} has not; leave it out."
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
+        windows = (block.window,) if isinstance(block.window, int) else block.window
+        if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+            yield f"model.window ({odd[0]}) must be even: half of it is seen to each side."
         if block.share and block.groups * block.cycle > layers:
             yield (
                 f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "

@@ -9,18 +9,24 @@ from megaptm.config.schema import Config, ModelConfig, Shape
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily, WordSize, WordSpec
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 SHAPE = tuple(Shape.model_fields)
 LOSSES = ("z_loss", "label_smoothing")
 """Numbers of the loss of a token."""
 SHARING = ("share", "groups", "cycle")
+OF_BLOCKS = (*SHARING, *PATTERN_NUMBERS)
 
 
 def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
     """Of a stack: what the config says, or else its table."""
     given = {name: getattr(shape, name) for name in SHAPE}
     return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
+
+
+def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
+    """What of it a block reads."""
+    return {name: one for name, one in said.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:
@@ -56,9 +62,11 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     # What the objective asks is answered by a head, whether or not the paper has it.
     if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
-    sharing = {name: value for name in SHARING if (value := getattr(model, name)) is not None}
-    if sharing:
-        family = change(family, stacks={name: change(block, **sharing) for name, block in family.stacks.items()})
+    said = {name: value for name in OF_BLOCKS if (value := getattr(model, name)) is not None}
+    if said:
+        family = change(
+            family, stacks={name: change(block, **_read(said, block)) for name, block in family.stacks.items()}
+        )
     if model.tasks is not None:
         family = change(family, tasks=model.tasks)
     losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
@@ -92,8 +100,8 @@ def resolved(config: Config) -> Config:
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()
-    for name in SHARING:
-        values = {getattr(block, name) for block in blocks}
+    for name in OF_BLOCKS:
+        values = {getattr(block, name) for block in blocks if name in _read(dict.fromkeys(OF_BLOCKS), block)}
         rest |= {name: values.pop()} if len(values) == 1 else {}
     model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
     return config.model_copy(update={"model": model})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
 from megaptm.families.words import WordFamily
 from megaptm.objectives import OBJECTIVES, Objective
+from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
+
+ANY_SEQUENCE = 512
+"""What a batch holds, but for its lengths, does not depend on it."""
 
 
 def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
@@ -18,7 +23,16 @@ def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name:
     reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
     why = next(reasons, None)
     if why is not None:
-        yield f"objective ({name}) does not fit {family.name}: {why}; {nearest(name, family.objectives)}"
+        yield f"objective ({name}) does not fit {family.name}: {why}; {_instead(task, family, name)}"
+
+
+def _instead(task: Objective, family: Family | WordFamily, name: str) -> str:
+    """The same in one row, where that fits; or what the family's papers have."""
+    if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
+        joined = replace(task, joined=True)
+        if next(_reasons(joined, joined.batch(ANY_SEQUENCE, True), family), None) is None:
+            return f"say {{{name}: {{joined: true}}}}, or take one of its own: {', '.join(family.objectives)}."
+    return nearest(name, family.objectives)
 
 
 def _reasons_of_words(task: Objective, family: WordFamily) -> Iterator[str]:

@@ -23,6 +23,10 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+Numbers = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
+"""One for all layers, or several, which they take in turn."""
+
+
 class Section(BaseModel):
     """Frozen, and a key that is not a field is refused; `config.errors` words what is told of a mistake."""
 
@@ -82,6 +86,21 @@ class ModelConfig(Shape):
     """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
     cycle: Count | None = None
     """Layers of a group that differ, in turn; absent: the family's."""
+    window: Numbers | None = None
+    """Places that one sees besides itself where the family's attention is a window, half to each side; or a list, which
+    layers take in turn; absent: the family's."""
+    dilation: Numbers | None = None
+    """Places from one that is seen to the next, where attention is a window; or a list; absent: the family's."""
+    block: Count | None = None
+    """Places of a block where the family's attention is of blocks; absent: the family's."""
+    random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
+    """Blocks that are drawn for each, to be seen besides its neighbors; absent: the family's."""
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _size_is_a_name(cls, said: Any) -> Any:
+        """YAML reads `175` as a number: that it is no size is told by who knows the sizes."""
+        return str(said) if isinstance(said, int | float) and not isinstance(said, bool) else said
 
 
 class DataConfig(Section):

@@ -4,10 +4,12 @@ from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
 from megaptm.families.bart import BART
 from megaptm.families.bert import BERT
+from megaptm.families.bigbird import BIGBIRD
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
 from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
+from megaptm.families.longformer import LONGFORMER
 from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
@@ -44,6 +46,8 @@ CATALOGUE: dict[str, Family] = {
         MT5,
         BART,
         UNILM,
+        LONGFORMER,
+        BIGBIRD,
     )
 }
 

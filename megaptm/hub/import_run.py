@@ -26,7 +26,7 @@ from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG, absolute_paths
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
@@ -36,6 +36,7 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
+OF_BLOCKS = ("groups", "cycle", *PATTERN_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,8 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     ours, theirs = CATALOGUE[spec.name].first_block, spec.family.first_block
-    numbers |= {
-        name: getattr(theirs, name) for name in ("groups", "cycle") if getattr(theirs, name) != getattr(ours, name)
-    }
+    differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
+    numbers |= {name: getattr(theirs, name) for name in differing}
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 

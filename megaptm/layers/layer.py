@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megaptm.bricks import BRICKS, sublayers
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
-from megaptm.layers.attention import CrossAttention, SelfAttention
+from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.disentangled import DisentangledAttention
 from megaptm.layers.feedforward import FeedForward
@@ -21,14 +21,24 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.split import Dropout, Embedding, HeadTable
+from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
 from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
 
 # The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "attention": {"dot": SelfAttention, "banded": SelfAttention, "disentangled": DisentangledAttention},
+    "attention": {
+        "dot": SelfAttention,
+        "banded": SelfAttention,
+        "window": WindowAttention,
+        "blocks": SelfAttention,
+        "disentangled": DisentangledAttention,
+    },
     "cross": {"dot": CrossAttention},
 }
+
+PATTERNED = ("banded", "window", "blocks")
+"""Words of `Block.attention` whose layers know by themselves which places see which."""
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
@@ -54,8 +64,19 @@ def check_words(block: Block) -> None:
                 raise UserError(
                     f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
                 )
+    _check_pattern(block)
     if unknown := set(block.share) - {"attention", "cross", "ffn"}:
         raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
+
+
+def _check_pattern(block: Block) -> None:
+    windows = (block.window,) if isinstance(block.window, int) else block.window
+    if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+        raise UserError(f"Block.window is {odd[0]}, half of which is seen to each side: make it even.")
+    if "blocks" in block.words and block.visibility == "causal":
+        raise UserError(
+            "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
+        )
 
 
 class Layer(nn.Module):
@@ -80,7 +101,9 @@ class Layer(nn.Module):
         dropout: float,
         memory: int | None = None,
         shared: Mapping[str, nn.Module] | None = None,
+        number: int = 0,
     ) -> None:
+        """`number`: which of the stack's it is."""
         super().__init__()
         self.place = block.norm_place
         for sub in sublayers(block, size, memory):
@@ -89,6 +112,8 @@ class Layer(nn.Module):
             own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
             made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
             self.add_module(sub.name, made(sub.brick, dropout=own))
+        if isinstance(attend := self.attention.attend, PatternAttend):
+            attend.is_of(layer=number)
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)
@@ -165,6 +190,11 @@ class Stack(nn.ModuleDict):
             raise UserError(
                 f"Block.position is {block.position}, but `disentangled` attention knows distances: use none."
             )
+        if block.score_bias and (apart := set(block.words) & set(PATTERNED)):
+            raise UserError(
+                f"Block.position is {block.position}, a bias on all scores; {', '.join(sorted(apart))} attention "
+                "computes few of them: use another position, or dot."
+            )
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
@@ -188,7 +218,9 @@ class Stack(nn.ModuleDict):
         shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))
-            self[str(number)] = Layer(block.at(number), size, dropout=dropout, memory=memory, shared=theirs)
+            self[str(number)] = Layer(
+                block.at(number), size, dropout=dropout, memory=memory, shared=theirs, number=number
+            )
         if block.norm_place != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width,
@@ -203,7 +235,7 @@ class Stack(nn.ModuleDict):
         found: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
         for number in sorted({block.owner(layer, size.layers) for layer in layers}):
-            layer = Layer(block.at(number), size, dropout=dropout, memory=memory)
+            layer = Layer(block.at(number), size, dropout=dropout, memory=memory, number=number)
             children = {
                 f"{name}{suffix}": getattr(layer, f"{name}{suffix}")
                 for name in block.share
@@ -247,13 +279,16 @@ class Stack(nn.ModuleDict):
         return self["final"](x) if "final" in self else x
 
     def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
-        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them."""
+        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them; or of what numbers
+        they make that themselves."""
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
         for word in self.block.words:
-            one = mask.within(self.size.band_width) if word == "banded" else mask
-            # It has something to add to the scores, so the mask must say the direction as well.
-            found[word] = one.dense if word == "disentangled" and one.causal else one.scores(bias)
+            if word in PATTERNED:
+                found[word] = mask.numbers
+            else:
+                # It has something to add to the scores, so the mask must say the direction as well.
+                found[word] = mask.dense if word == "disentangled" and mask.causal else mask.scores(bias)
         return found
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:

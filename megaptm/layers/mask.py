@@ -1,6 +1,6 @@
-"""Who may look at whom: document numbers and the block's visibility, turned into what attention takes."""
+"""Who may look at whom: document numbers, the block's visibility and its pattern, turned into what attention takes."""
 
-# B batch, Q query positions, K key positions, H heads
+# B batch, Q query positions, K key positions, H heads, S positions of one stream
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
 
 
@@ -28,28 +29,58 @@ class Mask:
     order: Tensor | None = None
     """[B, Q]: a position sees those whose number is not above its own. A prefix is zeros before 1, 2 ...; a permutation
     is the permutation."""
-    band: int | None = None
-    """A position sees those less than so many places away."""
+    pattern: Pattern | None = None
+    """Who sees whom by place; None: all."""
+    marks: Tensor | None = None
+    """[B, S], not 0 at positions that see, and are seen, whatever the pattern says."""
 
-    def within(self, band: int) -> Mask:
-        """The same, with a band; itself, where every place is within."""
-        return self if band >= max(self.length) else replace(self, band=band)
+    def within(self, pattern: Pattern) -> Mask:
+        """The same, with a pattern; itself, where that hides nothing."""
+        return self if pattern.everything(max(self.length)) else replace(self, pattern=pattern)
+
+    def seen(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether it is, of numbers of rows, heads and positions that broadcast."""
+        return self.by_place(batch, head, query, key) & self.by_content(batch, query, key)
+
+    def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What documents and the order let one see; of short arrays, whatever the rows are."""
+        seen = torch.ones((), dtype=torch.bool, device=self.device)
+        if self.documents is not None:
+            asking, asked = self.documents[0][batch, query], self.documents[1][batch, key]
+            # A query that is padding sees everything: no row of scores is empty, so no softmax gives NaN. Nobody
+            # reads what it gathers, because padding is no one's document, so no gradient comes back through it.
+            seen = (asking == asked) | (asking == 0)
+        if self.order is not None:
+            seen = seen & (self.order[batch, key] <= self.order[batch, query])
+        return seen
+
+    def by_place(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What the pattern, marks and the direction of time let one see."""
+        seen = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
+        if self.pattern is None:
+            return seen
+        near = self.pattern.sees(head, query, key, self._table)
+        if self.marks is not None:
+            near = near | (self.marks[batch, query] != 0) | (self.marks[batch, key] != 0)
+        return seen & near
+
+    @functools.cached_property
+    def _table(self) -> Tensor | None:
+        assert self.pattern is not None
+        table = self.pattern.table(max(self.length))
+        return None if table is None else torch.from_numpy(table).to(self.device)
 
     @functools.cached_property
     def dense(self) -> Tensor:
-        """Booleans, True where the key is seen: [B, 1, Q, K], or [1, 1, Q, K] where all rows are alike."""
-        if self.documents is None:
-            seen = torch.ones(1, 1, *self.length, dtype=torch.bool, device=self.device)
-        else:
-            query, key = self.documents[0][:, None, :, None], self.documents[1][:, None, None, :]
-            # A query that is padding sees everything: no row of scores is empty, so no softmax gives NaN. Nobody
-            # reads what it gathers, because padding is no one's document, so no gradient comes back through it.
-            seen = (query == key) | (query == 0)
-        if self.order is not None:
-            seen = seen & (self.order[:, None, None, :] <= self.order[:, None, :, None])
-        if self.band is not None:
-            seen = seen.tril(self.band - 1).triu(1 - self.band)
-        return seen.tril() if self.causal else seen
+        """Booleans, True where the key is seen: [B, H, Q, K]; either 1 where all rows, or heads, are alike."""
+        rows = next((len(one) for one in (self.order, self.marks) if one is not None), 1)
+        rows = rows if self.documents is None else len(self.documents[0])
+        heads = 1 if self.pattern is None or self._table is None else len(self._table)
+        batch, head, query, key = (
+            torch.arange(number, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
+            for place, number in enumerate((rows, heads, *self.length))
+        )
+        return self.seen(batch, head, query, key).expand(rows, heads, *self.length)
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
         """What is added to (or, as booleans, filters) the scores.
@@ -57,17 +88,42 @@ class Mask:
         `bias` is [1, H, Q, K]. None means that the layer's own direction, causal or not, says it all, which lets
         attention take its fast path.
         """
-        special = self.documents is not None or self.order is not None or self.band is not None
+        special = self.documents is not None or self.order is not None or self.pattern is not None
         if bias is None:
             return self.dense if special else None
         if not special and not self.causal:
             return bias
         return bias.masked_fill(~self.dense, float("-inf"))
 
+    @property
+    def numbers(self) -> Tensor | None:
+        """Document numbers, the order if there is one, and marks if there are: [1 to 3, B, S], all that attention must
+        be told of a batch that knows its pattern itself. A tensor, so that a layer can be run again from it."""
+        if self.documents is None and self.order is None and self.marks is None:
+            return None
+        given = [one for one in (self.order, self.marks) if one is not None]
+        documents = torch.ones_like(given[0]) if self.documents is None else self.documents[0]
+        return torch.stack([documents, *(one.to(documents.dtype) for one in given)])
+
+    @classmethod
+    def of(
+        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern
+    ) -> Mask:
+        """From `numbers`, of a stack that sees so."""
+        ordered = visibility == "ordered"
+        mask = cls((length, length), device, causal=visibility == "causal").within(pattern)
+        if numbers is None:
+            return mask
+        marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
+        documents = (numbers[0], numbers[0])
+        return replace(mask, documents=documents, order=numbers[1] if ordered else None, marks=marks)
+
 
 def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
-    """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids` and `order`."""
-    tokens, documents, order = (batch.get(prefix + name) for name in ("tokens", "document_ids", "order"))
+    """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids`, `order` and
+    `global_tokens`."""
+    names = ("tokens", "document_ids", "order", "global_tokens")
+    tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
     if visibility == "ordered" and order is None:
         raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
@@ -77,6 +133,7 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
         (documents, documents) if documents is not None else None,
         causal=visibility == "causal",
         order=order if visibility == "ordered" else None,
+        marks=marks,
     )
 
 

@@ -48,8 +48,12 @@ class Engine:
         communication: CommunicationConfig | None = None,
         timeout_minutes: float = 30.0,
         filled: bool = True,
+        marks: bool = False,
     ) -> None:
-        """`timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
+        """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
+        trained.
+
+        `timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
 
         An engine that is not `filled` must be, or restored, before its first step.
         """
@@ -58,7 +62,7 @@ class Engine:
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
-        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses)
+        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses, marks=marks)
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner

@@ -53,12 +53,18 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
         drops = work.spec.dropout and brick.block.attention_dropout
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
+    if brick.tiled(asking):
+        return 0.0
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
     if brick.scored:
         # The sum of what is added, which every layer and head has of its own.
         added = rows * asking * work.lengths[keys] * size.heads * element / layout.tensor
         return rows * asking * size.heads * 4 / layout.tensor + added
-    shared = pairs * element if (work.masked or brick.masked) and not work.spec.family.stacks[queries].score_bias else 0
+    shared = (
+        pairs * element
+        if (work.masked or brick.masked(asking)) and not work.spec.family.stacks[queries].score_bias
+        else 0
+    )
     # One float32 a query and head.
     return rows * asking * size.heads * 4 / layout.tensor + shared
 

@@ -136,7 +136,9 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     if work.software.attention == "materialized":
         drops = bool(work.spec.dropout) and brick.block.attention_dropout
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
-    causal = brick.block.visibility == "causal" and queries == keys and not (work.masked or brick.masked)
+    own = work.lengths[queries]
+    whole = not (work.masked or brick.masked(own) or brick.tiled(own))
+    causal = brick.block.visibility == "causal" and queries == keys and whole
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).

@@ -49,7 +49,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
         for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = [one for one in sub.brick.maps.values() if not one.of_distances]
+                maps = [one for one in sub.brick.maps.values() if not (one.of_distances or one.of_marked)]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())

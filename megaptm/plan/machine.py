@@ -7,11 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from megaptm.config.errors import told_value, wanted
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, must_be, nearest
 
 # What a device, a link or a disk can be; outside of it, formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -141,4 +140,4 @@ def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str
         return f"{where}: unknown key {key}; a machine has {', '.join(Machine.model_fields)}."
     if details["type"] == "missing":
         return f"{where}: {key} is missing."
-    return f"{where}: {key} must be {wanted(details)}, not {told_value(details['input'])}."
+    return f"{where}: {key} {must_be(details)}"

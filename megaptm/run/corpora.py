@@ -15,9 +15,11 @@ from megaptm.data.mix import annotations_of
 from megaptm.data.order import REMEDIES, check_annotated
 from megaptm.data.statistics import token_counts
 from megaptm.errors import UserError
+from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Composed, Task
+from megaptm.spec import Family
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
-from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
 
@@ -38,6 +40,7 @@ class RunCorpora:
             if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
                 # Another objective would be asked of each of them.
                 check_annotated(read[0], annotations_of(task.objective))
+        _check_special_tokens(config, self.tokenizer)
 
     def word_counts(self, vocabulary: int, part: int, parts: int) -> np.ndarray:
         """int64 [vocabulary]: how often each id comes in a part of the training text.
@@ -97,12 +100,30 @@ def build_command(place: str, config: Config) -> str:
     options = [
         f"tokenizer.kind={family.tokenizer}",
         *([f"tokenizer.vocabulary={model.vocabulary}"] if said else []),
-        *([f"tokenizer.specials={family.specials}"] if family.specials else []),
+        *_specials(family),
         *(f"annotate.{name}=true" for name in needed if name not in REMEDIES),
     ]
     folder = Path(place)
     text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else ("TEXT", place)
     return " ".join(["megaptm corpus build", shlex.quote(text), f"out={shlex.quote(out)}", *options])
+
+
+def _specials(family: Family | WordFamily) -> list[str]:
+    return [f"tokenizer.specials={family.specials}"] if family.specials else []
+
+
+def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
+    """Where a tokenizer lacks a token that the family's own has, name that kind; of others objectives tell."""
+    family = resolve(config).family
+    known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
+    for task in _tasks(config):
+        lacking = task.objective.lacking(tokenizer.special)
+        if lacking and {*lacking} <= {*known}:
+            options = " ".join([f"tokenizer.kind={family.tokenizer}", *_specials(family)])
+            raise UserError(
+                f"objective {task.objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
+                f"{options}, as {family.name} has it, or take another objective."
+            )
 
 
 def check_corpora(config: Config) -> None:

@@ -48,5 +48,6 @@ def build_engine(
         precision=config.train.precision,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
+        marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
         filled=False,
     )

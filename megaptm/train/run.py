@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve
+from megaptm.config.schedule import doubts
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import STARTED_BY, TimedLog, device_title, next_commands, resumed
@@ -57,6 +58,8 @@ def _work(
     run: Path, config: Config, place: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
     tell = TimedLog(enabled=place.rank == 0)
+    for doubt in doubts(config):
+        tell(f"warning: {doubt}")
     tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
     from megaptm.parallel.deterministic import use_deterministic_kernels

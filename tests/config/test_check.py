@@ -275,12 +275,48 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ),
         ("gpt2/small", ["train.after=100000"], "train.after (100000) must be less than train.steps (100000)"),
         ("gpt3/small", ["optimizer.decay_steps=100"], "must exceed optimizer.warmup_steps (716)"),
+        ("bert/base", ["model.groups=2"], "model.groups (2) means nothing to bert/base, whose layers share no weights"),
+        ("gpt2/small", ["model.cycle=3"], "model.cycle (3) means nothing to gpt2/small, whose layers share no weights"),
+        (
+            "gpt2/small",
+            ["train.ramp={0: 128}"],
+            "override 'train.ramp={0: 128}': unknown key train.ramp.0; did you mean train.ramp.steps.0?",
+        ),
+        ("gpt2/small", ["optimizer.decay=cosin"], "'noam' or 'constant', not 'cosin'; did you mean cosine?"),
+        ("gpt2/small", ["optimizer.decay=inverse-sqrt"], "not 'inverse-sqrt'; did you mean rsqrt?"),
+        ("gpt2/small", ["optimizer.name=AdamW"], "not 'AdamW'; did you mean adamw?"),
+        (
+            "gpt2/small",
+            ["optimizer.betas=[0.9]"],
+            "override 'optimizer.betas=[0.9]': optimizer.betas must be 2 entries, not [0.9].",
+        ),
+        ("gpt3/175b", ["model.size=175"], "model.size (175) is not a size of gpt3; did you mean 175b?"),
+        (
+            "gpt2/small",
+            ["objective=span-corruption"],
+            "this family reads tokens; say {span-corruption: {joined: true}}, or take one of its own: causal-lm.",
+        ),
+        (
+            "ernie/base",
+            ["train.steps=600000"],
+            "objective.entities begins at step 666,667, and train.steps is 600,000: raise train.steps",
+        ),
+        (
+            "gpt2/small",
+            ["objective={a: {task: causal-lm, share: 0}, b: {task: causal-lm, share: 1}}"],
+            "objective.a has a share of 0 at every step: give it one above 0, or remove the task.",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(base, overrides, told):
     with pytest.raises(UserError) as caught:
         load(CONFIGS / f"{base}.yaml", overrides)
     assert told in str(caught.value)
+
+
+def test_a_task_may_begin_in_the_phase_after_this_one():
+    assert load(CONFIGS / "ernie/base.yaml", ["train.steps=666667"]).train.steps == 666667
+    assert load(CONFIGS / "ernie/base.yaml", ["train.stop_at=10"]).train.stop_at == 10
 
 
 def test_a_family_that_is_none_is_the_only_mistake():

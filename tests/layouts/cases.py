@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, asked_fields, read_fields
+from benchmarks.common.batches import Draw, asked_fields, read_fields, small_patterns
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
@@ -41,7 +41,7 @@ KINDS = ("gpt2", "bert", "t5")
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
-    table = CATALOGUE[family]
+    table = small_patterns(CATALOGUE[family], window=(4, 2), block=1)
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
     stacks = generators(table, narrow)
@@ -129,6 +129,7 @@ def train_steps(
         seed=7,
         precision=precision,
         communication=communication,
+        marks="global_tokens" in batch(family, 0),
     )
     results = []
     for step in range(steps):

@@ -28,8 +28,9 @@ Each is a table in `megaptm/families/`, with a config for every published size a
 NAME` shows its sizes, `megaptm plan configs/<family>/<size>.yaml` what a run of it needs. This page is generated:
 `python -m tests.parity.families_page`.
 
-**Parameters** are those that papers count; of roberta and spanbert without BERT's pooler, which they count and
-pre-training does not have. **Hugging Face**: its model that computes the same, to which a run is exported.
+**Parameters** are those that papers count; of roberta, spanbert, longformer and bigbird without BERT's pooler, which
+they count and pre-training does not have. **Hugging Face**: its model that computes the same, to which a run is
+exported.
 **Largest difference** seen between it and a tiny model of the same weights in `tests/parity`, of any logit and of any
 gradient of any parameter; at most 1e-5 passes. It has no mask decoder: DeBERTa is compared without its own. Where there
 is no such model, or two, the difference is from what is named there (`tests/families`, `tests/parity/test_gpt_neo.py`).

@@ -11,10 +11,12 @@ from megaptm.hub.counterparts import deberta, electra
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
+from megaptm.hub.counterparts.bigbird import BIGBIRD
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
+from megaptm.hub.counterparts.longformer import LONGFORMER
 from megaptm.hub.counterparts.macbert import MACBERT
 from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
@@ -22,7 +24,7 @@ from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.hub.counterparts.transformer import TRANSFORMER
 from megaptm.hub.counterparts.unilm import UNILM
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import Block, Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
     GPT1,
@@ -47,6 +49,8 @@ COUNTERPARTS = (
     MT5,
     UNILM,
     TRANSFORMER,
+    LONGFORMER,
+    BIGBIRD,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
@@ -56,6 +60,7 @@ FREE = (
 
 # The same of blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
+LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in ("window", "block", "random_blocks")}
 
 __all__ = [
     "COUNTERPARTS",
