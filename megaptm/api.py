@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from megaptm.inference.loaded_model import LoadedModel
     from megaptm.models import Model
     from megaptm.objectives import Objective
+    from megaptm.words.vectors import WordVectors
 
 PathLike = str | os.PathLike[str]
 
@@ -34,6 +35,18 @@ def load(folder: PathLike, *, step: int | None = None, device: str | torch.devic
     if not isinstance(folder, (str, os.PathLike)):
         raise UserError(f"folder must be that of a run, or of an exported model, not {folder!r}.")
     return load_model(Path(folder), step=step, device=_device(device))
+
+
+def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
+    """The word vectors of a run, which tell what is near a word, and answer analogies.
+
+    `step` is the checkpoint to take, the newest by default.
+    """
+    from megaptm.words.vectors import load_words as load_vectors
+
+    if not isinstance(run, (str, os.PathLike)):
+        raise UserError(f"run must be the folder of a run, not {run!r}.")
+    return load_vectors(Path(run), step=step)
 
 
 def build_model(

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "run": (
         "spec",
         "objectives",
+        "families",
         "config",
         "storage",
         "tokenizers",
@@ -50,7 +51,7 @@ MAY_IMPORT = {
         "resilience",
         "schedulers",
     ),
-    "report": ("config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
+    "report": ("families", "config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
         "objectives",
@@ -80,11 +81,13 @@ MAY_IMPORT = {
         "run",
         "hub",
     ),
+    "words": ("objectives", "families", "config", "storage", "tokenizers", "checkpoint", "parallel", "run"),
     "train": (
         "spec",
         "plugins",
         "batch",
         "objectives",
+        "families",
         "config",
         "plan",
         "processes",
@@ -95,8 +98,10 @@ MAY_IMPORT = {
         "parallel",
         "run",
         "report",
+        "words",
     ),
     "check": (
+        "families",
         "config",
         "plan",
         "storage",
@@ -108,7 +113,18 @@ MAY_IMPORT = {
         "schedulers",
         "run",
     ),
-    "launch": ("config", "plan", "processes", "resilience", "schedulers", "run", "report", "train", "check"),
+    "launch": (
+        "families",
+        "config",
+        "plan",
+        "processes",
+        "resilience",
+        "schedulers",
+        "run",
+        "report",
+        "train",
+        "check",
+    ),
 }
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""

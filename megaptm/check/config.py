@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding, counted
-from megaptm.config import resolve_model
+from megaptm.config import resolve
 from megaptm.config.schedule import doubts
 from megaptm.plan.count import count
 
@@ -16,7 +16,7 @@ def rules(case: Case) -> Iterator[Finding]:
     if case.mistakes:
         return
     config, layout = case.config, case.config.layout
-    parameters = count(resolve_model(config))
+    parameters = count(resolve(config))
     processes = counted(layout.processes, "process", "processes")
     yield Finding(
         "config",

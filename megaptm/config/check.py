@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.objective_fit import misfit
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
+from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
-from megaptm.families import CATALOGUE, find_family
+from megaptm.families import CATALOGUE, WORDS, find_family
+from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
+
+Rules = Callable[[Config], Iterator[str]]
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
@@ -27,24 +31,39 @@ def broken(config: Config) -> Iterator[str]:
     """Every broken rule; those about the model only where the catalogue has it."""
     unknown = list(_names(config))
     yield from unknown
-    for rules in (_data, _rows, _schedule) if unknown else (_model, _layout, _communication, _data, _rows, _schedule):
+    if isinstance(_family(config.model), WordFamily):
+        yield from (() if unknown else word_rules(config))
+        rest: tuple[Rules, ...] = (_data, _rows, _schedule)
+    else:
+        rest = (*(() if unknown else (_model, _layout, _communication)), _data, _rows, _schedule)
+    for rules in rest:
         yield from rules(config)
 
 
 def broken_model(model: ModelConfig) -> Iterator[str]:
     """Every broken rule of a model alone."""
     unknown = list(_family_and_size(model))
-    yield from unknown or _shape(model)
+    if unknown:
+        yield from unknown
+    else:
+        yield from word_shape(model) if isinstance(_family(model), WordFamily) else _shape(model)
+
+
+def _family(model: ModelConfig) -> Family | WordFamily | None:
+    with contextlib.suppress(UserError):  # told elsewhere
+        return find_family(model.family)
+    return None
 
 
 def _names(config: Config) -> Iterator[str]:
     yield from _family_and_size(config.model)
-    with contextlib.suppress(UserError):  # told above
-        if (family := find_family(config.model.family)) is not None:
-            yield from _objective(config, change(family, tasks=config.model.tasks or family.tasks))
+    if (family := _family(config.model)) is not None:
+        if isinstance(family, Family):
+            family = change(family, tasks=config.model.tasks or family.tasks)
+        yield from _objective(config, family)
 
 
-def _objective(config: Config, family: Family) -> Iterator[str]:
+def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
     try:
         task = config.built_objective
         weights_at(task, 0)
@@ -57,6 +76,8 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
         yield from why
         return
     yield from never_asked(config)
+    if isinstance(family, WordFamily):
+        return
     yield from _told_apart(config.built_objective, family)
     for part in config.built_objective.tasks if isinstance(config.built_objective, Composed) else ():
         for name in part.corpora:
@@ -85,10 +106,11 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, CATALOGUE)}"
+        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, [*CATALOGUE, *WORDS])}"
         return
     sizes = [*family.sizes, "custom"]
-    missing = [name for name in NEEDED_BY_CUSTOM if getattr(model, name) is None]
+    needed = ("width",) if isinstance(family, WordFamily) else NEEDED_BY_CUSTOM
+    missing = [name for name in needed if getattr(model, name) is None]
     if model.size not in sizes:
         yield f"model.size ({model.size}) is not a size of {family.name}; {nearest(model.size, sizes)}"
     elif model.size == "custom" and missing:

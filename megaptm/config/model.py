@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from megaptm.config.schema import Config, ModelConfig, Shape
+from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.spec import PATTERN_NUMBERS, Block, ModelSpec, Size, change
+from megaptm.families.words import WordFamily, WordSize, WordSpec
+from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 SHAPE = tuple(Shape.model_fields)
 LOSSES = ("z_loss", "label_smoothing")
@@ -27,15 +29,36 @@ def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
     return {name: one for name, one in said.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
 
 
+def resolve(config: Config) -> ModelSpec | WordSpec:
+    """The model or the word vectors that a config names, with what it changes; `check` has already refused what cannot
+    be."""
+    family = find_family(config.model.family)
+    return word_spec(config.model, family) if isinstance(family, WordFamily) else resolve_model(config)
+
+
 def resolve_model(config: Config) -> ModelSpec:
-    """The model a config names, with what it changes; `check` has already refused what cannot be."""
+    """The same, for who has no use for word vectors: these are a `UserError`."""
+    if isinstance(find_family(config.model.family), WordFamily):
+        raise UserError(
+            f"{config.model.family} is a table of words and no stack of layers: train it, export it with `megaptm "
+            "export words`, and ask `megaptm evaluate` and `megaptm.load_words` for neighbors."
+        )
     return model_spec(config.model, config.built_objective.losses)
+
+
+def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
+    """Word vectors, of the section alone."""
+    table = family.sizes.get(model.size)
+    width = model.width if model.width is not None or table is None else table.width
+    assert width is not None
+    vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
+    return WordSpec(family=family, size=WordSize(width=width), vocabulary=vocabulary)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     """The same of the section alone, with a head for each of these losses."""
     family = find_family(model.family)
-    assert family is not None
+    assert isinstance(family, Family)
     # What the objective asks is answered by a head, whether or not the paper has it.
     if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
@@ -66,7 +89,10 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
 
 def resolved(config: Config) -> Config:
     """The same config with every number of the model written out, so that a later change of a table changes no run."""
-    spec = resolve_model(config)
+    spec = resolve(config)
+    if isinstance(spec, WordSpec):
+        written = {**vars(spec.size), "vocabulary": spec.vocabulary}
+        return config.model_copy(update={"model": config.model.model_copy(update=written)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding")}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}

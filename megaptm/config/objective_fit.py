@@ -8,31 +8,41 @@ from dataclasses import replace
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
-from megaptm.objectives import Objective
+from megaptm.families.words import WordFamily
+from megaptm.objectives import OBJECTIVES, Objective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
 
 ANY_SEQUENCE = 512
 """What a batch holds, but for its lengths, does not depend on it."""
 
 
-def misfit(task: Objective, batch: BatchSpec, family: Family, name: str) -> Iterator[str]:
+def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
-    why = next(_reasons(task, batch, family), None)
+    reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
+    why = next(reasons, None)
     if why is not None:
         yield f"objective ({name}) does not fit {family.name}: {why}; {_instead(task, family, name)}"
 
 
-def _instead(task: Objective, family: Family, name: str) -> str:
+def _instead(task: Objective, family: Family | WordFamily, name: str) -> str:
     """The same in one row, where that fits; or what the family's papers have."""
-    if isinstance(task, EncoderDecoder) and not task.joined:
+    if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
         joined = replace(task, joined=True)
         if next(_reasons(joined, joined.batch(ANY_SEQUENCE, True), family), None) is None:
             return f"say {{{name}: {{joined: true}}}}, or take one of its own: {', '.join(family.objectives)}."
     return nearest(name, family.objectives)
 
 
+def _reasons_of_words(task: Objective, family: WordFamily) -> Iterator[str]:
+    if not any(type(OBJECTIVES[known]) is type(task) for known in family.objectives):
+        yield "word vectors learn by windows of words"
+
+
 def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:
+    if isinstance(task, WordWindows):
+        yield "word vectors learn by it, and this family has layers"
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:
         yield f"it makes {_and(made)}, and this family reads {_and(read)}"

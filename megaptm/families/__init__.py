@@ -1,4 +1,4 @@
-"""The catalogue: every family by name."""
+"""The catalogue: every family by name; those of word vectors apart, since they have no layers."""
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
@@ -17,6 +17,7 @@ from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.transformer import TRANSFORMER
 from megaptm.families.unilm import UNILM
+from megaptm.families.words import WORDS, WordFamily
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
 
@@ -51,14 +52,14 @@ CATALOGUE: dict[str, Family] = {
 }
 
 
-def find_family(name: str) -> Family | None:
-    """A family of the catalogue, or the user's own, `package.module:NAME`; None where it is neither.
+def find_family(name: str) -> Family | WordFamily | None:
+    """A family of the catalogue, one of word vectors, or the user's own, `package.module:NAME`; None where it is none.
 
     Raises a `UserError` where the user's own cannot be had.
     """
     if not is_plugin(name):
-        return CATALOGUE.get(name)
+        return CATALOGUE.get(name) or WORDS.get(name)
     found = load_plugin(name, "model.family", "family")
-    if not isinstance(found, Family):
+    if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")
     return found

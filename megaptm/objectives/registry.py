@@ -16,10 +16,12 @@ from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.translation_lm import TranslationLM
+from megaptm.objectives.windows import CBOW, SkipGram
 
 TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
+    "cbow": CBOW,
     "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
@@ -29,6 +31,7 @@ TASKS: dict[str, type[Objective]] = {
     "ordered-masked-lm": OrderedMaskedLM,
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
+    "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
     "text-to-text": TextToText,
     "token-document": TokenDocument,
@@ -67,5 +70,7 @@ OBJECTIVES: dict[str, Objective] = {
         TranslationLM(),
         UNILM,
         ERNIE_2,
+        SkipGram(),
+        CBOW(),
     )
 }

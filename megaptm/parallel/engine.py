@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.bricks import HEADS
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
-from megaptm.errors import UserError
+from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
@@ -28,33 +28,9 @@ from megaptm.parallel.main_grad import attach_main_grads
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.pipeline import Pipeline, no_tokens
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
+from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec
-
-REMEDY = (
-    "lower optimizer.lr, or look at that step's samples with `megaptm corpus inspect`; the checkpoints before it are "
-    "untouched."
-)
-
-
-class DivergedError(UserError):
-    """A loss or a gradient is not a finite number; nothing later can be trusted."""
-
-
-class NothingAskedError(UserError):
-    """No sample of a step has a label: there is nothing to learn, and the weights are as they were."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step did; the same on every process."""
-
-    losses: dict[str, float]
-    """Mean of each loss over what was asked in the global batch."""
-    loss: float
-    """Their weighted sum: what was minimised."""
-    gradient_norm: float
-    counts: dict[str, int]
 
 
 class Engine:
@@ -121,6 +97,14 @@ class Engine:
         for stage in self.stages:
             fill(stage, seed=self.seed)
         self.optimizer.megatron.reload_model_params()
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        """What this process has to write of a checkpoint."""
+        return state.pieces(self)
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        """Go on from a checkpoint of any layout, made after `step` steps."""
+        state.restore(self, reader, step=step)
 
     def step(self, batches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).

@@ -8,14 +8,17 @@ any layout reads what any other wrote.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from megaptm.checkpoint.boxes import Box, span_boxes
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
-from megaptm.parallel.engine import Engine
 from megaptm.parallel.optimizers import RULES, StateTensor, TensorPart, set_steps
+
+if TYPE_CHECKING:
+    from megaptm.parallel.engine import Engine
 
 
 def pieces(engine: Engine) -> Iterator[TensorPiece]:

@@ -8,16 +8,19 @@ from collections.abc import Mapping
 
 from megaptm.bricks import heads, held, memory_width, runs, sublayers, widening
 from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm
+from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
 
-def count(spec: ModelSpec, *, with_heads: bool = False) -> int:
+def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
     """Parameters, each counted once, rows that pad the vocabulary left out.
 
     As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only
     pre-training uses: BERT's masked-token transform, its bias per word, the next-sentence classifier; ELECTRA's
     generator, and what a table differs by from the generator's.
     """
+    if isinstance(spec, WordSpec):
+        return spec.parameters
     stacks = {
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }

@@ -6,12 +6,16 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
-from megaptm.config import Config, resolve_model
+import numpy as np
+
+from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.mix import annotations_of
 from megaptm.data.order import REMEDIES, check_annotated
+from megaptm.data.statistics import token_counts
 from megaptm.errors import UserError
+from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Composed, Task
 from megaptm.spec import Family
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
@@ -37,6 +41,21 @@ class RunCorpora:
                 # Another objective would be asked of each of them.
                 check_annotated(read[0], annotations_of(task.objective))
         _check_special_tokens(config, self.tokenizer)
+
+    def word_counts(self, vocabulary: int, part: int, parts: int) -> np.ndarray:
+        """int64 [vocabulary]: how often each id comes in a part of the training text.
+
+        Of several corpora in the shares in which they are read; the one that is read most often counts as it is.
+        """
+        counted = {
+            place: token_counts(corpus, "train", vocabulary, part=part, parts=parts)
+            for place, corpus in self._corpora.items()
+        }
+        often = {
+            place: self.config.data.mix[place] / corpus.split("train").tokens for place, corpus in self._corpora.items()
+        }
+        shares = {place: each / max(often.values()) for place, each in often.items()}
+        return np.sum([np.rint(counts * shares[place]).astype(np.int64) for place, counts in counted.items()], axis=0)
 
     def mix(self, split: str) -> Mix:
         """Of `train` or `validation`."""
@@ -74,7 +93,7 @@ def _tasks(config: Config) -> tuple[Task, ...]:
 def build_command(place: str, config: Config) -> str:
     """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about; of what is
     in the folder, where that is text and no corpus."""
-    family, model = resolve_model(config).family, config.model
+    family, model = resolve(config).family, config.model
     needed = dict.fromkeys(chain(*(annotations_of(task.objective) for task in _tasks(config))))
     # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
     said = model.size != "custom" or model.vocabulary != family.vocabulary
@@ -89,13 +108,13 @@ def build_command(place: str, config: Config) -> str:
     return " ".join(["megaptm corpus build", shlex.quote(text), f"out={shlex.quote(out)}", *options])
 
 
-def _specials(family: Family) -> list[str]:
+def _specials(family: Family | WordFamily) -> list[str]:
     return [f"tokenizer.specials={family.specials}"] if family.specials else []
 
 
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     """Where a tokenizer lacks a token that the family's own has, name that kind; of others objectives tell."""
-    family = resolve_model(config).family
+    family = resolve(config).family
     known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
     for task in _tasks(config):
         lacking = task.objective.lacking(tokenizer.special)
@@ -142,7 +161,7 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
     """The model must have a row for each id of the tokenizer of the corpus at `place`."""
-    vocabulary = resolve_model(config).vocabulary
+    vocabulary = resolve(config).vocabulary
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "

@@ -17,10 +17,9 @@ from megaptm.run.corpora import RunCorpora
 class BatchSource:
     """Micro-batches for one process; `None`s where tensor rank 0 reads and this rank is sent what it read."""
 
-    def __init__(self, config: Config, ranks: Ranks) -> None:
+    def __init__(self, config: Config, ranks: Ranks, corpora: RunCorpora) -> None:
         self.config = config
         self.ranks = ranks
-        corpora = RunCorpora(config)
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
         self._loader: Loader | None = None
