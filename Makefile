@@ -13,7 +13,7 @@ BESIDE := -n 3 --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types tests drills loaded fuzz fmt bench clean
+.PHONY: help setup demo test format-check lint types tests drills nightly loaded fuzz fmt bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -45,6 +45,8 @@ loaded: $(READY)  ## the tests, three times, and the demo, beside two busy loops
 	@for loop in 1 2; do while :; do :; done & loops="$$loops $$!"; done; trap "kill $$loops" EXIT; \
 	for round in $$(seq $(or $(ROUNDS),3)); do echo "== round $$round" && $(MAKE) tests || exit 1; done; \
 	$(MAKE) demo
+
+nightly: drills fuzz bench  ## what takes too long for every change: drills, fuzz, benchmarks
 
 fuzz: $(READY)  ## every file that a command reads, spoiled; SEED=0 READS=2000 COMMANDS=50, of each kind (docs/fuzz.md)
 	@$(VENV)/python -m tests.fuzz --seed $(or $(SEED),0) --reads $(or $(READS),2000) --commands $(or $(COMMANDS),50)

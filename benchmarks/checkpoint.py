@@ -60,7 +60,7 @@ def made_up_tensors(width: int) -> dict[str, Tensor]:
 def ours(tensors: dict[str, Tensor], *, verify: bool = False, background: bool = False) -> Contender:
     from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
-    from megaptm.checkpoint.tensors import Piece
+    from megaptm.checkpoint.tensors import TensorPiece
     from megaptm.parallel.background import Background
 
     copies, work = HostStaging(), Background()
@@ -69,7 +69,7 @@ def ours(tensors: dict[str, Tensor], *, verify: bool = False, background: bool =
         store = Store(folder, fence=lambda: True)
         store.prepare(1, sum(tensor.nbytes for tensor in tensors.values()))
         zeros = {name: (0,) * tensor.dim() for name, tensor in tensors.items()}
-        pieces = [Piece(name, t.shape, zeros[name], t.shape, t) for name, t in tensors.items()]
+        pieces = [TensorPiece(name, t.shape, zeros[name], t.shape, t) for name, t in tensors.items()]
         if not background:
             store.write(1, 0, pieces)
             store.commit(1, {"step": 1}, ranks=1)

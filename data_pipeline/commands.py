@@ -103,6 +103,7 @@ def tokenizer_train(
     specials: str | None = None,
     lowercase: bool | None = None,
     sentinels: int | None = None,
+    digits: bool | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Tokenizer:
@@ -111,7 +112,12 @@ def tokenizer_train(
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another place, or say that it may be overwritten.")
     wanted = TokenizerRecipe(
-        kind=kind, vocabulary=vocabulary, specials=specials, lowercase=lowercase, sentinels=sentinels
+        kind=kind,
+        vocabulary=vocabulary,
+        specials=specials,
+        lowercase=lowercase,
+        sentinels=sentinels,
+        digits=digits,
     )
     recipe = replace(read_recipe(sources), tokenizer=wanted)
     with tempfile.TemporaryDirectory() as scratch, Stages(console) as stages:

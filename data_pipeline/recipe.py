@@ -34,11 +34,13 @@ class TokenizerRecipe:
     """Fold case and accents; absent: WordPiece and char-bpe do, as BERT uncased and GPT."""
     sentinels: int | None = None
     """Stand-ins for hidden spans, part of the vocabulary; absent: the 100 of T5 with its special tokens, else none."""
+    digits: bool | None = None
+    """Make each digit a token by itself, as PaLM does; absent: digits are parts of words as letters are."""
     folder: str | None = None
     """An existing tokenizer (Hugging Face's format); the fields above are then not read."""
 
     def __post_init__(self) -> None:
-        check_options(self.kind, self.specials, self.lowercase, self.sentinels)
+        check_options(self.kind, self.specials, self.lowercase, self.sentinels, self.digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,9 @@ class Recipe:
             raise UserError("sources must have parts all or none: build a corpus of each kind.")
         if self.annotate is not None and self.annotate.parts and not self.has_parts:
             raise UserError("annotate.parts needs sources with `parts` or `aligned`: give them, or remove it.")
+        if self.sources[0].has_parts and self._pairing:
+            [name] = _plain_step(self._pairing[0])
+            raise UserError(f"step {name} makes parts of plain text, and the sources have parts: remove one.")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
         for name in ("limit_bytes", "shard_bytes"):
@@ -81,7 +86,17 @@ class Recipe:
     @property
     def has_parts(self) -> bool:
         """Whether its documents are of several texts."""
-        return self.sources[0].has_parts
+        return self.sources[0].has_parts or bool(self._pairing)
+
+    @property
+    def _pairing(self) -> list[CleaningStep]:
+        """Steps that make labeled pairs."""
+        return [step for step in self.steps if callable(getattr(step, "labels", None))]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those that its steps give."""
+        return tuple(dict.fromkeys(label for step in self._pairing for label in step.labels()))  # type: ignore[attr-defined]
 
     def plain(self) -> dict[str, Any]:
         """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""

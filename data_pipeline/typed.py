@@ -9,8 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.config.errors import told_value, wanted
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest, told_value, wanted
 
 Kind = TypeVar("Kind")
 

@@ -16,7 +16,7 @@ from megaptm.tokenizers import load
 
 
 @dataclass(frozen=True)
-class Check:
+class FolderCheck:
     """One file, and what was found."""
 
     name: str
@@ -24,16 +24,16 @@ class Check:
     found: str
 
 
-def verify_corpus(place: str | Path) -> Iterator[Check]:
+def verify_corpus(place: str | Path) -> Iterator[FolderCheck]:
     """Every check, each as soon as it is done, of a corpus in a folder or at a URL."""
     # Not in the cache of training, whose copies may be better than what is at the URL by now.
     with tempfile.TemporaryDirectory(prefix="megaptm-verify-") as copies:
         try:
             corpus = Corpus.open(place, Cache(Path(copies)) if is_remote(place) else None)
         except UserError as error:
-            yield Check("manifest.json", False, str(error))
+            yield FolderCheck("manifest.json", False, str(error))
             return
-        yield Check("manifest.json", True, f"id {corpus.manifest.id[:16]}")
+        yield FolderCheck("manifest.json", True, f"id {corpus.manifest.id[:16]}")
         yield _check_tokenizer(corpus)
         named: set[str] = set()
         for split in corpus.manifest.splits.values():
@@ -41,35 +41,35 @@ def verify_corpus(place: str | Path) -> Iterator[Check]:
                 yield _check_shard(corpus, info)
                 named.add(info.name)
         for stray in sorted({name for name in listed(corpus.name) if name.endswith(".tar")} - named):
-            yield Check(stray, False, f"{corpus.name}/{stray} is not in the manifest: remove it or build again.")
+            yield FolderCheck(stray, False, f"{corpus.name}/{stray} is not in the manifest: remove it or build again.")
 
 
-def _check_tokenizer(corpus: Corpus) -> Check:
+def _check_tokenizer(corpus: Corpus) -> FolderCheck:
     path = corpus.folder / "tokenizer"
     try:
         tokenizer = load(path)
     except UserError as error:
-        return Check("tokenizer", False, str(error))
+        return FolderCheck("tokenizer", False, str(error))
     good = tokenizer.fingerprint == corpus.manifest.tokenizer["fingerprint"]
     found = f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids"
     wrong = f"{path} is not the tokenizer this corpus was made with: restore it or build again."
-    return Check("tokenizer", good, found if good else wrong)
+    return FolderCheck("tokenizer", good, found if good else wrong)
 
 
-def _check_shard(corpus: Corpus, info: ShardInfo) -> Check:
+def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
     place = f"{corpus.name}/{info.name}"
     try:
         shard = corpus.open_shard(info, verify="hash")
         found = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
     except UserError as error:
-        return Check(info.name, False, str(error))
+        return FolderCheck(info.name, False, str(error))
     except (tarfile.TarError, OSError, ValueError) as error:
-        return Check(info.name, False, f"{place} cannot be read as a shard ({error}): build it again.")
+        return FolderCheck(info.name, False, f"{place} cannot be read as a shard ({error}): build it again.")
     finally:
         if corpus.mirror:
             corpus.mirror.discard(info)
     good = f"{info.samples:,} documents, {info.tokens:,} tokens"
-    return Check(info.name, not found, f"{place}: {found}; build the corpus again." if found else good)
+    return FolderCheck(info.name, not found, f"{place}: {found}; build the corpus again." if found else good)
 
 
 def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from megaptm.inference.loaded_model import LoadedModel
     from megaptm.models import Model
     from megaptm.objectives import Objective
+    from megaptm.words.vectors import WordVectors
 
-Place = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 
-def load(folder: Place, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
+def load(folder: PathLike, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
     """A trained model, from the folder of a run or of an exported model (`megaptm export hf`): it can generate, fill,
     guess, encode and evaluate.
 
@@ -34,6 +35,18 @@ def load(folder: Place, *, step: int | None = None, device: str | torch.device |
     if not isinstance(folder, (str, os.PathLike)):
         raise UserError(f"folder must be that of a run, or of an exported model, not {folder!r}.")
     return load_model(Path(folder), step=step, device=_device(device))
+
+
+def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
+    """The word vectors of a run, which tell what is near a word, and answer analogies.
+
+    `step` is the checkpoint to take, the newest by default.
+    """
+    from megaptm.words.vectors import load_words as load_vectors
+
+    if not isinstance(run, (str, os.PathLike)):
+        raise UserError(f"run must be the folder of a run, not {run!r}.")
+    return load_vectors(Path(run), step=step)
 
 
 def build_model(
@@ -71,7 +84,7 @@ def _device(said: str | torch.device | None) -> torch.device | None:
 
 
 def open_dataset(
-    corpora: Place | Mapping[Any, float],
+    corpora: PathLike | Mapping[Any, float],
     *,
     objective: str | Mapping[str, Any] | Objective,
     sequence: int,
@@ -79,7 +92,7 @@ def open_dataset(
     epochs: int = 1,
     seed: int = 1234,
     document_mask: bool | None = None,
-    cache: Place | None = None,
+    cache: PathLike | None = None,
 ) -> MixDataset:
     """Corpora as a map-style PyTorch data set: the samples that a run reads, in its order.
 
@@ -118,7 +131,7 @@ def open_dataset(
     return MixDataset(opened, epochs=epochs)
 
 
-def _weighted(corpora: Place | Mapping[Any, float]) -> Mapping[Any, float]:
+def _weighted(corpora: PathLike | Mapping[Any, float]) -> Mapping[Any, float]:
     return corpora if isinstance(corpora, Mapping) else {_place(corpora): 1.0}
 
 
@@ -138,7 +151,7 @@ def _integer(name: str, value: Any, *, least: int) -> int:
     return number
 
 
-def open_webdataset(corpus: Place, *, split: str = "train", **options: Any) -> WebDataset:
+def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -> WebDataset:
     """A corpus's shards, which are plain tar files, as a pipeline of the `webdataset` library: a document each.
 
     A document is a mapping: `tokens.npy` is an array of its ids, an annotation `words.npy` one of places, and `json`
@@ -158,7 +171,7 @@ def open_webdataset(corpus: Place, *, split: str = "train", **options: Any) -> W
     return WebDataset(paths, **{"shardshuffle": False, **options}).decode()
 
 
-def pretrain(config: Place | Mapping[str, Any], **overrides: Any) -> int:
+def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
     """Train a run, or continue it, as `megaptm train` does: the same processes, the same folder.
 
     `config` is a YAML file, the name of a config that comes with megaptm (`gpt2/tiny`), the folder of a run that was

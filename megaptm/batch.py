@@ -7,14 +7,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MicroBatch = dict[str, "Tensor"]
+"""Field -> [B, ...] of some samples, as `BatchSpec` says."""
 IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
 READ = (
-    *("tokens", "segments", "task_ids", "positions", "document_ids", "order", "masked_positions", "draws"),
-    *("begins", "backward"),
+    *(
+        "tokens",
+        "segments",
+        "task_ids",
+        "positions",
+        "document_ids",
+        "order",
+        "global_tokens",
+        "masked_positions",
+        "draws",
+        "begins",
+        "backward",
+    ),
     *("span_left", "span_right", "span_offset"),
 )
 """Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
@@ -33,9 +50,10 @@ class BatchSpec:
     """The fields of every sample of an objective, and the streams that they are laid along.
 
     A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `document_ids` (0 is
-    padding), `segments`, `order`, each [S]. The first stack's have no prefix, another's that of its name:
-    `decoder_tokens`. A row is of one task, `task_ids` []. Where rows go on from step to step, `begins` [] is 1 of one
-    that follows none; `backward` [] is 1 of one that is read from its end.
+    padding), `segments`, `order`, `global_tokens` (1: all of its document sees it and is seen by it), each [S].
+    The first stack's have no prefix, another's that of its name: `decoder_tokens`. A row is of one task, `task_ids` [].
+    Where rows go on from step to step, `begins` [] is 1 of one that follows none; `backward` [] is 1 of one that is
+    read from its end.
     """
 
     streams: Mapping[str, int]
@@ -46,6 +64,11 @@ class BatchSpec:
     def masked(self) -> bool:
         """Whether some rows are more than one document, or padded: attention then takes a mask."""
         return any(f"{prefix}{name}" in self.fields for prefix in self.streams for name in ("document_ids", "order"))
+
+    @property
+    def marks(self) -> bool:
+        """Whether some tokens see, and are seen by, all."""
+        return any(f"{prefix}global_tokens" in self.fields for prefix in self.streams)
 
     @property
     def asked(self) -> int | None:

@@ -1,8 +1,10 @@
 """What a user did that cannot work, said once, in one sentence; and the exit codes a launcher reads."""
 
 import errno
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from megaptm.suggest import suggest
 
@@ -39,6 +41,49 @@ def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}."
     known = list(known)
     meant = suggest(name, known)
     return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
+
+
+WANTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "dict_type": "a mapping",
+    "model_type": "a section (a mapping)",
+    "tuple_type": "a list",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "too_short": "{min_length} or more entries",
+    "too_long": "{max_length} entries",
+}
+
+
+def wanted(details: Mapping[str, Any]) -> str:
+    """What pydantic's error says that a value must be, in words."""
+    form = WANTED.get(details["type"])
+    return details["msg"] if form is None else form.format(**details.get("ctx", {}))
+
+
+def told_value(value: Any) -> str:
+    """A value that cannot be taken."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
+        return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
+    return "empty" if value is None else repr(value)
+
+
+def must_be(details: Mapping[str, Any]) -> str:
+    """What pydantic's error says, in words: `must be X, not Y`, to the end of the sentence."""
+    value = details["input"]
+    said = f"must be {wanted(details)}, not {told_value(value)}"
+    known = re.findall(r"'([^']*)'", wanted(details)) if details["type"] == "literal_error" else ()
+    meant = suggest(value, known) if isinstance(value, str) else None
+    return f"{said}; did you mean {meant}?" if meant else f"{said}."
 
 
 def _on_one_line(sentence: object) -> str:

@@ -21,7 +21,15 @@ VOCABULARY_MULTIPLE = 128
 BIAS_BUCKETS, BIAS_FARTHEST = 32, 128
 
 # Slots in which layers may take words in turn.
-TURNS = ("attention", "ffn")
+TURNS = ("attention", "ffn", "window", "dilation")
+
+# Numbers of a block -> the words of `attention` that read them.
+PATTERN_NUMBERS = {
+    "window": ("window",),
+    "dilation": ("window",),
+    "block": ("blocks",),
+    "random_blocks": ("blocks",),
+}
 
 # Words for positions as a learned bias on the scores.
 SCORE_BIASES = ("t5-bias", "t5-bias-causal")
@@ -30,11 +38,32 @@ SCORE_BIASES = ("t5-bias", "t5-bias-causal")
 BAND = 256
 
 
+class Visibility(NamedTuple):
+    """What a word of `Block.visibility` says. Who must know asks this, never the word: a new word that nobody has
+    thought of would pass for one that lets all be seen."""
+
+    causal: bool = False
+    """Whether a place sees none after it."""
+    ordered: bool = False
+    """Whether the batch's field `order` says whom it sees."""
+
+
+VISIBILITIES = {"full": Visibility(), "causal": Visibility(causal=True), "ordered": Visibility(ordered=True)}
+
+
+def visibility_of(word: str) -> Visibility:
+    """A `UserError` that names the words there are, if it is none of them."""
+    if word not in VISIBILITIES:
+        raise UserError(f"Block.visibility is {word!r}, which is unknown; use one of {', '.join(VISIBILITIES)}.")
+    return VISIBILITIES[word]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
 
-    A word of `attention` or `ffn` may be a tuple of words, which the layers take in turn.
+    A word of `attention` or `ffn` may be a tuple of words, and `window` or `dilation` one of numbers: the layers take
+    them in turn.
     """
 
     visibility: str = "full"
@@ -42,7 +71,20 @@ class Block:
     attention: str | tuple[str, ...] = "dot"
     """How scores come about: `dot` (scaled dot product), `banded` (the same, of places less than `Size.band` apart),
     `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa), `relative` (by content and
-    by distance, from sines, and with what the layer remembers of the rows before: Transformer-XL)."""
+    by distance, from sines, and with what the layer remembers of the rows before: Transformer-XL), `window` (of places
+    near each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks`
+    (of blocks near each other, some drawn ones, the first and the last: BigBird)."""
+    window: int | tuple[int, ...] = 512
+    """Of `window`: places that are seen besides oneself, half to a side; where `visibility` is causal, all before."""
+    dilation: int | tuple[int, ...] = 1
+    """Of `window`: how many places from one that is seen to the next."""
+    block: int = 64
+    """Of `blocks`: places of a block."""
+    random_blocks: int = 3
+    """Of `blocks`: that each sees of those drawn for it, others in each layer and head."""
+    edge_blocks: bool = True
+    """Of `blocks`: whether the first and the last see, and are seen by, all (BigBird's ITC); or only what the batch's
+    field `global_tokens` marks is (ETC)."""
     distances: int = 512
     """Of `disentangled`: distances to a side that are told apart."""
     distance_buckets: int | None = None
@@ -77,7 +119,8 @@ class Block:
     all sub-layers of a layer, whose outputs are summed; and once at the end)."""
     norm_eps: float = 1e-5
     ffn: str | tuple[str, ...] = "gelu"
-    """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`."""
+    """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`; or `package.module:NAME`, a
+    function of a tensor."""
     attention_bias: bool | str = True
     """Whether attention's linear maps carry a bias; `no-keys`: those that make keys do not (DeBERTa)."""
     ffn_bias: bool = True
@@ -104,6 +147,14 @@ class Block:
     """Consecutive groups of layers, each of which shares within itself."""
     cycle: int = 1
     """Layers of a group that differ, in turn."""
+
+    @property
+    def causal(self) -> bool:
+        return visibility_of(self.visibility).causal
+
+    @property
+    def ordered(self) -> bool:
+        return visibility_of(self.visibility).ordered
 
     def at(self, layer: int) -> Block:
         """The block of one layer: where a slot has several words, it has one of them."""

@@ -22,6 +22,7 @@ ELSEWHERE = {
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "d_ff", "n_inner"), "ffn"),
     **dict.fromkeys(("kv_channels", "head_dim", "d_kv"), "head_width"),
     **dict.fromkeys(("embedding_size", "embed_dim"), "embedding"),
+    **dict.fromkeys(("task_type_vocab_size",), "tasks"),
     **dict.fromkeys(("vocab_size", "padded_vocab_size"), "vocabulary"),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), "context"),
     **dict.fromkeys(("hidden_dropout", "hidden_dropout_prob", "dropout_rate"), "dropout"),
@@ -47,6 +48,9 @@ ELSEWHERE = {
     **dict.fromkeys(("mlm_probability", "mask_prob", "masked_lm_prob", "noise_density"), "rate"),
     **dict.fromkeys(("world_size", "nproc_per_node", "num_gpus", "gpus"), "devices"),
     **dict.fromkeys(("output_dir", "save", "save_dir"), "run"),
+    "nsp": "next-sentence",
+    "sop": "sentence-order",
+    **dict.fromkeys(("inverse_sqrt", "inverse_square_root"), "rsqrt"),
 }
 
 
@@ -55,8 +59,9 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
     known, asked = list(known), str(name)
     if (meant := ELSEWHERE.get(asked.lower().replace("-", "_"))) in known:
         return meant
+    same = [one for one in known if one.lower() == asked.lower()]
     short = [one for one in known if _abbreviated(one) == asked.lower()]  # `mlm` is meant for `masked-lm`
-    return next(iter(short or get_close_matches(asked, known, n=1)), None)
+    return next(iter(same or short or get_close_matches(asked, known, n=1)), None)
 
 
 def _abbreviated(name: str) -> str:

@@ -1,17 +1,22 @@
 """Fixtures that tests of several parts share, and which tests may run beside which."""
 
+import re
 import signal
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from megaptm.families import CATALOGUE
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
 
 __all__ = ["faults", "real_corpus", "s3"]
 
 LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "recorded", "test_demo.py")
+
+FAMILY_SECONDS = 15
 
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile("megaptm", deadline=None)
@@ -52,3 +57,22 @@ def folder_of(nodeid: str) -> str:
     """
     _, folder, *rest = nodeid.partition("::")[0].split("/")
     return f"real/{rest[0].split('_')[1]}" if folder == "real" else folder
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests of each family took, where it is more than a family may add (docs/add-a-family.md)."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for family in families_of(getattr(report, "nodeid", "")):
+                seconds[family] += getattr(report, "duration", 0.0)
+    told = ", ".join(f"{family} {taken:.0f} s" for family, taken in seconds.most_common() if taken > FAMILY_SECONDS)
+    if told:
+        terminalreporter.write_line(f"Families whose tests took more than {FAMILY_SECONDS} s: {told}")
+
+
+def families_of(nodeid: str) -> set[str]:
+    """`tests/layouts/test_layouts.py::test_it[bert-TP2]` -> bert."""
+    found = re.search(r"\[(.*)\]$", nodeid)
+    words = re.split(r"-(?!v?\d|banded)|[ /,]", found.group(1)) if found else []
+    return CATALOGUE.keys() & set(words)

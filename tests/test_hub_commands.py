@@ -89,6 +89,22 @@ def test_training_goes_on_from_an_imported_model(tmp_path):
     assert open_run(again).step == 2
 
 
+def test_unilm_goes_on_from_a_bert_by_its_own_config(tmp_path):
+    """arXiv:1905.03197, 2.4: its weights begin as BERT's."""
+    corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
+    run, _ = save_untrained("bert", tmp_path / "bert", corpus)
+    run_command(export, "hf", run, tmp_path / "exported")
+    again = tmp_path / "unilm"
+    told = run_command(imports, "hf", tmp_path / "exported", again, "model.family=unilm")
+    assert "unilm/custom" in told
+    begun = open_run(again).model.embed.segment.weight
+    megaptm("train", *settings("unilm", again, corpus, "train.steps=1", "train.log_every=1"))
+    assert next(event for event in read_events(again) if event["kind"] == "resume")["step"] == 0
+    moved = open_run(again)
+    assert (moved.step, moved.config.objective) == (1, "unilm")
+    assert not moved.model.embed.segment.weight.equal(begun)
+
+
 def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
     _, _, _, folder = exported
     cases = [

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ NO_TORCH = {
 }
 MAY_IMPORT = {
     **NO_TORCH,
-    "layers": ("spec", "bricks"),
+    "layers": ("spec", "plugins", "bricks"),
     "losses": ("batch", "bricks", "layers"),
     "models": ("spec", "plugins", "batch", "bricks", "layers", "losses"),
     "storage": (),
@@ -40,6 +41,7 @@ MAY_IMPORT = {
     "run": (
         "spec",
         "objectives",
+        "families",
         "config",
         "storage",
         "tokenizers",
@@ -49,7 +51,7 @@ MAY_IMPORT = {
         "resilience",
         "schedulers",
     ),
-    "report": ("config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
+    "report": ("families", "config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
         "objectives",
@@ -79,10 +81,13 @@ MAY_IMPORT = {
         "run",
         "hub",
     ),
+    "words": ("objectives", "families", "config", "storage", "tokenizers", "checkpoint", "parallel", "run"),
     "train": (
         "spec",
         "plugins",
+        "batch",
         "objectives",
+        "families",
         "config",
         "plan",
         "processes",
@@ -93,8 +98,10 @@ MAY_IMPORT = {
         "parallel",
         "run",
         "report",
+        "words",
     ),
     "check": (
+        "families",
         "config",
         "plan",
         "storage",
@@ -106,7 +113,18 @@ MAY_IMPORT = {
         "schedulers",
         "run",
     ),
-    "launch": ("config", "plan", "processes", "resilience", "schedulers", "run", "report", "train", "check"),
+    "launch": (
+        "families",
+        "config",
+        "plan",
+        "processes",
+        "resilience",
+        "schedulers",
+        "run",
+        "report",
+        "train",
+        "check",
+    ),
 }
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
@@ -225,10 +243,27 @@ def test_plain_parts_never_load_torch(name):
     assert subprocess.run([sys.executable, "-c", loading], check=False, cwd=ROOT).returncode == 0
 
 
-def test_no_public_class_name_stands_twice():
+def test_no_public_name_of_a_type_stands_twice():
+    """Of a class, or of an alias: `Piece = tuple[int, int]`."""
     where: dict[str, list[str]] = {}
     for path in [*modules("megaptm"), *modules("data_pipeline")]:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        for name in filter(_names_a_type, _names(ast.parse(path.read_text(encoding="utf-8")))):
+            where.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """What a module defines at its top, but type variables, whose names are their modules' own."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign) and not _is_type_variable(node.value):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def _is_type_variable(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "TypeVar"
+
+
+def _names_a_type(name: str) -> bool:
+    return name[0].isupper() and not name.isupper() and "_" not in name

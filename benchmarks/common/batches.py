@@ -15,7 +15,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import SpanBoundaryHeadBrick, TokenClassHeadBrick
-from megaptm.spec import Family, Reading
+from megaptm.spec import Family, Reading, change
 
 Fields = dict[str, Tensor]
 
@@ -38,6 +38,13 @@ def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) ->
     return found
 
 
+def small_patterns(family: Family, *, window: int | tuple[int, ...], block: int) -> Family:
+    """The family with windows and blocks as small as short rows are."""
+    words = {word for one in family.stacks.values() for word in one.words}
+    stacks = {name: change(one, window=window, block=block, random_blocks=1) for name, one in family.stacks.items()}
+    return change(family, stacks=stacks) if words & {"window", "blocks"} else family
+
+
 @dataclass(frozen=True)
 class Draw:
     """Random tokens, and answers of heads that choose among classes."""
@@ -57,7 +64,7 @@ class Draw:
 def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> Fields:
     """Tokens of the streams whose documents [B, S] are given by prefix; and who sees whom, where rows say it: a third
     of a row sees itself whole, and then each place what is before it; of what is asked by queries beside the text, each
-    place sees what is behind it."""
+    place sees what is behind it; and which tokens see all, where some do."""
     fields: Fields = {}
     for prefix, numbers in documents.items():
         fields |= {f"{prefix}tokens": draw.tokens(*numbers.shape), f"{prefix}document_ids": numbers}
@@ -71,6 +78,10 @@ def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> 
             fields[f"{prefix}segments"] = (
                 (torch.arange(numbers.shape[1]) * 3 // numbers.shape[1]).expand_as(numbers).clone()
             )
+        if any("window" in block.words for block in family.stacks.values()):
+            marks = torch.zeros_like(numbers)
+            marks[:, 0] = marks[1::2, numbers.shape[1] // 2] = 1
+            fields[f"{prefix}global_tokens"] = marks
     return fields
 
 

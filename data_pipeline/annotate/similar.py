@@ -13,12 +13,12 @@ from megaptm.objectives.similar import write_similar
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
-Words = Mapping[str, Iterable[str]]
+WordTable = Mapping[str, Iterable[str]]
 BLOCK = 256
 """Words that are compared with all others at once."""
 
 
-def write_similar_words(words: Words, tokenizer: Tokenizer, out: Path) -> int:
+def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> int:
     """Write the file; how many words have others that are like them, with as many tokens.
 
     A word is written as it begins a text and as it stands within, where the tokenizer tells the two apart.

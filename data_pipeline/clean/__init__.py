@@ -2,6 +2,7 @@
 
 from data_pipeline.clean.basic import CutLong, DropEmpty, DropShort, Normalize
 from data_pipeline.clean.c4 import C4Quality
+from data_pipeline.clean.connectives import PairByConnective
 from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.clean.gopher_quality import GopherQuality
 from data_pipeline.clean.gopher_repetition import GopherRepetition
@@ -28,6 +29,7 @@ STEPS: dict[str, type] = {
     "decontaminate": Decontaminate,
     "scrub": Scrub,
     "cut-long": CutLong,
+    "pair-by-connective": PairByConnective,
 }
 """How a recipe calls them."""
 

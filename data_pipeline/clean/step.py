@@ -23,7 +23,8 @@ class CleaningStep(Protocol):
 
     A step whose result depends on files has `inputs() -> tuple[str, ...]`, their paths: finished work is not taken up
     again after one of them has changed. One that compares documents with other texts has `after(steps)`: the step as it
-    stands behind these, which have changed the documents.
+    stands behind these, which have changed the documents. One that makes documents of two parts and a label, the note
+    `label`, has `labels() -> tuple[str, ...]`: all there may be.
     """
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]: ...

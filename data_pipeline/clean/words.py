@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-Split = Literal["letters", "spaces"]
+WordSplit = Literal["letters", "spaces"]
 
 BETWEEN, INSIDE, ALPHABETIC, ALONE = range(4)
 """What a character is to words: between them, in one, in one and a letter, a word of its own."""
@@ -47,7 +47,7 @@ class Words:
     ends: np.ndarray
     """int32 [words]: the byte after its last."""
 
-    def __init__(self, text: str, *, fold: bool = True, split: Split = "letters") -> None:
+    def __init__(self, text: str, *, fold: bool = True, split: WordSplit = "letters") -> None:
         encoded = text.encode("utf-8", "surrogatepass")
         self._encoded, self._fold, self._split, self._ascii = encoded, fold, split, len(encoded) == len(text)
         self._text = "" if self._ascii else text
@@ -164,7 +164,7 @@ class Words:
         return folded.tobytes()
 
 
-def words_of(texts: Sequence[str], *, fold: bool = True, split: Split = "letters") -> tuple[Words, np.ndarray]:
+def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "letters") -> tuple[Words, np.ndarray]:
     """The words of several texts as of one, and the first word of each text, int64 [texts + 1].
 
     Short texts are read several times as fast together as one by one. Some n-grams run from one into the next.
@@ -227,13 +227,13 @@ def _overwrite(encoded: np.ndarray, leads: np.ndarray, codes: np.ndarray) -> Non
 
 
 @lru_cache(maxsize=2)
-def _kinds_of_bytes(split: Split) -> bytes:
+def _kinds_of_bytes(split: WordSplit) -> bytes:
     """A table for `bytes.translate`; the bytes of characters beyond ASCII stand for nothing yet."""
     return _kinds_of_codes(split)[:128].tobytes() + bytes(128)
 
 
 @lru_cache(maxsize=2)
-def _kinds_of_codes(split: Split) -> np.ndarray:
+def _kinds_of_codes(split: WordSplit) -> np.ndarray:
     """uint8 [CODES]: what each character is to words."""
     characters = np.arange(CODES, dtype=np.uint32).view("U1")
     if split == "spaces":

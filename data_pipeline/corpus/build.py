@@ -9,7 +9,7 @@ import itertools
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,8 +82,9 @@ def build_corpus(
             dropped.merge(result.dropped)
         if not any(result.info for result in results["train"]):
             raise _nothing_left(recipe, dropped)
+        found = found_of(itertools.chain(*results.values()), annotations)
         fields = stored_fields(annotations, images=images)
-        manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables())
+        manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables(), found)
         report = report_on(
             folder=str(out),
             manifest=manifest,
@@ -132,7 +133,27 @@ def complete(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
     asked, special = recipe.annotate or Annotations(), tokenizer.special
     separates = special.cls is not None and special.sep is not None
     sentences = separates if asked.sentences is None else asked.sentences
-    return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts)
+    labels = asked.labels or recipe.labels
+    return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts, labels=labels)
+
+
+NEEDED = {
+    "phrases": "phrases that the text has",
+    "tags": "phrases that the text has",
+    "turns": "sources with `messages`",
+}
+"""Of annotations that not every text has: what to give where none of it was found."""
+
+
+def found_of(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
+    """Annotation -> how many of it the corpus has; a `UserError` where one that was asked for is nowhere."""
+    found = Counter(dict.fromkeys(annotations.fields, 0))
+    for result in results:
+        found.update(result.found)
+    for name, remedy in NEEDED.items():
+        if found.get(name) == 0:
+            raise UserError(f"annotate.{name}: the text has no {name} at all: give {remedy}, or leave it out.")
+    return dict(found)
 
 
 def _write_manifest(
@@ -142,6 +163,7 @@ def _write_manifest(
     output: CorpusOutput,
     fields: Sequence[str],
     tables: dict[str, list[str]],
+    found: dict[str, int],
 ) -> Manifest:
     return write_manifest(
         output.folder,
@@ -153,7 +175,7 @@ def _write_manifest(
             "vocabulary": tokenizer.vocabulary,
             "fingerprint": tokenizer.fingerprint,
         },
-        made_from={"recipe": recipe.plain(), "tables": tables, "megaptm": __version__},
+        made_from={"recipe": recipe.plain(), "tables": tables, "found": found, "megaptm": __version__},
     )
 
 
@@ -191,6 +213,8 @@ def _notes(
         notes.append(
             f"the text gave {tokenizer.vocabulary:,} of the {recipe.tokenizer.vocabulary:,} ids asked of the tokenizer"
         )
+    if lacking := [name for name, number in manifest.made_from["found"].items() if not number]:
+        notes.append(f"the text has no {' and no '.join(lacking)}, so nothing can be asked about them")
     if work.damaged:
         some = ", ".join(work.damaged[:2])
         notes.append(

@@ -33,7 +33,7 @@ class Documents(Protocol):
         ...
 
 
-Place = tuple[int, np.ndarray]
+DocumentRows = tuple[int, np.ndarray]
 """Number of a part, int64 rows of it, rising."""
 
 
@@ -58,7 +58,7 @@ class Selection:
         held = _less(digests[:, 1] ^ self.salt, self.held_below)
         return {"train": np.flatnonzero(within & ~held), "validation": np.flatnonzero(within & held)}
 
-    def places(self, split: str) -> Iterator[Place]:
+    def places(self, split: str) -> Iterator[DocumentRows]:
         """All documents of a split."""
         for number in range(len(self.parts)):
             rows = self.rows(number)[split]
@@ -69,7 +69,7 @@ class Selection:
         """The share to hold out (`validation`) that is at least so much text."""
         return least_bound(lambda: _salted(self.parts, self.stays, self.below, self.salt), num_bytes) / EVERY
 
-    def sample(self, split: str, limit_bytes: int) -> list[Place]:
+    def sample(self, split: str, limit_bytes: int) -> list[DocumentRows]:
         """A sample of a split, at most `limit_bytes` of text (one document at least), which depends on texts alone."""
 
         def hashes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -177,10 +177,10 @@ def _less(values: np.ndarray, bound: int) -> np.ndarray:
     return np.ones(len(values), dtype=bool) if bound >= EVERY else values < np.uint64(bound)
 
 
-def shards_of(places: Iterable[Place], parts: Sequence[Documents], size: int) -> Iterator[list[Place]]:
+def shards_of(places: Iterable[DocumentRows], parts: Sequence[Documents], size: int) -> Iterator[list[DocumentRows]]:
     """Consecutive documents in shards of about `size` bytes of text; a shard begins where its first document does."""
     total, stretch = 0, -1
-    shard: list[Place] = []
+    shard: list[DocumentRows] = []
     for number, rows in places:
         sizes = parts[number].sizes[rows]
         begins = (total + np.cumsum(sizes) - sizes) // size

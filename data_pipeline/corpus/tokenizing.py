@@ -19,7 +19,7 @@ from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.parts import Part, hashes_of
-from data_pipeline.corpus.selection import Place, Selection, shards_of
+from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
@@ -85,6 +85,8 @@ class ShardResult:
     """Documents of 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
     dropped: Dropped
     languages: Counter[str]
+    found: Counter[str]
+    """Annotation -> how many of it."""
 
 
 def write_shards(
@@ -100,7 +102,7 @@ def write_shards(
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
     firsts = np.cumsum([0, *(part.documents for part in parts)]).tolist()
 
-    def shards() -> Iterator[tuple[str, list[Place]]]:
+    def shards() -> Iterator[tuple[str, list[DocumentRows]]]:
         for split in ("train", "validation"):
             for shard in shards_of(selection.places(split), parts, recipe.shard_bytes):
                 yield split, shard
@@ -145,6 +147,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     documents = (document for place in job.places for document in read_part(place.stem, place.rows))
     keys = (place.first + row for place in job.places for row in place.rows.tolist())
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
+    found = Counter(dict.fromkeys(job.annotations.fields, 0))
     fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
@@ -162,12 +165,13 @@ def write_shard(job: ShardJob) -> ShardResult:
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
                     languages[language] += 1
+                found.update({name: len(places) for name, places in annotations.items()})
                 size = len(document.text.encode())
                 writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(info, lengths.tolist(), dropped, languages)
+    return ShardResult(info, lengths.tolist(), dropped, languages, found)
 
 
 def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:

@@ -55,6 +55,7 @@ def _train(job: TokenizerJob) -> int:
         specials=recipe.specials,
         lowercase=recipe.lowercase,
         sentinels=recipe.sentinels,
+        digits=recipe.digits,
     )
     tokenizer.save(job.path)
     return tokenizer.vocabulary

@@ -20,7 +20,7 @@ from data_pipeline.sources.source import InputFile, Span
 BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
 LINE_END_AND_BLANK_LINES = re.compile(rb"\n(?:[ \t\r\v\f]*\n)+")
 
-Piece = tuple[int, int, bytes | None]
+ByteSpan = tuple[int, int, bytes | None]
 """Offset of the paragraph, offset of this, whole lines of it; None: a line longer than LONGEST_LINE."""
 
 
@@ -42,7 +42,7 @@ def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterato
             return  # it began before the span and ends behind it
 
 
-def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[Piece]:
+def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[ByteSpan]:
     paragraph: int | None = None
     for at, block in blocks:
         if block is None:

@@ -14,9 +14,9 @@ from megaptm.errors import UserError
 FormatName = Literal[
     "text", "markdown", "code", "json-lines", "csv", "parquet", "html", "warc", "wikipedia", "image-text"
 ]
-__all__ = ["Documents", "FormatName", "Html", "InputFile", "OnError", "Source", "Span"]
+__all__ = ["DocumentUnit", "FormatName", "Html", "InputFile", "OnError", "Source", "Span"]
 
-Documents = Literal["file", "line", "blank-line"]
+DocumentUnit = Literal["file", "line", "blank-line"]
 Html = Literal["main", "all"]
 
 NAMED_FIELD = re.compile(r"\{([^{}]+)\}")
@@ -49,7 +49,7 @@ class Source:
     """What stands before the first of parts, to tell the task: `translate English to German: `."""
     keep: tuple[str, ...] = ()
     """JSON lines, CSV, Parquet, image-text: fields kept as the document's notes, such as `url` or `language`."""
-    documents: Documents = "file"
+    documents: DocumentUnit = "file"
     """Plain text, Markdown, code: a document is a whole file, a line, or what stands between blank lines."""
     encoding: str = "utf-8"
     """Text, JSON lines, CSV: a codec that Python knows, or `auto`: UTF-8, else by a byte order mark, else a guess.
@@ -62,7 +62,7 @@ class Source:
     """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("format", FormatName), ("documents", Documents), ("html", Html)):
+        for name, kind in (("format", FormatName), ("documents", DocumentUnit), ("html", Html)):
             value = getattr(self, name)
             if value not in get_args(kind) and (name, value) != ("format", None):
                 raise UserError(f"source {self.path}: {name} ({value}) must be one of {', '.join(get_args(kind))}.")

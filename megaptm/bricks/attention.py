@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.bricks.pattern import SlidingWindow, SparseBlocks
 from megaptm.spec import Block, Size
 
 
@@ -47,9 +50,35 @@ class SelfAttentionBrick(Brick):
 
 @register("attention", "banded")
 class BandedAttentionBrick(SelfAttentionBrick):
-    """Of queries and keys that are near. What is far is masked, not left out: it costs what all pairs cost."""
+    """Of queries and keys that are near."""
 
-    masked = True
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        before = size.band_width - 1
+        self.pattern = SlidingWindow(before, 0 if block.causal else before)
+
+
+@register("attention", "window")
+class WindowAttentionBrick(SelfAttentionBrick):
+    """Of queries and keys that are near; what sees all has maps of its own, with rows as those of `qkv`."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        window, dilation, causal = block.window, block.dilation, block.causal
+        assert isinstance(window, int), "ask for the block `at` a layer"
+        assert isinstance(dilation, int), "ask for the block `at` a layer"
+        self.pattern = SlidingWindow(window if causal else window // 2, 0 if causal else window // 2, dilation)
+        of_tokens = Map(size.width, 3 * self.features, bool(block.attention_bias), "columns", matrices=3)
+        self.maps = {**self.maps, "global_qkv": replace(of_tokens, turn=size.key_width, of_marked=True)}
+
+
+@register("attention", "blocks")
+class BlockAttentionBrick(SelfAttentionBrick):
+    """Of blocks that a table says."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.pattern = SparseBlocks(block.block, block.random_blocks, block.edge_blocks, heads=range(size.heads))
 
 
 @register("attention", "disentangled")
@@ -86,8 +115,6 @@ class RelativeAttentionBrick(SelfAttentionBrick):
         super().__init__(block, size, memory)
         place = Map(size.width, self.features, False, "columns", of_distances=True)
         self.maps = {**self.maps, "place": place}
-        own = 2 if block.relative_biases == "layer" else 0
-        self.biases = self.features * (own + 3 * block.relative_segments)
         self.remembered = size.remembered
 
     @property
@@ -97,7 +124,7 @@ class RelativeAttentionBrick(SelfAttentionBrick):
     def pairs(self, queries: int, keys: int) -> int:
         """Each query with each key, what is remembered among them; and with each distance that there can be."""
         keys += self.remembered
-        distances = keys + (1 if self.block.visibility == "causal" else queries)
+        distances = keys + (1 if self.block.causal else queries)
         return queries * keys + queries * distances // 2
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
+from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
 WHOLE = ("none", "shared")
@@ -33,6 +35,8 @@ class Map:
 
     of_distances: bool = False
     """Whether it reads the stack's table of distances, once a pass, and no tokens."""
+    of_marked: bool = False
+    """Whether it is used, and trained, only where a batch marks tokens that see all (`global_tokens`)."""
 
     @property
     def weights(self) -> int:
@@ -78,8 +82,8 @@ class Brick(ABC):
     """By the name of the module's child."""
     features: int = 0
     """A, of bricks that compare positions: what one pair of a query and a key costs in multiply-adds, twice."""
-    masked: bool = False
-    """Whether attention takes a mask here whatever the batch holds."""
+    pattern: Pattern | None = None
+    """Which places see which, of bricks that compare no more than that."""
     scored: bool = False
     """Whether each layer adds scores of its own to those of queries and keys."""
     biases: int = 0
@@ -106,7 +110,16 @@ class Brick(ABC):
 
     def pairs(self, queries: int, keys: int) -> int:
         """Pairs of positions that are compared in a row, of all that there are."""
-        return queries * keys
+        return queries * keys if self.pattern is None else self.pattern.pairs(queries)
+
+    def tiled(self, queries: int) -> bool:
+        """Whether of a row of so many places no more than what its pattern leaves is computed: no mask of all pairs is
+        made, and no score is kept."""
+        return self.pattern is not None and not self.pattern.dense(queries)
+
+    def masked(self, queries: int) -> bool:
+        """Whether attention takes a mask here whatever the batch holds."""
+        return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.everything(queries)
 
 
 B = TypeVar("B", bound=type[Brick])
@@ -132,6 +145,8 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
 def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
     """The brick of a word; a `UserError` that names those that there are, if it is none of them."""
     known = BRICKS[slot]
+    if slot == "ffn" and is_plugin(word):  # a function of the user's costs what one of ours does
+        word = "gelu"
     if word not in known:
         raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
     return known[word](block, size, size.width if memory is None else memory)

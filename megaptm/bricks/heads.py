@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from megaptm.bricks.adaptive import cluster_maps, projections
@@ -18,6 +19,16 @@ ROWS_PROJECTED = 1024
 in bfloat16 and float32. Fewer rows mean more sums into the gradient of the table; measured on two cores in bfloat16,
 1024 rows of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of 256, 0.84 of 128; plain
 `F.cross_entropy` 0.52 s."""
+
+
+@dataclass(frozen=True)
+class HeadBytes:
+    """Bytes of a head's loss on one tensor rank."""
+
+    kept: float
+    """Until its backward pass, which is after the losses of all heads."""
+    passing: float = 0.0
+    """Besides, for as long as it projects."""
 
 
 class HeadBrick(ABC):
@@ -111,10 +122,30 @@ class HeadBrick(ABC):
         """Inputs and outputs of the products by which it projects on the vocabulary."""
         return [(self.spec.size.table_width, self.spec.vocabulary)] if self.projects else []
 
+    def mapped(self, places: int) -> int:
+        """Of so many places of a row that it reads, those that its maps take."""
+        return places
+
     def multiply_adds(self, places: int) -> int:
-        """Of a forward pass over so many places."""
-        products = sum(one.weights for one in self.maps.values())
-        return places * (products + sum(inputs * outputs for inputs, outputs in self.projections))
+        """Of a forward pass over so many places of a row."""
+        products = self.mapped(places) * sum(one.weights for one in self.maps.values())
+        return products + places * sum(inputs * outputs for inputs, outputs in self.projections)
+
+    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
+        """Of so many places of a micro-batch, in elements of so many bytes, on one of so many tensor ranks: what it
+        reads, gathered, and its gradient; and what projects. `chunked`: `losses.token`, where there is one rank."""
+        hidden = 2 * places * self.size.width * element
+        if not self.projects:
+            return HeadBytes(hidden)
+        vocabulary = self.spec.padded_vocabulary
+        if chunked and tensor == 1:
+            table = 4 if places > ROWS_PROJECTED else element
+            logits = min(places, ROWS_PROJECTED) * vocabulary * (element + 4)
+            return HeadBytes(hidden + vocabulary * self.spec.size.table_width * table, logits)
+        # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
+        # model's format.
+        scores = places * vocabulary / tensor
+        return HeadBytes(hidden + scores * 4, 0.0 if element == 4 else scores * element)
 
     def compare_bytes(self, own: int, rows: int) -> int:
         """At most, while `own` rows are compared with all `rows`, where it `contrasts`: the features of all and two
@@ -146,6 +177,16 @@ class LanguageHeadBrick(HeadBrick):
             return 0
         # A bias a word, and a row with a bias for each cluster but the first.
         return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
+
+    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
+        """Of clusters one after another, whole on each tensor rank, and the gradients of all their tables."""
+        if not self.spec.size.cutoffs:
+            return super().bytes(places, element, tensor=tensor, chunked=chunked)
+        table = 4 if places > ROWS_PROJECTED else element
+        products = projections(self.spec)
+        tables, rows = sum(inputs * outputs for inputs, outputs in products), max(outputs for _, outputs in products)
+        hidden = 2 * places * self.size.width * element
+        return HeadBytes(hidden + tables * table, min(places, ROWS_PROJECTED) * rows * (element + 4))
 
     @property
     def projections(self) -> list[tuple[int, int]]:
@@ -237,8 +278,8 @@ class RowClassHeadBrick(HeadBrick):
     def published(self) -> int:
         return self.maps["pooler"].whole if self.pooler_published else 0
 
-    def multiply_adds(self, places: int) -> int:
-        return super().multiply_adds(1)
+    def mapped(self, places: int) -> int:
+        return 1
 
 
 class TokenClassHeadBrick(HeadBrick):

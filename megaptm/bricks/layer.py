@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -79,31 +79,54 @@ class Held:
 @lru_cache(maxsize=4096)
 def held(block: Block, size: Size, layers: range, memory: int | None = None) -> Held:
     """What some layers of a stack hold: what they share once, and what the stack has besides; no last norm."""
-    divided, whole, seen = 0, 0, set()
+    subs = [*own_sublayers(block, size, layers, memory)]
+    beside = [*maps_beside(block, size, layers)]
+    norms = norm_parameters(block, size.width) * norms_beside(block, layers)
+    return Held(
+        sum(sub.divided for sub in subs) + sum(one.divided for one in beside),
+        sum(sub.whole for sub in subs) + sum(one.whole for one in beside) + norms,
+    )
+
+
+def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = None) -> Iterator[SubLayer]:
+    """Those of some layers of a stack; what several of them share once."""
+    seen = set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
             place = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
             if place not in seen:
                 seen.add(place)
-                divided, whole = divided + sub.divided, whole + sub.whole
-    if layers and block.score_bias:
-        divided += BIAS_BUCKETS * size.heads
-    if layers and block.relative and block.relative_biases == "stack":
-        divided += 2 * size.heads * size.key_width
-    return Held(
-        divided,
-        whole + beside_layers(block, size, layers),
-    )
+                yield sub
 
 
-def beside_layers(block: Block, size: Size, layers: range) -> int:
-    """What a stack has for some layers besides them, whole on each tensor rank: its table of distances, and a
-    convolution."""
+def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
+    """What a stack has for some layers besides them, a table as a map from its width to its rows: of biases on the
+    scores, of distances; and a convolution."""
     if not layers:
-        return 0
-    norm = norm_parameters(block, size.width)
-    distances = block.distance_rows * size.width + (norm if block.distance_rows and block.distance_norm else 0)
-    return distances + (convolution_map(size.width).whole + norm if block.convolution and 0 in layers else 0)
+        return
+    if block.score_bias:
+        yield Map(size.heads, BIAS_BUCKETS, False, "rows")
+    if block.distance_rows:
+        yield Map(size.width, block.distance_rows, False)
+    if block.convolution and 0 in layers:
+        yield convolution_map(size.width)
+    if block.relative:
+        yield from _of_relative(block, size, layers)
+
+
+def _of_relative(block: Block, size: Size, layers: range) -> Iterator[Map]:
+    """What heads add to queries of relative attention, and vectors of segments."""
+    one = Map(size.heads, size.key_width, False, "rows")
+    own = {block.owner(layer, size.layers) for layer in layers} if "attention" in block.share else layers
+    yield from [one] * (2 if block.relative_biases == "stack" else 2 * len(own))
+    if block.relative_segments:
+        yield from [one, Map(size.heads, 2 * size.key_width, False, "rows")] * len(own)
+
+
+def norms_beside(block: Block, layers: range) -> int:
+    """How many norms a stack has for some layers besides theirs."""
+    distances = bool(layers) and bool(block.distance_rows) and block.distance_norm
+    return distances + (block.convolution and 0 in layers)
 
 
 def convolution_map(width: int) -> Map:
@@ -138,11 +161,21 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     """Parameters at the input of some stacks besides the token table."""
     family, width = spec.family, spec.size.table_width
     blocks = {family.tables[name]: family.stacks[name] for name in stacks}.values()
-    positions = sum(spec.positions for block in blocks if block.position == "learned")
-    rows = positions + sum(input_tables(family).values())
     norms = [norm_parameters(block, width) for block in blocks] if family.embedding_norm else []
-    rows += sum(block.query_stream for block in blocks)
-    return rows * width + sum(norms) + sum(one.whole for name, one in widening(spec).items() if name in stacks)
+    return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms)
+
+
+def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
+    """At the input of some stacks besides the token table: tables, as maps from their width to their rows, and what
+    widens them."""
+    family, width = spec.family, spec.size.table_width
+    for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
+        if block.position == "learned":
+            yield Map(width, spec.positions, False)
+    for rows in input_tables(family).values():
+        yield Map(width, rows, False)
+    yield from [Map(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
+    yield from (one for name, one in widening(spec).items() if name in stacks)
 
 
 def widening(spec: ModelSpec) -> dict[str, Map]:

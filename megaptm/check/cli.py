@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.check.api import CHECKS
-from megaptm.check.finding import Case, Check, Finding, Request, State, counted, look
+from megaptm.check.finding import Case, Check, Finding, Request, Severity, counted, look
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.run.folder import read_draft
@@ -22,13 +22,13 @@ from megaptm.schedulers.slurm.slurm_time import seconds_of
 
 Word = TypeVar("Word")
 Value = TypeVar("Value")
-MARKS: dict[State, Text] = {
+MARKS: dict[Severity, Text] = {
     "good": Text("✓", style="green"),
     "warning": Text("!", style="bold yellow"),
     "fault": Text("✗", style="bold red"),
     "unknown": Text("?", style="cyan"),
 }
-WORDS: dict[State, str] = {"fault": "faults", "warning": "warnings", "unknown": "unknown", "good": "good"}
+WORDS: dict[Severity, str] = {"fault": "faults", "warning": "warnings", "unknown": "unknown", "good": "good"}
 TOPIC_WIDTH = 10
 
 
@@ -111,7 +111,7 @@ def _request(command_line: CommandLine, seconds: float | None, options: tuple[st
 
 def show(findings: Iterable[Finding], console: Console) -> bool:
     """Print each, a topic named once, and how many there are; whether a fault is among them."""
-    found, before = Counter[State](), ""
+    found, before = Counter[Severity](), ""
     for finding in findings:
         console.print(_line(finding, finding.topic if finding.topic != before else ""))
         found[finding.state] += 1

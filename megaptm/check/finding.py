@@ -10,7 +10,7 @@ from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 
-State = Literal["good", "warning", "fault", "unknown"]
+Severity = Literal["good", "warning", "fault", "unknown"]
 """`warning`: it will run, not as one might wish; `unknown`: not to be seen from here, the sentence says from where."""
 Hashing = Literal["none", "some", "all"]
 """Whose bytes are read: of no shard (sizes are still compared), of a sample, or of every one."""
@@ -21,7 +21,7 @@ class Finding:
     """One line of the table."""
 
     topic: str
-    state: State
+    state: Severity
     says: str
     """One sentence: what was looked at and found; for a fault, what to change."""
     numbers: dict[str, Any] = field(default_factory=dict)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding
-from megaptm.config import Config
+from megaptm.config import Config, resolve
+from megaptm.families.words import WordSpec
 from megaptm.plan.count import count
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest
@@ -26,6 +27,9 @@ def memory(case: Case) -> Iterator[Finding]:
     if case.mistakes or machine is None:
         how = "the config must be right first" if case.mistakes else "name one with --machine"
         yield Finding(TOPIC, "unknown", f"whether a rank fits on its device is not known: {how}.")
+        return
+    if isinstance(spec := resolve(case.config), WordSpec):
+        yield _tables(case.config, machine, spec)
         return
     work = workload_of(case.config)
     held = planned(work)
@@ -50,6 +54,19 @@ def memory(case: Case) -> Iterator[Finding]:
         yield Finding(TOPIC, "good", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", numbers)
     if free >= 0:
         yield from _copies(case.config, machine, count(work.spec, with_heads=True), free)
+
+
+def _tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
+    """Word vectors are in the host's memory, divided among its ranks and those of other nodes."""
+    on_node = min(machine.devices, config.layout.processes)
+    needed = 4 * spec.parameters * on_node // config.layout.processes
+    says, numbers = f"tables of {_gib(needed)} GiB are in the memory of a node", {"bytes": needed}
+    if machine.host_gib is None:
+        return Finding(TOPIC, "good", f"{says}.", numbers)
+    says += f", which has {machine.host_gib:,.0f} GiB"
+    if needed > HOST_SHARE * machine.host_gib * GIB:
+        return Finding(TOPIC, "fault", f"{says}: raise layout.data, on more nodes.", numbers)
+    return Finding(TOPIC, "good", f"{says}.", numbers)
 
 
 def _copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:

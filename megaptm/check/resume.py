@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from megaptm.check.data import away_from_the_cache
 from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.committed import FOLDER
-from megaptm.config import Config, load, resolve_model
+from megaptm.config import Config, load, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
@@ -89,7 +89,7 @@ def _must_fit(case: Case, checkpoint: Checkpoint) -> None:
         except UserError:
             return
     tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
-    refuse_another(checkpoint, compatibility(resolve_model(case.config), tokenizer))
+    refuse_another(checkpoint, compatibility(resolve(case.config), tokenizer))
     refuse_other_text(checkpoint, {place: manifest.id for place, manifest in manifests.items()})
 
 

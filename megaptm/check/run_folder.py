@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
-from megaptm.config import Config, resolve_model
+from megaptm.config import Config, resolve
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.plan.count import count
 from megaptm.plan.optimizer import checkpoint_bytes
@@ -96,7 +96,7 @@ def _write_as_a_run_does(run: Path) -> None:
 
 def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
     """Room for the checkpoints that are kept, the one being written, and one export."""
-    parameters = count(resolve_model(config))
+    parameters = count(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     # Where there is no more room than this, the oldest leaves before the next is written; the last one never does.
     number = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from math import ceil, isinf
 
 from megaptm.check.finding import Case, Finding
+from megaptm.config import resolve
 from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
 from megaptm.plan.failures import DAY
 from megaptm.plan.plan import Plan, plan
 from megaptm.schedulers.slurm.options import option
@@ -31,6 +33,10 @@ def timing(case: Case) -> Iterator[Finding]:
         )
     if case.mistakes or case.machine is None:
         how = "the config must be right first" if case.mistakes else "name the machine with --machine"
+        yield Finding(TOPIC, "unknown", f"how long a step takes is not known: {how}.")
+        return
+    if isinstance(resolve(case.config), WordSpec):
+        how = "word vectors are not planned, a few steps show it"
         yield Finding(TOPIC, "unknown", f"how long a step takes is not known: {how}.")
         return
     made = plan(case.config, case.machine)

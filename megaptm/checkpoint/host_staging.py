@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 
 # torch rounds what a GPU can reach by itself (pinned memory) up to a power of two: buffers of one waste nothing.
 BUFFER_BYTES = 256 << 20
@@ -22,7 +22,7 @@ class HostStaging:
         self._buffers: dict[bool, list[Tensor]] = {False: [], True: []}
         """Bytes; pinned ones for what lies on a GPU."""
 
-    def take(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def take(self, pieces: Iterable[TensorPiece]) -> list[TensorPiece]:
         """The pieces as they are now, whatever becomes of their tensors after this returns."""
         spaces = {pinned: _Spaces(buffers, pinned) for pinned, buffers in self._buffers.items()}
         copies = []

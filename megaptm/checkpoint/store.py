@@ -40,7 +40,7 @@ from megaptm.checkpoint.files import (
     remove_tree,
 )
 from megaptm.checkpoint.manifest import REMEDY, check_manifest, content_id
-from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, Piece, Reader, write_pieces
+from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
 from megaptm.storage import parse_json, shown, sync, write_whole
 
@@ -64,8 +64,8 @@ class Checkpoint:
     files: tuple[FileRecord, ...]
 
     @property
-    def reader(self) -> Reader:
-        return Reader(self.folder, self.files)
+    def reader(self) -> TensorReader:
+        return TensorReader(self.folder, self.files)
 
     @property
     def size(self) -> int:
@@ -138,7 +138,7 @@ class Store:
             self._make_room(step, self._newest_bytes() if expected_bytes is None else expected_bytes)
             self._writing(step).mkdir()
 
-    def write(self, step: int, rank: int, pieces: Iterable[Piece]) -> FileRecord:
+    def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
         """Each rank, after `prepare`: write its pieces and what `commit` must know of them."""
         folder = self._writing(step)
         path = folder / f"rank-{rank:05d}.safetensors"

@@ -45,7 +45,7 @@ class NotFiniteError(UserError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """What one rank holds of a tensor: a block of it, or a flat range of such a block."""
 
     name: str
@@ -112,7 +112,7 @@ class FileRecord:
         return asdict(self)
 
 
-def write_pieces(path: Path, pieces: Iterable[Piece]) -> FileRecord:
+def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
     """Write one safetensors file and put it on the disk; any device, hashed while writing.
 
     Raises `NotFiniteError` at a number that is none: whoever loads it could not train on.
@@ -141,7 +141,7 @@ def _refuse_not_finite(name: str, data: Tensor) -> None:
         )
 
 
-def _header(pieces: Sequence[Piece]) -> tuple[bytes, list[Stored]]:
+def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
     """The file's header, and where each piece will lie."""
     entries: dict[str, Any] = {}
     placed: dict[str, Any] = {}
@@ -168,7 +168,7 @@ def _header(pieces: Sequence[Piece]) -> tuple[bytes, list[Stored]]:
     return len(text).to_bytes(8, "little") + text, stored
 
 
-class Reader:
+class TensorReader:
     """Reads any block of any tensor from the pieces that overlap it, whatever layout wrote them; in one thread."""
 
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:

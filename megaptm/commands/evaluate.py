@@ -19,6 +19,12 @@ from megaptm.errors import UserError
 @click.option("--memory", type=click.IntRange(0), help="Places that are remembered before a row; as in training.")
 @click.option("--farthest", type=click.IntRange(1), help="Distance that farther ones are taken for; none by default.")
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--word", "words", multiple=True, help="Of word vectors: show what is near it; may be given again.")
+@click.option(
+    "--analogies",
+    type=click.Path(path_type=Path),
+    help="Of word vectors: a file of analogies, four words a line, whose fourth words are looked for.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def evaluate(
     model: Path,
@@ -28,6 +34,8 @@ def evaluate(
     memory: int | None,
     farthest: int | None,
     step: int | None,
+    words: tuple[str, ...],
+    analogies: Path | None,
     as_json: bool,
 ) -> None:
     """Measure a MODEL, the folder of a run or of an exported model, on held-out text.
@@ -41,7 +49,15 @@ def evaluate(
       megaptm evaluate runs/gpt2-tiny --step 200 --rows 500 --json
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
       megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000
+
+    Of word vectors the held-out loss is in the metrics of the run; they are asked for neighbors and analogies.
+
+    \b
+      megaptm evaluate runs/word2vec-tiny --word list --analogies questions-words.txt
     """
+    if words or analogies:
+        _ask_words(model, words, analogies, step, as_json)
+        return
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
@@ -69,3 +85,23 @@ def evaluate(
     if not corpora and sequence is None and memory is None and farthest is None:
         tell("recording the result in the run folder and in MLflow")
         evaluation.record(loaded.config, found)
+
+
+def _ask_words(run: Path, words: tuple[str, ...], analogies: Path | None, step: int | None, as_json: bool) -> None:
+    """What is near some words, and how many analogies are answered."""
+    from megaptm.words.vectors import load_words, read_questions
+
+    vectors = load_words(run, step=step)
+    near = {word: vectors.nearest(word) for word in words}
+    right, known = vectors.accuracy(questions := read_questions(analogies)) if analogies else (0, 0)
+    if as_json:
+        found = {"right": right, "known": known, "asked": len(questions)} if analogies else None
+        print_json({"nearest": {word: dict(found) for word, found in near.items()}, "analogies": found})
+        return
+    for word, neighbors in near.items():
+        click.echo(f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in neighbors)}")
+    if analogies:
+        share = f" ({right / known:.1%})" if known else ""
+        click.echo(
+            f"{right:,} of {known:,} analogies{share}; {len(questions) - known:,} more have words without a vector"
+        )

@@ -14,7 +14,37 @@ def export() -> None:
 
     \b
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
+      megaptm export words runs/word2vec-tiny exported/words.txt
     """
+
+
+@export.command("words")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["word2vec", "word2vec-binary", "safetensors"]),
+    default="word2vec",
+    show_default=True,
+)
+def words(run: Path, file: Path, step: int | None, format_: str) -> None:
+    """Write RUN's word vectors to FILE, the most frequent words first.
+
+    \b
+      megaptm export words runs/word2vec-tiny exported/words.txt
+      megaptm export words runs/word2vec-tiny exported/words.bin --format word2vec-binary
+    """
+    from megaptm.words.export import export as write
+    from megaptm.words.vectors import load_words
+
+    vectors = load_words(run, step=step)
+    write(vectors, file, format_)
+    click.echo(f"{len(vectors.words):,} vectors of {vectors.vectors.shape[1]} numbers are in {file}")
+    if format_ != "safetensors":
+        binary = ", binary=True" if format_ == "word2vec-binary" else ""
+        click.echo(f"in Python: gensim.models.KeyedVectors.load_word2vec_format({str(file)!r}{binary})")
 
 
 @export.command("hf")

@@ -11,6 +11,8 @@ from megaptm.errors import UserError
 
 if TYPE_CHECKING:
     from megaptm.config import Layout
+    from megaptm.families.words import WordFamily
+    from megaptm.spec import Family
 
 
 @click.command()
@@ -26,19 +28,63 @@ def families(name: str | None, as_json: bool) -> None:
       megaptm families
       megaptm families gpt3
     """
-    from megaptm.families import CATALOGUE, find_family
+    from megaptm.families import CATALOGUE, WORDS, find_family
+    from megaptm.families.words import WordFamily
 
     if name is None:
-        chosen = [*CATALOGUE.values()]
+        chosen: list[Family | WordFamily] = [*CATALOGUE.values(), *WORDS.values()]
     elif (found := find_family(name)) is not None:
         chosen = [found]
     else:
-        raise UserError(f"{name} is no family: it may be {', '.join(CATALOGUE)}, or package.module:NAME.")
+        raise UserError(f"{name} is no family: it may be {', '.join([*CATALOGUE, *WORDS])}, or package.module:NAME.")
     if as_json:
-        print_json({family.name: _numbers(family) for family in chosen})
+        print_json(
+            {
+                family.name: _word_numbers(family) if isinstance(family, WordFamily) else _numbers(family)
+                for family in chosen
+            }
+        )
     else:
         for family in chosen:
-            _show(family, with_layouts=name is not None)
+            if isinstance(family, WordFamily):
+                _show_words(family)
+            else:
+                _show(family, with_layouts=name is not None)
+
+
+def _word_numbers(family: WordFamily) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from megaptm.families.words import WordSpec
+
+    sizes = {
+        size: {
+            "parameters": WordSpec(family=family, size=table, vocabulary=family.vocabulary).parameters,
+            **asdict(table),
+        }
+        for size, table in family.sizes.items()
+    }
+    return {
+        "paper": family.paper,
+        "objectives": family.objectives,
+        "tokenizer": family.tokenizer,
+        "specials": family.specials,
+        "vocabulary": family.vocabulary,
+        "sizes": sizes,
+    }
+
+
+def _show_words(family: WordFamily) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{family.name}: word vectors, {family.paper}; {', '.join(family.objectives)}"
+    table = Table("size", title=title, title_justify="left")
+    for column in ("parameters", "words", "width"):
+        table.add_column(column, justify="right")
+    for size, row in _word_numbers(family)["sizes"].items():
+        table.add_row(size, f"{row['parameters']:,}", f"{family.vocabulary:,}", f"{row['width']:,}")
+    Console().print(table)
 
 
 def _numbers(family: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def tokenizer() -> None:
 @click.option(
     "--sentinels", type=int, help="Stand-ins for hidden spans.  [default: 100 with the special tokens of T5, else none]"
 )
+@click.option("--digits", is_flag=True, default=None, help="Make each digit a token by itself, as PaLM does.")
 @click.option("--overwrite", is_flag=True, help="Replace what is in the folder.")
 def train(
     sources: tuple[str, ...],
@@ -45,6 +46,7 @@ def train(
     specials: str | None,
     lowercase: bool | None,
     sentinels: int | None,
+    digits: bool | None,
     overwrite: bool,
 ) -> None:
     """Train a tokenizer on the text that a corpus of these sources would have.
@@ -64,5 +66,6 @@ def train(
         specials=specials,
         lowercase=lowercase,
         sentinels=sentinels,
+        digits=digits,
         overwrite=overwrite,
     )

@@ -1,6 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
-from megaptm.config.model import resolve_model
+from megaptm.config.model import resolve, resolve_model
 from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices, read_model
 from megaptm.config.schema import (
     CheckpointConfig,
@@ -33,5 +33,6 @@ __all__ = [
     "offered_devices",
     "override_of",
     "read_model",
+    "resolve",
     "resolve_model",
 ]

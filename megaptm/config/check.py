@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
+from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
+from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
-from megaptm.families import CATALOGUE, find_family
+from megaptm.families import CATALOGUE, WORDS, find_family
+from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
-from megaptm.spec import Family, ModelSpec, Size
+from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
+
+Rules = Callable[[Config], Iterator[str]]
 
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
@@ -26,24 +31,39 @@ def broken(config: Config) -> Iterator[str]:
     """Every broken rule; those about the model only where the catalogue has it."""
     unknown = list(_names(config))
     yield from unknown
-    for rules in (_data, _rows, _schedule) if unknown else (_model, _layout, _communication, _data, _rows, _schedule):
+    if isinstance(_family(config.model), WordFamily):
+        yield from (() if unknown else word_rules(config))
+        rest: tuple[Rules, ...] = (_data, _rows, _schedule)
+    else:
+        rest = (*(() if unknown else (_model, _layout, _communication)), _data, _rows, _schedule)
+    for rules in rest:
         yield from rules(config)
 
 
 def broken_model(model: ModelConfig) -> Iterator[str]:
     """Every broken rule of a model alone."""
     unknown = list(_family_and_size(model))
-    yield from unknown or _shape(model)
+    if unknown:
+        yield from unknown
+    else:
+        yield from word_shape(model) if isinstance(_family(model), WordFamily) else _shape(model)
+
+
+def _family(model: ModelConfig) -> Family | WordFamily | None:
+    with contextlib.suppress(UserError):  # told elsewhere
+        return find_family(model.family)
+    return None
 
 
 def _names(config: Config) -> Iterator[str]:
     yield from _family_and_size(config.model)
-    with contextlib.suppress(UserError):  # told above
-        if (family := find_family(config.model.family)) is not None:
-            yield from _objective(config, family)
+    if (family := _family(config.model)) is not None:
+        if isinstance(family, Family):
+            family = change(family, tasks=config.model.tasks or family.tasks)
+        yield from _objective(config, family)
 
 
-def _objective(config: Config, family: Family) -> Iterator[str]:
+def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
     try:
         task = config.built_objective
         weights_at(task, 0)
@@ -54,6 +74,9 @@ def _objective(config: Config, family: Family) -> Iterator[str]:
     name = config.objective if isinstance(config.objective, str) else task.name
     if why := [*misfit(task, batch, family, name)]:
         yield from why
+        return
+    yield from never_asked(config)
+    if isinstance(family, WordFamily):
         return
     yield from _told_apart(config.built_objective, family)
     for part in config.built_objective.tasks if isinstance(config.built_objective, Composed) else ():
@@ -72,7 +95,8 @@ def _told_apart(task: Objective, family: Family) -> Iterator[str]:
         if "task" not in family.inputs:
             yield f"objective.{label}.task_id ({number}) means nothing to {family.name}: remove it, or use ernie-2."
         elif number >= family.tasks:
-            yield f"objective.{label}.task_id ({number}) must be one of the {family.tasks} of {family.name}, from 0 on."
+            known = f"one of the {family.tasks} of {family.name}, from 0 on"
+            yield f"objective.{label}.task_id ({number}) must be {known}; or give model.tasks={number + 1}."
 
 
 def _family_and_size(model: ModelConfig) -> Iterator[str]:
@@ -82,10 +106,11 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, CATALOGUE)}"
+        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, [*CATALOGUE, *WORDS])}"
         return
     sizes = [*family.sizes, "custom"]
-    missing = [name for name in NEEDED_BY_CUSTOM if getattr(model, name) is None]
+    needed = ("width",) if isinstance(family, WordFamily) else NEEDED_BY_CUSTOM
+    missing = [name for name in needed if getattr(model, name) is None]
     if model.size not in sizes:
         yield f"model.size ({model.size}) is not a size of {family.name}; {nearest(model.size, sizes)}"
     elif model.size == "custom" and missing:
@@ -136,16 +161,36 @@ def _longest_stream(config: Config, longest: int) -> Iterator[str]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    if config.data.size_limit is not None and config.data.size_exponent is None:
-        yield "data.size_limit bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
+    for key in ("size_limit", "size_limits"):
+        if getattr(config.data, key) and config.data.size_exponent is None:
+            yield f"data.{key} bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
+    for name in config.data.size_limits:
+        if name not in config.data.mix:
+            yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
 
 
 def _shape(model: ModelConfig) -> Iterator[str]:
     spec = model_spec(model)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
+    if model.tasks is not None and "task" not in spec.family.inputs:
+        yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
+    shares = any(block.share for block in spec.family.stacks.values())
+    for key in () if shares else ("groups", "cycle"):
+        if (getattr(model, key) or 1) > 1:
+            yield (
+                f"model.{key} ({getattr(model, key)}) means nothing to {_title(model)}, whose layers share no weights: "
+                "remove it, or say what they share (model.share=[attention, ffn])."
+            )
+    words = {word for block in spec.family.stacks.values() for word in block.words}
+    for name, readers in PATTERN_NUMBERS.items():
+        if getattr(model, name) is not None and not words & {*readers}:
+            yield f"model.{name} is of {' and '.join(readers)} attention, which {spec.name} has not; leave it out."
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
+        windows = (block.window,) if isinstance(block.window, int) else block.window
+        if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
+            yield f"model.window ({odd[0]}) must be even: half of it is seen to each side."
         if block.share and block.groups * block.cycle > layers:
             yield (
                 f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "
@@ -303,8 +348,13 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
 
 def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
     """Keys that an update rule has no use for."""
-    for key, names in {"momentum": ("sgd", "adafactor"), "initial_accumulator": ("adagrad",)}.items():
-        if getattr(optimizer, key) and optimizer.name not in names:
+    used_by = {
+        "momentum": ("sgd", "adafactor"),
+        "initial_accumulator": ("adagrad",),
+        "bias_correction": ("adamw", "lamb"),
+    }
+    for key, names in used_by.items():
+        if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default and optimizer.name not in names:
             yield (
                 f"optimizer.{key} means nothing to optimizer.name {optimizer.name}; remove it, or choose "
                 f"{' or '.join(names)}."

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import re
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
+from megaptm.errors import must_be, told_value
 from megaptm.suggest import ELSEWHERE, suggest
 
 NO_SPACE = re.compile(r"(.+):([^:/]+)")
 """A key that was to be a key and its value, as in `{a:1}`."""
-
-WANTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "int_parsing": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a string",
-    "dict_type": "a mapping",
-    "model_type": "a section (a mapping)",
-    "tuple_type": "a list",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "{expected}",
-    "too_short": "{min_length} or more entries",
-    "too_long": "{max_length} entries",
-}
 
 
 def sentences(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
@@ -40,6 +22,7 @@ def sentences(error: ValidationError, *, origins: dict[str, str], source: str) -
     details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     meant = {_meant(_path(one)) for one in details if one["type"] == "extra_forbidden"}
     told = [one for one in details if one["type"] != "missing" or ".".join(_path(one)) not in meant]
+    told = [one for one in told if not _is_of_a_short_list(one) or one["loc"][-1] == len(one["input"])]
     return [_sentence(one, origins, source) for one in told]
 
 
@@ -48,10 +31,18 @@ def _path(details: ErrorDetails) -> tuple[str, ...]:
     return tuple(str(step) for step in details["loc"] if step != "[key]")
 
 
+def _is_of_a_short_list(details: ErrorDetails) -> bool:
+    """Whether an entry of a list is missing, as it is told of each."""
+    return details["type"] == "missing" and isinstance(details["loc"][-1], int)
+
+
 def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> str:
     path = _path(details)
     key = ".".join(path)
     origin = _origin(path, origins)
+    if _is_of_a_short_list(details):
+        whole = ".".join(path[:-1])
+        return f"{origin or source}: {whole} must be {_entries(path[:-1])} entries, not {told_value(details['input'])}."
     if details["type"] == "missing":
         # Whoever began the section, in a file that this one extends, need not have given all of it.
         where = origin if origin and origin.startswith(f"{source}:") else source
@@ -61,7 +52,9 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: {key} is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
     if details["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest(path)}"
-    return f"{where}: {key} must be {wanted(details)}, not {told_value(details['input'])}."
+    if details["type"] == "invalid_key":
+        return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
+    return f"{where}: {key} {must_be(details)}"
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
@@ -72,35 +65,41 @@ def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
     return None
 
 
-def wanted(details: ErrorDetails) -> str:
-    """What the key may hold, in words."""
-    form = WANTED.get(details["type"])
-    return details["msg"] if form is None else form.format(**details.get("ctx", {}))
-
-
-def told_value(value: Any) -> str:
-    """A value that cannot be taken."""
-    if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
-        return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
-    return "empty" if value is None else repr(value)
-
-
 def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
     """Names in a section of the schema (the top for an empty path), each with its meaning."""
     if path[:1] == ("layouts",):
         return _meanings(Layout) if len(path) == 2 else {}
+    section = _section(path)
+    if section is None:
+        return {}
+    return _meanings(section) if path else _meanings(section) | _meanings(DeviceLayout)
+
+
+def _section(path: tuple[str, ...]) -> type[BaseModel] | None:
+    """The class of the section at a path of the schema."""
     section: Any = Config
     for step in path:
         if get_origin(section) is dict:  # of sections by a name that is free
             section = get_args(section)[1]
         else:
             field = section.model_fields.get(step)
-            section = field.annotation if field is not None else None
+            section = _without_none(field.annotation) if field is not None else None
         if not (get_origin(section) is dict or (isinstance(section, type) and issubclass(section, BaseModel))):
-            return {}
-    if get_origin(section) is dict:
-        return {}
-    return _meanings(section) if path else _meanings(section) | _meanings(DeviceLayout)
+            return None
+    return None if get_origin(section) is dict else section
+
+
+def _without_none(annotation: Any) -> Any:
+    """What a key holds that may be absent."""
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType] if isinstance(annotation, UnionType) else []
+    return kinds[0] if len(kinds) == 1 else annotation
+
+
+def _entries(path: tuple[str, ...]) -> int:
+    """Of a list of a length that is given."""
+    section = _section(path[:-1])
+    assert section is not None
+    return len(get_args(section.model_fields[path[-1]].annotation))
 
 
 def _meanings(section: type[BaseModel]) -> dict[str, str]:
@@ -112,12 +111,20 @@ def _meaning(path: tuple[str, ...]) -> str:
     return f" ({text.rstrip('.')})" if text else ""
 
 
-def _nearest(path: tuple[str, ...]) -> str:
-    """`; did you mean X?`, or what the section has."""
-    if meant := _meant(path):
+def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
+    """`; did you mean X?`, or what the section has; a number is a key of one of its tables of numbers."""
+    meant = _meant_of_number(path) if numbered else _meant(path)
+    if meant:
         return f"; did you mean {meant}?"
     here, siblings = path[:-1], list(fields(path[:-1]))
     return f"; {'.'.join(here) or 'a config'} has {', '.join(siblings)}." if siblings else "."
+
+
+def _meant_of_number(path: tuple[str, ...]) -> str | None:
+    section = _section(path[:-1])
+    names = section.model_fields.items() if section is not None else ()
+    tables = [name for name, field in names if get_origin(field.annotation) is dict]
+    return next((".".join((*path[:-1], name, path[-1])) for name in tables), None)
 
 
 def _meant(path: tuple[str, ...]) -> str | None:

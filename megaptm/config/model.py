@@ -6,15 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from megaptm.config.schema import Config, ModelConfig, Shape
+from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.spec import ModelSpec, Size, change
+from megaptm.families.words import WordFamily, WordSize, WordSpec
+from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 SHAPE = tuple(Shape.model_fields)
 CLUSTERS = ("cutoffs", "division")
 """Of the vocabulary."""
 LOSSES = ("z_loss", "label_smoothing")
 """Numbers of the loss of a token."""
-OF_BLOCKS = ("share", "groups", "cycle", "attention_dropout")
+SHARING = ("share", "groups", "cycle")
+OF_BLOCKS = (*SHARING, "attention_dropout", *PATTERN_NUMBERS)
 
 
 def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
@@ -23,21 +26,51 @@ def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
     return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
 
 
+def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
+    """What of it a block reads."""
+    return {name: one for name, one in said.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
+
+
+def resolve(config: Config) -> ModelSpec | WordSpec:
+    """The model or the word vectors that a config names, with what it changes; `check` has already refused what cannot
+    be."""
+    family = find_family(config.model.family)
+    return word_spec(config.model, family) if isinstance(family, WordFamily) else resolve_model(config)
+
+
 def resolve_model(config: Config) -> ModelSpec:
-    """The model a config names, with what it changes; `check` has already refused what cannot be."""
+    """The same, for who has no use for word vectors: these are a `UserError`."""
+    if isinstance(find_family(config.model.family), WordFamily):
+        raise UserError(
+            f"{config.model.family} is a table of words and no stack of layers: train it, export it with `megaptm "
+            "export words`, and ask `megaptm evaluate` and `megaptm.load_words` for neighbors."
+        )
     return model_spec(config.model, config.built_objective.losses)
+
+
+def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
+    """Word vectors, of the section alone."""
+    table = family.sizes.get(model.size)
+    width = model.width if model.width is not None or table is None else table.width
+    assert width is not None
+    vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
+    return WordSpec(family=family, size=WordSize(width=width), vocabulary=vocabulary)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     """The same of the section alone, with a head for each of these losses."""
     family = find_family(model.family)
-    assert family is not None
+    assert isinstance(family, Family)
     # What the objective asks is answered by a head, whether or not the paper has it.
     if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
-    of_blocks = {name: value for name in OF_BLOCKS if (value := getattr(model, name)) is not None}
-    if of_blocks:
-        family = change(family, stacks={name: change(block, **of_blocks) for name, block in family.stacks.items()})
+    said = {name: value for name in OF_BLOCKS if (value := getattr(model, name)) is not None}
+    if said:
+        family = change(
+            family, stacks={name: change(block, **_read(said, block)) for name, block in family.stacks.items()}
+        )
+    if model.tasks is not None:
+        family = change(family, tasks=model.tasks)
     losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
     if losses_said:
         family = change(family, **losses_said)
@@ -68,15 +101,19 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
 
 def resolved(config: Config) -> Config:
     """The same config with every number of the model written out, so that a later change of a table changes no run."""
-    spec = resolve_model(config)
+    spec = resolve(config)
+    if isinstance(spec, WordSpec):
+        written = {**vars(spec.size), "vocabulary": spec.vocabulary}
+        return config.model_copy(update={"model": config.model.model_copy(update=written)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES}
+    rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()
     for name in OF_BLOCKS:
-        values = {getattr(block, name) for block in blocks}
+        values = {getattr(block, name) for block in blocks if name in _read(dict.fromkeys(OF_BLOCKS), block)}
         rest |= {name: values.pop()} if len(values) == 1 else {}
     model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
     return config.model_copy(update={"model": model})

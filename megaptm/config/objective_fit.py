@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
-from megaptm.objectives import Objective
+from megaptm.families.words import WordFamily
+from megaptm.objectives import OBJECTIVES, Objective
+from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
+
+ANY_SEQUENCE = 512
+"""What a batch holds, but for its lengths, does not depend on it."""
 
 
 def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
@@ -19,24 +26,44 @@ def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     }
 
 
-def misfit(task: Objective, batch: BatchSpec, family: Family, name: str) -> Iterator[str]:
+def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
-    why = next(_reasons(task, batch, family), None)
+    reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
+    why = next(reasons, None)
     if why is not None:
-        yield f"objective ({name}) does not fit {family.name}: {why}; {nearest(name, family.objectives)}"
+        yield f"objective ({name}) does not fit {family.name}: {why}; {_instead(task, family, name)}"
+
+
+def _instead(task: Objective, family: Family | WordFamily, name: str) -> str:
+    """The same in one row, where that fits; or what the family's papers have."""
+    if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
+        joined = replace(task, joined=True)
+        if next(_reasons(joined, joined.batch(ANY_SEQUENCE, True), family), None) is None:
+            return f"say {{{name}: {{joined: true}}}}, or take one of its own: {', '.join(family.objectives)}."
+    return nearest(name, family.objectives)
+
+
+def _reasons_of_words(task: Objective, family: WordFamily) -> Iterator[str]:
+    if not any(type(OBJECTIVES[known]) is type(task) for known in family.objectives):
+        yield "word vectors learn by windows of words"
 
 
 def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:
+    if isinstance(task, WordWindows):
+        yield "word vectors learn by it, and this family has layers"
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:
         yield f"it makes {_and(made)}, and this family reads {_and(read)}"
-    ordered = any(block.visibility == "ordered" for block in family.stacks.values())
+    ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
     if "begins" in batch.fields and not any(block.relative for block in family.stacks.values()):
         yield "its rows go on from step to step, and this family remembers nothing of them"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"
+    along = next((name for name, block in family.stacks.items() if block.score_bias or block.distance_rows), None)
+    if task.restarts and along is not None:
+        yield f"its second texts have places of their own, and the {along} knows distances along the row"
     for loss in task.losses:
         if loss in HEADS and not HEADS[loss].module:
             yield from _hidden(loss, family)
@@ -46,7 +73,7 @@ def _hidden(loss: str, family: Family) -> Iterator[str]:
     """Whether a head reads places that see their answer, or that do not see the text that it asks about."""
     read = family.reads.get(loss, next(reversed(family.stacks)))
     for stack in {Reading.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
-        causal = family.stacks[stack].visibility == "causal"
+        causal = family.stacks[stack].causal
         if HEADS[loss].next_token and not causal:
             yield f"it asks for the next token, and the {stack} sees it"
         if not HEADS[loss].next_token and causal:

@@ -26,7 +26,7 @@ MOST_TOLD = 20
 """Mistakes that are told of one config."""
 # Replaced as a whole, never merged: a config that names its corpora or tasks does not want its parent's as well, and
 # layouts are those of one model.
-WHOLE = frozenset({"data.mix", "layouts", "objective"})
+WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective"})
 GIVEN = "the given config"
 """Where a config of Python's stands, for the errors."""
 

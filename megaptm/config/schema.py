@@ -23,6 +23,10 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
+"""One for all layers, or several, which they take in turn."""
+
+
 class Section(BaseModel):
     """Frozen, and a key that is not a field is refused; `config.errors` words what is told of a mistake."""
 
@@ -73,6 +77,8 @@ class ModelConfig(Shape):
     published one."""
     label_smoothing: Fraction | None = None
     """Share of the probability that is asked of all tokens alike, in training; absent: the published one."""
+    tasks: Count | None = None
+    """Ids of tasks, which a family with a table of them tells from each other; absent: the published number."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
@@ -90,6 +96,21 @@ class ModelConfig(Shape):
     """Layers of a group that differ, in turn; absent: the family's."""
     attention_dropout: bool | None = None
     """Whether dropout falls on what attention weighs by, too; absent: the family's."""
+    window: Counts | None = None
+    """Places that one sees besides itself where the family's attention is a window, half to each side; or a list, which
+    layers take in turn; absent: the family's."""
+    dilation: Counts | None = None
+    """Places from one that is seen to the next, where attention is a window; or a list; absent: the family's."""
+    block: Count | None = None
+    """Places of a block where the family's attention is of blocks; absent: the family's."""
+    random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
+    """Blocks that are drawn for each, to be seen besides its neighbors; absent: the family's."""
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _size_is_a_name(cls, said: Any) -> Any:
+        """YAML reads `175` as a number: that it is no size is told by who knows the sizes."""
+        return str(said) if isinstance(said, int | float) and not isinstance(said, bool) else said
 
 
 class DataConfig(Section):
@@ -102,10 +123,15 @@ class DataConfig(Section):
     is as likely (T5), or 1 / a temperature; mT5: 0.3. Absent: weights count tokens, whatever a corpus holds."""
     size_limit: Count | None = None
     """Documents above which a corpus counts as if it had so many, for size_exponent (T5's artificial limit)."""
+    size_limits: dict[str, Count] = {}
+    """Corpus -> its own such limit, in the place of size_limit."""
     sequence: RowLength
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
     epochs: Count | None = None
     """How often any text may be read; steps that need more are refused before the start. Absent: as often as needed."""
+    dupe_factor: Count | None = None
+    """Epochs after which the same rows come again, with the same noise: 1 for masks that never change, 10 for BERT's
+    data, written in ten copies. Absent: each epoch has an order and noise of its own (RoBERTa's dynamic masks)."""
     document_mask: bool = True
     """Whether attention stops at document borders within a row; absent: yes, but where rows go on from step to step."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
@@ -189,6 +215,9 @@ class OptimizerConfig(Section):
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square (adamw, lamb)."""
+    bias_correction: bool = True
+    """Whether these means are divided by what they lack, as both begin at zero (adamw, lamb); the released code of
+    BERT, ALBERT and ELECTRA does not."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the mean, or the sum, of squares (adamw, lamb, adagrad)."""
     momentum: Fraction = 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch.utils.data import Dataset
 
-from megaptm.data.loader import MicroBatch, as_tensors
+from megaptm.batch import MicroBatch
+from megaptm.data.loader import as_tensors
 from megaptm.data.mix import Mix
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megaptm.data.lane_order import LaneOrder
-from megaptm.data.mix import Mix, MixSource, Place
+from megaptm.data.mix import Mix, MixSource, SamplePosition
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 
@@ -31,11 +31,11 @@ class LaneMix(Mix):
         self._lane[np.argsort(self._source, kind="stable")] = np.concatenate([np.arange(one) for one in numbers])
         self._numbers = numbers
 
-    def locate(self, number: int) -> Place:
+    def locate(self, number: int) -> SamplePosition:
         step, row = divmod(number, self.lanes)
         source, lane = int(self._source[row]), int(self._lane[row])
         epoch, position = divmod(step * self._numbers[source] + lane, self.orders[source].per_epoch)
-        return Place(source, epoch, position)
+        return SamplePosition(source, epoch, position)
 
     def cursors(self, number: int) -> dict[str, int]:
         step, row = divmod(number, self.lanes)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from megaptm.batch import MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError, storage_errors_told
@@ -22,9 +23,6 @@ from megaptm.processes import end_with_parent
 
 # For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
 JOIN_SECONDS = 5.0
-
-MicroBatch = dict[str, torch.Tensor]
-"""Field -> [B, ...], as `BatchSpec` says."""
 
 
 @dataclass(frozen=True, kw_only=True)

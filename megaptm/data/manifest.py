@@ -36,17 +36,17 @@ SPANS = ("phrases", "tags")
 
 REMEDY = "restore it or build the corpus again"
 
-Count = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class ManifestSplit(Record):
     """What `manifest.json` says of a split."""
 
-    shards: Count
-    samples: Count
-    tokens: Count
-    bytes: Count
+    shards: NonNegative
+    samples: NonNegative
+    tokens: NonNegative
+    bytes: NonNegative
     table_sha256: Hash
 
 

@@ -25,7 +25,7 @@ BLOCK = 100_000
 
 
 @dataclass(frozen=True)
-class Place:
+class SamplePosition:
     """Where a sample comes from."""
 
     source: int
@@ -69,8 +69,10 @@ class Mix:
         document_mask: bool,
         special: SpecialTokens,
         schedule: BatchSchedule | None = None,
+        dupe_factor: int | None = None,
     ):
-        """`schedule` says which sample a step begins with, where shares change by step; absent: the last ones hold."""
+        """`schedule` says which sample a step begins with, where shares change by step; absent: the last ones hold.
+        After `dupe_factor` epochs the rows of the first come again, noise included."""
         self.sources = sources
         self.names = [source.name for source in sources]
         self.orders = [source.order for source in sources]
@@ -79,6 +81,7 @@ class Mix:
         self.seed = seed
         self.document_mask = document_mask
         self.special = special
+        self.dupe_factor = dupe_factor
         self._batch = objective.batch(sequence, document_mask)
         self._made = [source.task.objective.batch(sequence, document_mask) for source in sources]
         """What each source's samples hold, before they are widened."""
@@ -145,9 +148,12 @@ class Mix:
         """Sample `number`, 0 or more."""
         place = self.locate(number)
         source = self.sources[place.source]
-        piece = source.order.piece(place.epoch, place.position)
         task = source.task.objective
-        rng: Any = generator(self.seed, task.name, place.epoch, number) if task.draws else None
+        epoch, drawn_for = place.epoch, [number]
+        if self.dupe_factor:  # no number comes twice, but these do
+            epoch, drawn_for = place.epoch % self.dupe_factor, [place.source, place.position]
+        piece = source.order.piece(epoch, place.position)
+        rng: Any = generator(self.seed, task.name, epoch, *drawn_for) if task.draws else None
         try:
             sample = task.make(piece, self.special, rng, self.sequence, self.document_mask)
             self._made[place.source].check(sample, maker=task.name)
@@ -159,13 +165,13 @@ class Mix:
             return sample
         return self._batch.widened(source.task.with_task_id(sample), pad=self.special.pad)
 
-    def locate(self, number: int) -> Place:
+    def locate(self, number: int) -> SamplePosition:
         """Which corpus, epoch and position sample `number` comes from."""
         index, phase, block, at = self._find(number)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
         epoch, position = divmod(cursor, self.orders[source].per_epoch)
-        return Place(source, epoch, position)
+        return SamplePosition(source, epoch, position)
 
     def cursors(self, number: int) -> dict[str, int]:
         """How many samples of each source come before sample `number`: where a run that stopped there stands."""

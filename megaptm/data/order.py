@@ -8,7 +8,7 @@ the other while only a window is in memory, and any position is found by two bin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,8 @@ REMEDIES = {
     "tags": "annotate.tags, a file of them",
 }
 """What to do where a corpus lacks an annotation that is more than a switch."""
+BESIDE = {"turns": "sources with `messages`"}
+"""What a switch finds nothing without."""
 MOST_COUNTED = 100_000
 """Shards whose indexes are read to count sentences, or documents of parts: a minute from a disk, longer elsewhere."""
 
@@ -71,14 +73,24 @@ class Window:
 
 
 def check_annotated(corpus: Corpus, needed: Iterable[str]) -> None:
-    """An error that names all that a corpus lacks."""
-    if missing := [name for name in dict.fromkeys(needed) if name not in corpus.manifest.fields]:
-        switches = " ".join(f"annotate.{name}=true" for name in missing if name not in REMEDIES)
-        remedies = [*([switches] if switches else []), *(REMEDIES[name] for name in missing if name in REMEDIES)]
+    """An error that names all that a corpus lacks, or that was looked for when it was built, and is nowhere in it."""
+    needed, found = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("found", {})
+    if missing := [name for name in needed if name not in corpus.manifest.fields]:
         raise UserError(
             f"{corpus.name} was built without the places of {' and '.join(missing)}, which the objective needs: build "
-            f"it with {' and '.join(remedies)}, or use another objective."
+            f"it with {_remedy(missing)}, or use another objective."
         )
+    if empty := [name for name in needed if found.get(name) == 0]:
+        raise UserError(
+            f"{corpus.name} has no {' and no '.join(empty)} at all, which the objective asks about: build it from text "
+            f"that has them, with {_remedy(empty)}, or use another objective."
+        )
+
+
+def _remedy(lacking: Sequence[str]) -> str:
+    switches = " ".join(f"annotate.{name}=true" for name in lacking if name not in REMEDIES)
+    more = [table[name] for table in (REMEDIES, BESIDE) for name in lacking if name in table]
+    return " and ".join([*([switches] if switches else []), *more])
 
 
 class Order(ABC):

@@ -8,6 +8,29 @@ import numpy as np
 
 from megaptm.data.shards import Corpus
 
+COUNTED_AT_ONCE = 1 << 20
+"""Tokens."""
+
+
+def token_counts(corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1) -> np.ndarray:
+    """int64 [vocabulary]: how often each id comes in every `parts`-th shard of a split, from shard `part` on.
+
+    Every token is read once: a gigabyte of a disk's takes a second or two.
+    """
+    counts = np.zeros(vocabulary, np.int64)
+    for number, info in enumerate(corpus.split(split).shards):
+        if number % parts != part:
+            continue
+        shard = corpus.open_shard(info)
+        texts, waiting = [], 0
+        for document in range(len(shard)):
+            texts.append(shard.tokens(document))
+            waiting += len(texts[-1])
+            if waiting >= COUNTED_AT_ONCE or document == len(shard) - 1:
+                counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
+                texts, waiting = [], 0
+    return counts
+
 
 def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
     """Nats per token of text counted by `counts`, coded by the frequencies of `model` (itself: its entropy).

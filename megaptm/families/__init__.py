@@ -1,13 +1,15 @@
-"""The catalogue: every family by name."""
+"""The catalogue: every family by name; those of word vectors apart, since they have no layers."""
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
 from megaptm.families.bart import BART
 from megaptm.families.bert import BERT
+from megaptm.families.bigbird import BIGBIRD
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
 from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
+from megaptm.families.longformer import LONGFORMER
 from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
@@ -16,6 +18,7 @@ from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.transformer import TRANSFORMER
 from megaptm.families.transformer_xl import TRANSFORMER_XL, TRANSFORMER_XL_BYTES
 from megaptm.families.unilm import UNILM
+from megaptm.families.words import WORDS, WordFamily
 from megaptm.families.xlnet import XLNET
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
@@ -48,18 +51,20 @@ CATALOGUE: dict[str, Family] = {
         TRANSFORMER_XL_BYTES,
         XLNET,
         UNILM,
+        LONGFORMER,
+        BIGBIRD,
     )
 }
 
 
-def find_family(name: str) -> Family | None:
-    """A family of the catalogue, or the user's own, `package.module:NAME`; None where it is neither.
+def find_family(name: str) -> Family | WordFamily | None:
+    """A family of the catalogue, one of word vectors, or the user's own, `package.module:NAME`; None where it is none.
 
     Raises a `UserError` where the user's own cannot be had.
     """
     if not is_plugin(name):
-        return CATALOGUE.get(name)
+        return CATALOGUE.get(name) or WORDS.get(name)
     found = load_plugin(name, "model.family", "family")
-    if not isinstance(found, Family):
+    if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")
     return found

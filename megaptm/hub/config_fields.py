@@ -12,7 +12,7 @@ from megaptm.spec import ModelSpec, Size, change
 # Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
 MOST = 1 << 20
 OF_STACKS = ("layers", "width", "heads", "ffn")
-OF_BLOCKS = ("norm_eps", "groups", "cycle")
+OF_BLOCKS = ("norm_eps", "groups", "cycle", "window", "block", "random_blocks")
 
 
 def numbers_of(spec: ModelSpec) -> dict[str, Any]:
@@ -29,9 +29,13 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "vocabulary": spec.vocabulary,
         "context": spec.context,
         "positions": spec.positions,
+        "tasks": spec.family.tasks,
         "norm_eps": block.norm_eps,
         "groups": block.groups,
         "cycle": block.cycle,
+        "window": [block.at(layer).window for layer in range(size.layers)],
+        "block": block.block,
+        "random_blocks": block.random_blocks,
         "rounds": size.layers // block.cycle,
         "dropout": spec.dropout,
         "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
@@ -57,6 +61,11 @@ def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
             wanted, good = "a positive number", _is_number(value) and value > 0
         case "norm_eps":
             wanted, good = "a small positive number", _is_number(value) and 0 < value < 1
+        case "window":
+            # One for all layers, or a list with one for each.
+            windows = value if type(value) is list else [value]
+            wanted = f"an even number from 2 to {MOST:,}, or a list of such"
+            good = bool(windows) and all(type(one) is int and 2 <= one <= MOST and one % 2 == 0 for one in windows)
         case _:
             wanted, good = f"a whole number from 1 to {MOST:,}", type(value) is int and 1 <= value <= MOST
     if not good:
@@ -94,6 +103,13 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
                 f"{counterpart.model} config: {theirs} ({value}) differs from its siblings ({ours[name]}), "
                 f"for which {counterpart.family} has one number, {name}; make them equal."
             )
+    if type(windows := ours.get("window")) is list:
+        if len(windows) != ours["layers"]:
+            raise UserError(
+                f"{counterpart.model} config: attention_window has {len(windows)} numbers for {ours['layers']} layers; "
+                "give one, or one for each."
+            )
+        ours["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
     if "rounds" in ours:
         ours["layers"] = ours["rounds"] * ours["cycle"]
     if "ffn" not in counterpart.numbers.values():
@@ -110,7 +126,7 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
             f"number {family.first_position}; restore it."
         )
     spec = ModelSpec(
-        family=change(family, stacks=stacks),
+        family=change(family, stacks=stacks, tasks=ours.get("tasks", family.tasks)),
         size=size,
         vocabulary=ours["vocabulary"],
         context=context,

@@ -277,7 +277,9 @@ def _without_zeros(
     for name, tensor in state.items():
         if name not in absent and counterpart.prefix + name not in absent:
             left[name] = tensor
-        elif tensor.count_nonzero():
+        elif tensor.count_nonzero() and not any(
+            one.startswith(counterpart.unused) for one in (name, counterpart.prefix + name)
+        ):
             raise UserError(f"{where}: {name} is not 0 everywhere, and no {counterpart.family} has it; remove it.")
     return left
 

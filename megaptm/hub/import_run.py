@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megaptm import __version__
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, Written, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -26,7 +26,7 @@ from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG, absolute_paths
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
@@ -36,6 +36,7 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
+OF_BLOCKS = ("groups", "cycle", *PATTERN_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,19 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     shape = _shape(spec.size) | {"stacks": {stack: _shape(size) for stack, size in spec.size.stacks.items()}}
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     ours, theirs = CATALOGUE[spec.name].first_block, spec.family.first_block
-    numbers |= {
-        name: getattr(theirs, name) for name in ("groups", "cycle") if getattr(theirs, name) != getattr(ours, name)
-    }
+    differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
+    numbers |= {name: getattr(theirs, name) for name in differing}
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 
 
 def _shape(size: Size) -> dict[str, Any]:
-    shape = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")} | {"head_width": size.key_width}
-    others = {name: getattr(size, name) for name in ("embedding", "kv_heads")}
+    shape = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
+    # The usual width is left unsaid, as our configs leave it: with one of them the run may go on.
+    usual = size.key_width * size.heads == size.width
+    others = {"head_width": None if usual else size.key_width, "embedding": size.embedding, "kv_heads": size.kv_heads}
     return shape | {name: number for name, number in others.items() if number is not None}
 
 
@@ -143,7 +146,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
         store = Store(run, fence=lock.still_mine, token=lock.token)
         store.prepare(0)
         whole = (
-            Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
+            TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
             for name, value in weights.items()
         )
         store.write(0, 0, whole)

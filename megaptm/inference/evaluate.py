@@ -24,7 +24,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.models.heads import Loss as ModelLoss
+from megaptm.models.heads import Loss
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
@@ -40,7 +40,7 @@ MICROBATCHES = 4
 
 
 @dataclass(frozen=True)
-class Loss:
+class EvaluatedLoss:
     """Nats for each answer, of the model and of two who do not read the question."""
 
     asked: int
@@ -63,7 +63,7 @@ class Evaluation:
     objective: str
     corpora: dict[str, float]
     rows: int
-    losses: dict[str, Loss]
+    losses: dict[str, EvaluatedLoss]
     weights: dict[str, float]
     """Of the losses in their sum."""
     bytes_per_token: float | None
@@ -136,7 +136,7 @@ def evaluate(
     for batch in _read(held_out, rows, each, "held-out loss", console):
         tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
         with torch.inference_mode():
-            found = cast(dict[str, ModelLoss], loaded.model(tensors, pasts=pasts))
+            found = cast(dict[str, Loss], loaded.model(tensors, pasts=pasts))
             pasts = {stack: past.moved_on() for stack, past in pasts.items()}
             if judged:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
@@ -152,7 +152,7 @@ def evaluate(
     for batch in _read(training, counted, 100, "unigram baseline", console):
         _count(batch, training_counts)
     losses = {
-        name: Loss(
+        name: EvaluatedLoss(
             asked=int(counts[name].sum()),
             model=sums[name] / int(counts[name].sum()),
             unigram=math.log(sizes[name])
@@ -231,6 +231,7 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str, *, lanes: 
         cache=cache_of(config),
         size_exponent=config.data.size_exponent,
         size_limit=config.data.size_limit,
+        size_limits=config.data.size_limits,
         lanes=lanes,
     )
     if mix.fingerprint != loaded.tokenizer.fingerprint:

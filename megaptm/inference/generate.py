@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import (
@@ -24,7 +25,7 @@ from megaptm.inference.prompt import (
     stack_of_words,
     text_ids,
 )
-from megaptm.layers.attention import Attend
+from megaptm.layers.attention import Attend, PatternAttend
 from megaptm.layers.layer import Layer, Stack
 from megaptm.objectives.objective import Prompt
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -145,26 +146,28 @@ def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: D
 class CachedAttend(nn.Module):
     """Attention that keeps the keys and values it was given, so that each token passes through the model once."""
 
-    def __init__(self, attend: Attend, band: int | None) -> None:
-        """`band`: how many places it looks back, itself included; None: to the beginning."""
+    def __init__(self, attend: Attend) -> None:
         super().__init__()
-        self.attend, self.band = attend, band
+        self.attend = attend
+        pattern = attend.pattern if isinstance(attend, PatternAttend) else None
+        assert pattern is None or isinstance(pattern, SlidingWindow), "blocks see what comes after"
+        self.window = pattern
         self.past: tuple[Tensor, Tensor] | None = None
 
     def forward(self, q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Tensor | None) -> Tensor:
-        assert mask is None or (self.band and self.past is None), (
-            "only a causal stack without a bias table can be continued token by token"
-        )
+        assert mask is None, "only a causal stack without a bias table can be continued token by token"
         if self.past is None:
             self._keep(k_SBHK, v_SBHK)
             return self.attend(q_SBHK, k_SBHK, v_SBHK, mask)
         assert len(q_SBHK) == 1, "one new token sees all that came before; of several, each would see the later ones"
         self._keep(torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
-        everything = torch.ones(1, 1, 1, len(self.past[0]), dtype=torch.bool, device=q_SBHK.device)
-        return self.attend(q_SBHK, *self.past, everything)
+        back = torch.arange(len(self.past[0]), device=q_SBHK.device).flip(0)
+        seen = torch.ones_like(back, dtype=torch.bool) if self.window is None else back % self.window.dilation == 0
+        return self.attend.weigh(q_SBHK, *self.past, seen[None, None, None]).flatten(2)
 
     def _keep(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
-        self.past = (k_SBHK, v_SBHK) if self.band is None else (k_SBHK[-self.band :], v_SBHK[-self.band :])
+        kept = 0 if self.window is None else self.window.before * self.window.dilation + 1
+        self.past = k_SBHK[-kept:], v_SBHK[-kept:]
 
 
 class OnceMapped(nn.Module):
@@ -203,10 +206,7 @@ class KeyValueCache:
 def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
     """Within the block the stack's self-attention remembers what it has seen, and what it attends to besides stays."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
-    bands = [stack.size.band_width if stack.block.at(n).attention == "banded" else None for n in stack.numbers]
-    memory = KeyValueCache(
-        [CachedAttend(layer.attention.attend, band) for layer, band in zip(layers, bands, strict=True)]
-    )
+    memory = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
     try:
         for layer, remember in zip(layers, memory.layers, strict=True):
             layer.attention.attend = remember  # type: ignore[assignment]  # takes and gives the same tensors

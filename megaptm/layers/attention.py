@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks import Brick
+from megaptm.bricks.pattern import SparseBlocks
+from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
+from megaptm.layers.sparse import Marked, attend_by_tiles
 from megaptm.layers.split import Dropout, HeadBias, Linear
+from megaptm.spec import visibility_of
 
 
 class Attend(nn.Module):
@@ -27,6 +32,10 @@ class Attend(nn.Module):
 
         Keys and values may have fewer heads, of which each serves as many heads of queries, one after the other.
         """
+        return self.weigh(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
+
+    def weigh(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
+        """The same before heads are put together, [S, B, H, K]."""
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
         with self.dropout.drawing():
@@ -39,7 +48,52 @@ class Attend(nn.Module):
                 is_causal=self.causal and mask is None,
                 scale=self.scale,
             )
-        return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
+        return mixed_BHSK.permute(2, 0, 1, 3)
+
+
+class PatternAttend(Attend):
+    """The same of what a pattern lets be seen. It takes no mask but the numbers that make one with the pattern
+    (`Mask.numbers`), and computes what the pattern leaves, where that is less than all."""
+
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
+        super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
+        assert brick.pattern is not None
+        self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
+
+    def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
+        """Which layer it is of, and which of its heads are here: what is drawn depends on both."""
+        if isinstance(self.pattern, SparseBlocks):
+            layer = self.pattern.layer if layer is None else layer
+            self.pattern = replace(self.pattern, layer=layer, heads=self.pattern.heads if heads is None else heads)
+
+    def marks(self, numbers: Tensor | None) -> bool:
+        """Whether these numbers mark tokens that see all."""
+        return numbers is not None and len(numbers) > 1 + visibility_of(self.visibility).ordered
+
+    def forward(
+        self,
+        q_SBHK: Tensor,
+        k_SBHK: Tensor,
+        v_SBHK: Tensor,
+        mask: Tensor | None,
+        of_marked: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """[S, B, H*K]; `of_marked`: queries, keys and values by which marked positions see all, where they are
+        others."""
+        length, heads = q_SBHK.shape[0], q_SBHK.shape[2]
+        made = Mask.of(mask, length, q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
+        marked = None if made.marks is None else Marked.of(made.marks)
+        if made.pattern is None or made.pattern.dense(length):
+            mixed_SBHK = self.weigh(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
+        else:
+            k, v = for_heads(k_SBHK, heads), for_heads(v_SBHK, heads)
+            rate = self.dropout.rate if self.dropout.draws else 0.0
+            with self.dropout.drawing():
+                mixed_SBHK = attend_by_tiles(q_SBHK, k, v, made, marked, scale=self.scale, dropout=rate)
+        if marked is not None:
+            q, k, v = (q_SBHK, k_SBHK, v_SBHK) if of_marked is None else of_marked
+            mixed_SBHK = marked.put(mixed_SBHK, self.weigh(marked.take(q), k, v, marked.see(made)))
+        return mixed_SBHK.flatten(2)
 
 
 def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
@@ -55,6 +109,13 @@ def score_scale(brick: Brick) -> float:
     """What scores are multiplied by."""
     terms = {"sqrt": 1, "sqrt-3": 3}
     return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.block.scale) in terms else 1.0
+
+
+def attend_of(brick: Brick, *, dropout: float) -> Attend:
+    """As its brick says who is compared with whom."""
+    if brick.pattern is not None:
+        return PatternAttend(brick, dropout=dropout)
+    return Attend(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
 
 
 class SelfAttention(nn.Module):
@@ -76,8 +137,7 @@ class SelfAttention(nn.Module):
             self.add_module(name, Linear.of(brick.maps[name]))
         # Of queries and values, rows (head, [q, v], K), where keys have none.
         self.biases = HeadBias(brick.biases) if brick.biases else None
-        causal = brick.block.visibility == "causal"
-        self.attend = Attend(causal=causal, scale=score_scale(brick), dropout=dropout)
+        self.attend = attend_of(brick, dropout=dropout)
         self.output = Linear.of(brick.maps["output"])
 
     def forward(
@@ -85,12 +145,13 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """`position_state`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`:
         what keys and values are made of, where it is not x."""
-        q, k, v = self._project(x_SBD, keys)
-        if position_state is not None:
-            q, k = rotate(q, position_state), rotate(k, position_state)
-        return self.output(self.attend(q, k, v, mask))
+        return self.output(self.attend(*self._placed(*self._project(x_SBD, keys), position_state), mask))
 
-    def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, ...]:
+    def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys that know their places."""
+        return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
+
+    def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, H, K], keys and values."""
         if self.grouped:
             q, kv = self.query(x_SBD), self.kv(x_SBD if keys is None else keys)

@@ -12,11 +12,20 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Brick
 from megaptm.layers.split import Dropout, Linear
+from megaptm.plugins import load_plugin
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
 
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu-tanh": gelu_tanh, "relu": F.relu}
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": gelu_tanh, "swiglu": F.silu}
+
+
+def activation_of(word: str) -> Callable[[Tensor], Tensor]:
+    """The nonlinearity of a word, or the user's own, `package.module:NAME`: a function of a tensor, place by place."""
+    if word in PLAIN:
+        return PLAIN[word]
+    found: Callable[[Tensor], Tensor] = load_plugin(word, "Block.ffn", "function")
+    return found
 
 
 class FeedForward(nn.Module):
@@ -30,7 +39,7 @@ class FeedForward(nn.Module):
         kind = brick.block.ffn
         assert isinstance(kind, str)
         self.gated = kind in GATES
-        self.activation = GATES[kind] if self.gated else PLAIN[kind]
+        self.activation = GATES[kind] if self.gated else activation_of(kind)
         self.up = Linear.of(brick.maps["up"])
         # Ranks hold different features here, as they hold different heads in attention: they draw differently.
         self.dropout = Dropout(dropout if brick.block.ffn_dropout else 0.0, region="heads")

@@ -13,32 +13,38 @@ from torch import Tensor, nn
 from megaptm.bricks import BRICKS, sublayers
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
-from megaptm.layers.attention import CrossAttention, SelfAttention
+from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.disentangled import DisentangledAttention
-from megaptm.layers.feedforward import GATES, PLAIN, FeedForward
+from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.relative import RelativeAttention, distance_sines
 from megaptm.layers.split import Dropout, Embedding, HeadTable
-from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
+from megaptm.layers.window import WindowAttention
+from megaptm.plugins import is_plugin
+from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, VISIBILITIES, Block, Size
 
-# The modules of bricks, by slot and word; `bricks.BRICKS` has as many.
+# The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "attention": {
         "dot": SelfAttention,
         "banded": SelfAttention,
+        "window": WindowAttention,
+        "blocks": SelfAttention,
         "disentangled": DisentangledAttention,
         "relative": RelativeAttention,
     },
     "cross": {"dot": CrossAttention},
-    "ffn": dict.fromkeys((*PLAIN, *GATES), FeedForward),
 }
+
+PATTERNED = ("banded", "window", "blocks")
+"""Words of `Block.attention` whose layers know by themselves which places see which."""
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
-    "visibility": ("full", "causal", "ordered"),
+    "visibility": (*VISIBILITIES,),
     "attention": (*BRICKS["attention"],),
     "position": ("none", "learned", "sinusoid", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
@@ -58,12 +64,13 @@ def check_words(block: Block) -> None:
     for slot, known in WORDS.items():
         words = getattr(block, slot)
         for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
-            if word not in known:
+            if word not in known and not (slot == "ffn" and is_plugin(word)):
                 raise UserError(
                     f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
                 )
     if "relative" in block.words and not block.relative:
         raise UserError(f"Block.attention is {block.attention}: `relative` attention is that of all layers or of none.")
+    _check_pattern(block)
     if unknown := set(block.share) - {"attention", "cross", "ffn"}:
         raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
 
@@ -84,6 +91,16 @@ def _check_relative(block: Block, size: Size) -> None:
         raise UserError(f"kv_heads is {size.key_heads}: relative attention has as many as heads; leave it out.")
     if size.width % 2:
         raise UserError(f"Block.attention is relative, whose sines are pairs: a width of {size.width} has one left.")
+
+
+def _check_pattern(block: Block) -> None:
+    windows = (block.window,) if isinstance(block.window, int) else block.window
+    if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
+        raise UserError(f"Block.window is {odd[0]}, half of which is seen to each side: make it even.")
+    if "blocks" in block.words and block.causal:
+        raise UserError(
+            "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
+        )
 
 
 class Layer(nn.Module):
@@ -108,14 +125,19 @@ class Layer(nn.Module):
         dropout: float,
         memory: int | None = None,
         shared: Mapping[str, nn.Module] | None = None,
+        number: int = 0,
     ) -> None:
+        """`number`: which of the stack's it is."""
         super().__init__()
         self.place = block.norm_place
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
             own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
-            self.add_module(sub.name, MODULES[sub.name][sub.word](sub.brick, dropout=own))
+            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
+            self.add_module(sub.name, made(sub.brick, dropout=own))
+        if isinstance(attend := self.attention.attend, PatternAttend):
+            attend.is_of(layer=number)
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)
@@ -199,6 +221,11 @@ class Stack(nn.ModuleDict):
             raise UserError(
                 f"Block.position is {block.position}, but `disentangled` attention knows distances: use none."
             )
+        if block.score_bias and (apart := set(block.words) & set(PATTERNED)):
+            raise UserError(
+                f"Block.position is {block.position}, a bias on all scores; {', '.join(sorted(apart))} attention "
+                "computes few of them: use another position, or dot."
+            )
         if block.relative:
             _check_relative(block, size)
         elif size.remembered or block.relative_segments or block.query_stream:
@@ -235,7 +262,9 @@ class Stack(nn.ModuleDict):
         shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))
-            self[str(number)] = Layer(block.at(number), size, dropout=dropout, memory=memory, shared=theirs)
+            self[str(number)] = Layer(
+                block.at(number), size, dropout=dropout, memory=memory, shared=theirs, number=number
+            )
         if block.norm_place == "post" and block.final_dropout and size.layers - 1 in layers:
             self["final"] = Dropout(dropout, region="residual")
         if block.norm_place != "post" and size.layers - 1 in layers:
@@ -252,7 +281,7 @@ class Stack(nn.ModuleDict):
         found: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
         for number in sorted({block.owner(layer, size.layers) for layer in layers}):
-            layer = Layer(block.at(number), size, dropout=dropout, memory=memory)
+            layer = Layer(block.at(number), size, dropout=dropout, memory=memory, number=number)
             children = {
                 f"{name}{suffix}": getattr(layer, f"{name}{suffix}")
                 for name in block.share
@@ -304,7 +333,7 @@ class Stack(nn.ModuleDict):
             mask.length[0],
             past.length if past else 0,
             width=self.size.width,
-            both_sides=self.block.visibility != "causal",
+            both_sides=not self.block.causal,
             farthest=past.farthest if past else None,
             backward_B=mask.backward,
             device=mask.device,
@@ -327,13 +356,16 @@ class Stack(nn.ModuleDict):
         return self["final"](x) if "final" in self else x
 
     def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
-        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them."""
+        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them; or of what numbers
+        they make that themselves."""
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
         for word in self.block.words:
-            one = mask.within(self.size.band_width) if word == "banded" else mask
-            # It has something to add to the scores, so the mask must say the direction as well.
-            found[word] = one.dense if word == "disentangled" and one.causal else one.scores(bias)
+            if word in PATTERNED:
+                found[word] = mask.numbers
+            else:
+                # It has something to add to the scores, so the mask must say the direction as well.
+                found[word] = mask.dense if word == "disentangled" and mask.causal else mask.scores(bias)
         return found
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:

@@ -1,18 +1,20 @@
-"""Who may look at whom: document numbers and the block's visibility, turned into what attention takes."""
+"""Who may look at whom: document numbers, the block's visibility and its pattern, turned into what attention takes."""
 
-# B batch, Q query positions, K key positions, H heads, A places asked about, M places remembered
+# B batch, Q query positions, K key positions, H heads, S positions of one stream,
+# A places asked about, M places remembered
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
 from megaptm.layers.past import Past
-from megaptm.spec import Block
+from megaptm.spec import Block, visibility_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,10 @@ class Mask:
     order: Tensor | None = None
     """[B, Q]: a position sees those whose number is not above its own. A prefix is zeros before 1, 2 ...; a permutation
     is the permutation."""
-    band: int | None = None
-    """A position sees those less than so many places away."""
+    pattern: Pattern | None = None
+    """Who sees whom by place; None: all."""
+    marks: Tensor | None = None
+    """[B, S], not 0 at positions that see, and are seen, whatever the pattern says."""
     asked: Tensor | None = None
     """[B, A]: where queries stand that run beside the text; they see what is before them in the order, not themselves.
     They are queries behind the Q."""
@@ -42,41 +46,67 @@ class Mask:
     backward: Tensor | None = None
     """[B]: 1 of a row that is read from its end, for attention that knows distances."""
 
-    def within(self, band: int) -> Mask:
-        """The same, with a band; itself, where every place is within."""
-        return self if band >= max(self.length) else replace(self, band=band)
+    def within(self, pattern: Pattern) -> Mask:
+        """The same, with a pattern; itself, where that hides nothing."""
+        return self if pattern.everything(max(self.length)) else replace(self, pattern=pattern)
 
-    @cached_property
-    def dense(self) -> Tensor:
-        """Booleans, True where the key is seen: [B, 1, Q, K], or [1, 1, Q, K] where all rows are alike."""
-        if self.documents is None:
-            seen = torch.ones(1, 1, *self.length, dtype=torch.bool, device=self.device)
-        else:
-            query, key = self.documents[0][:, None, :, None], self.documents[1][:, None, None, :]
+    def seen(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether it is, of numbers of rows, heads and positions that broadcast."""
+        return self.by_place(batch, head, query, key) & self.by_content(batch, query, key)
+
+    def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What documents and the order let one see; of short arrays, whatever the rows are."""
+        seen = torch.ones((), dtype=torch.bool, device=self.device)
+        if self.documents is not None:
+            asking, asked = self.documents[0][batch, query], self.documents[1][batch, key]
             # A query that is padding sees everything: no row of scores is empty, so no softmax gives NaN. Nobody
             # reads what it gathers, because padding is no one's document, so no gradient comes back through it.
-            seen = (query == key) | (query == 0)
-        beside = self._beside(seen) if self.asked is not None else None
+            seen = (asking == asked) | (asking == 0)
         if self.order is not None:
-            seen = seen & (self.order[:, None, None, :] <= self.order[:, None, :, None])
-        if self.band is not None:
-            seen = seen.tril(self.band - 1).triu(1 - self.band)
-        if self.causal:
-            seen = seen.tril()
-        if beside is not None:
+            seen = seen & (self.order[batch, key] <= self.order[batch, query])
+        return seen
+
+    def by_place(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What the pattern, marks and the direction of time let one see."""
+        seen = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
+        if self.pattern is None:
+            return seen
+        near = self.pattern.sees(head, query, key, self._table)
+        if self.marks is not None:
+            near = near | (self.marks[batch, query] != 0) | (self.marks[batch, key] != 0)
+        return seen & near
+
+    @functools.cached_property
+    def _table(self) -> Tensor | None:
+        assert self.pattern is not None
+        table = self.pattern.table(max(self.length))
+        return None if table is None else torch.from_numpy(table).to(self.device)
+
+    @functools.cached_property
+    def dense(self) -> Tensor:
+        """Booleans, True where the key is seen: [B, H, Q, K]; either 1 where all rows, or heads, are alike."""
+        rows = next((len(one) for one in (self.order, self.marks) if one is not None), 1)
+        rows = rows if self.documents is None else len(self.documents[0])
+        heads = 1 if self.pattern is None or self._table is None else len(self._table)
+        batch, head, query, key = (
+            torch.arange(number, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
+            for place, number in enumerate((rows, heads, *self.length))
+        )
+        seen = self.seen(batch, head, query, key).expand(rows, heads, *self.length)
+        if self.asked is not None:
+            beside = self._beside(self.asked)
             seen = torch.cat([seen.expand(len(beside), -1, -1, -1), beside], 2)
         return seen if self.past is None else self._with_past(seen, self.past)
 
-    def _beside(self, alike: Tensor) -> Tensor:
-        """[B, 1, A, K]: what queries beside the text see; `alike` says which keys are of each position's document."""
-        assert self.asked is not None
+    def _beside(self, asked: Tensor) -> Tensor:
+        """[B, 1, A, K]: what queries beside the text see."""
         if self.order is None:
-            raise UserError(
-                "queries beside the text see by an order, and the batch has none: take an objective of one."
-            )
-        rows = self.asked[:, None, :, None].expand(-1, -1, -1, self.length[1])
-        of_document = alike.expand(len(self.asked), -1, -1, -1).gather(2, rows)
-        return of_document & (self.order[:, None, None, :] < self.order.gather(1, self.asked)[:, None, :, None])
+            raise UserError("queries beside the text see by an order, and the batch has none: give it `order`.")
+        seen = self.order[:, None, None, :] < self.order.gather(1, asked)[:, None, :, None]
+        if self.documents is None:
+            return seen
+        query, key = self.documents[0].gather(1, asked)[:, None, :, None], self.documents[1][:, None, None, :]
+        return seen & ((query == key) | (query == 0))
 
     def _with_past(self, seen: Tensor, past: Past) -> Tensor:
         """[B, 1, Q, M + K]: of what is remembered only the last places may be there."""
@@ -94,7 +124,7 @@ class Mask:
             seen = seen.tril().triu(1 - past.length)
         return torch.cat([there, seen.expand(len(there), -1, -1, -1)], 3)
 
-    @cached_property
+    @functools.cached_property
     def apart(self) -> Tensor | None:
         """[B, Q, K] of attention that tells segments: which keys, what is remembered among them, are of another."""
         if self.segments is None:
@@ -113,30 +143,58 @@ class Mask:
         `bias` is [1, H, Q, K]. None means that the layer's own direction, causal or not, says it all, which lets
         attention take its fast path.
         """
-        special = self.documents is not None or self.order is not None or self.band is not None
+        special = self.documents is not None or self.order is not None or self.pattern is not None
         if bias is None:
             return self.dense if special else None
         if not special and not self.causal:
             return bias
         return bias.masked_fill(~self.dense, float("-inf"))
 
+    @property
+    def numbers(self) -> Tensor | None:
+        """Document numbers, the order if there is one, and marks if there are: [1 to 3, B, S], all that attention must
+        be told of a batch that knows its pattern itself. A tensor, so that a layer can be run again from it."""
+        if self.documents is None and self.order is None and self.marks is None:
+            return None
+        given = [one for one in (self.order, self.marks) if one is not None]
+        documents = torch.ones_like(given[0]) if self.documents is None else self.documents[0]
+        return torch.stack([documents, *(one.to(documents.dtype) for one in given)])
 
-def self_mask(batch: dict[str, Tensor], prefix: str, block: Block, past: Past | None = None) -> Mask:
-    """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids` and `order`."""
-    tokens, documents, order = (batch.get(prefix + name) for name in ("tokens", "document_ids", "order"))
+    @classmethod
+    def of(
+        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern
+    ) -> Mask:
+        """From `numbers`, of a stack that sees so."""
+        causal, ordered = visibility_of(visibility)
+        mask = cls((length, length), device, causal=causal).within(pattern)
+        if numbers is None:
+            return mask
+        marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
+        documents = (numbers[0], numbers[0])
+        return replace(mask, documents=documents, order=numbers[1] if ordered else None, marks=marks)
+
+
+def self_mask(
+    batch: dict[str, Tensor], prefix: str, visibility: str, *, block: Block | None = None, past: Past | None = None
+) -> Mask:
+    """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids`, `order` and
+    `global_tokens`; of a block also what relative attention is told."""
+    names = ("tokens", "document_ids", "order", "global_tokens")
+    tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
-    visibility = block.visibility
-    if visibility == "ordered" and order is None:
+    causal, ordered = visibility_of(visibility)
+    if ordered and order is None:
         raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
     return Mask(
         (tokens.shape[1], tokens.shape[1]),
         tokens.device,
         (documents, documents) if documents is not None else None,
-        causal=visibility == "causal",
-        order=order if visibility == "ordered" else None,
-        asked=batch.get(f"{prefix}masked_positions") if block.query_stream else None,
+        causal=causal,
+        order=order if ordered else None,
+        marks=marks,
+        asked=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
         past=past,
-        segments=batch.get(f"{prefix}segments") if block.relative_segments else None,
+        segments=batch.get(f"{prefix}segments") if block is not None and block.relative_segments else None,
         backward=batch.get(f"{prefix}backward"),
     )
 

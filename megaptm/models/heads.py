@@ -23,7 +23,7 @@ from megaptm.bricks.heads import (
     TokenClassHeadBrick,
 )
 from megaptm.errors import UserError
-from megaptm.layers.feedforward import PLAIN
+from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import TokenLoss
@@ -287,9 +287,10 @@ def _module(brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
 def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
     """The nonlinearity of the last layer that a head reads, for its own."""
     act = brick.block.at(brick.size.layers - 1).ffn
-    if act not in PLAIN:
+    assert isinstance(act, str), "`at` a layer there is one word"
+    if act in GATES:
         raise UserError(f"{spec.name}: the `{brick.name}` head has no gated form; use a plain ffn, not {act!r}.")
-    return PLAIN[act]
+    return activation_of(act)
 
 
 def _asked(x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:

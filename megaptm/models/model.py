@@ -136,7 +136,7 @@ class Model(nn.Module):
         stack = self.stack(name)
         assert stack is not None
         batch = self._alone(batch)
-        mask = self_mask(batch, "", stack.block)
+        mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
         x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
@@ -229,7 +229,7 @@ class Model(nn.Module):
                 continue
             if (past := pasts.get(name)) is not None and "begins" in batch:
                 past.begin(batch["begins"])
-            mask = self_mask(batch, prefix, stack.block, past)
+            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, past=past)
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])

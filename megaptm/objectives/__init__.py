@@ -8,8 +8,10 @@ from megaptm.objectives.compose import compose
 from megaptm.objectives.composed import Composed, Task
 from megaptm.objectives.objective import Objective, weights_at
 from megaptm.objectives.registry import OBJECTIVES
+from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
+from megaptm.suggest import suggest
 
 __all__ = ["OBJECTIVES", "Composed", "Objective", "SpecialTokens", "Task", "objective_of", "weights_at"]
 
@@ -22,7 +24,10 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
         raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {said!r}.")
     if not is_plugin(said):
         if said not in OBJECTIVES:
-            raise UserError(f"objective ({said}) is not known; {nearest(said, OBJECTIVES)}")
+            about = f"masked-lm-{suggest(said, QUESTIONS)}"  # a question alone is none
+            raise UserError(
+                f"objective ({said}) is not known; {nearest(about if about in OBJECTIVES else said, OBJECTIVES)}"
+            )
         return OBJECTIVES[said]
     found = load_plugin(said, "objective", "objective")
     if isinstance(found, type) and issubclass(found, Objective):

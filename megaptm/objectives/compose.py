@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -10,14 +11,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, must_be, nearest, told_value
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
-from megaptm.plugins import in_words, is_plugin, load_plugin
+from megaptm.plugins import in_words, is_ours, is_plugin, load_plugin
 from megaptm.suggest import suggest
 
 BY_STEP = ("share", "weight")
@@ -135,9 +136,14 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         raise UserError(f"objective.{label}: unknown option {mistyped[0]}; did you mean task?")
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
+        if isinstance(name, str) and name in OBJECTIVES:
+            raise UserError(
+                f"{where} is said by its name alone, as in objective={name}: to change it, write out its tasks."
+            )
         raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *QUESTIONS])}")
     own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
     names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    usual = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
     known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # which its name says
     for key in own:
         if key not in known:
@@ -145,14 +151,19 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
     try:
         if not names:
             return kind()
-        return _adapter(kind).validate_python({key: defaults[key] for key in names if key in defaults} | own)
+        kept = {key: defaults[key] for key in names if key in defaults and defaults[key] != usual[key]}
+        if not is_ours(kind):  # its options may be what no YAML says
+            return _adapter(kind).validate_python(kept | own)
+        # As JSON, where a list may stand for a tuple, and nothing else is taken for what it is not.
+        return _adapter(kind).validate_json(json.dumps(kept | own, default=repr), strict=True)
     except ValidationError as error:
         details = error.errors()[0]
         if details["type"] == "value_error":
             raise UserError(f"objective.{label}: {details['ctx']['error']}") from None
         where = ".".join(map(str, ("objective", label, *details["loc"])))
-        said = details["msg"][0].lower() + details["msg"][1:]
-        raise UserError(f"{where} ({details['input']}): {said}.") from None
+        if details["type"] == "missing":
+            raise UserError(f"{where} is missing from {told_value(details['input'])}: add it.") from None
+        raise UserError(f"{where} {must_be(details)}") from None
     except UserError:
         raise
     except Exception as error:  # the user's own class: abstract, of options that no config can say, or with a bug
@@ -234,6 +245,8 @@ def _weight(where: str, said: Any, loss: str, losses: list[str], default: float)
 def _by_step(where: str, said: Any) -> StepValue:
     table = said if isinstance(said, Mapping) else {0: said}
     try:
+        if wrong := [value for value in table.values() if isinstance(value, bool | str)]:
+            raise TypeError(wrong[0])
         steps = {operator.index(step): float(value) for step, value in table.items()}
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where} must be a number, or a mapping from steps to numbers, not {said!r}.") from None

@@ -103,6 +103,10 @@ class Composed(Objective):
     def segments(self) -> int:  # type: ignore[override]
         return max(task.objective.segments for task in self.tasks)
 
+    @property
+    def restarts(self) -> bool:  # type: ignore[override]
+        return any(task.objective.restarts for task in self.tasks)
+
     def raw_length(self, sequence: int) -> int:
         return min(task.objective.raw_length(sequence) for task in self.tasks)
 

@@ -30,7 +30,7 @@ def iid(*, rate: float, most: int) -> Hide:
 def iid_with_repeats(*, rate: float, most: int) -> Hide:
     """Single tokens, as many draws as `iid` hides, where one may be drawn again: at a rate of 0.15, 7 in 100 are.
 
-    The rule of ELECTRA's released code.
+    The rule of ELECTRA's released code, but that a place drawn twice counts once in the loss (docs/objectives.md).
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -78,13 +78,18 @@ def some_units(
 
 def independent(*, rate: float, most: int, begins: np.ndarray) -> Hide:
     """Each unit by itself, with probability `rate`, so that rows hide more or fewer; but one at least, and of more than
-    `most` tokens those that were drawn first (ERNIE 1.0, the released code)."""
+    `most` tokens those that were drawn first (ERNIE 1.0, the released code).
+
+    A special token within a unit, such as that of an unknown piece, ends it; the rest of it is never hidden.
+    """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        unit = np.cumsum(begins) - 1
+        apart = special.is_special[tokens]
+        behind = np.concatenate(([False], apart[:-1])) & (begins == 0)
+        unit = np.cumsum((begins > 0) | apart | behind) - 1
         lengths = np.bincount(unit)
         numbers = rng.random(len(lengths))
-        numbers[unit[special.is_special[tokens]]] = 1
+        numbers[unit[apart | behind]] = 1
         numbers[lengths > most] = 1
         order = np.argsort(numbers)
         wanted = max(1, np.count_nonzero(numbers < rate))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import signature
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
@@ -115,7 +116,7 @@ class MaskedLM(Objective):
     units: Literal["tokens", "words", "phrases", "entities"] = "words"
     """What is one thing where `hide` hides things whole: a token; a word; a phrase, or an entity (what is tagged), and
     elsewhere a word."""
-    lengths: tuple[Weight, ...] = ()
+    lengths: Annotated[tuple[Weight, ...], Field(min_length=1)] = ()
     """How often 1, 2 ... words are hidden together, where `hide` hides several; absent: as its paper has it."""
     show: str = "tokens"
     """What stands in its place: one of `show_ask.SHOWS`, or a function of your own, package.module:NAME."""
@@ -140,6 +141,8 @@ class MaskedLM(Objective):
                 raise UserError(f"{option} means nothing to {said} {getattr(self, said)}: remove it.")
         if self.lengths and not sum(self.lengths) > 0:
             raise UserError(f"lengths ({[*self.lengths]}) are all 0: say how often 1, 2 ... words are hidden together.")
+        if not self.mask + self.random and "mask" in _parameters(self._showing):
+            raise UserError("mask and random are both 0, so that all that is asked would be shown: raise one.")
         if self.mask + self.random > 1:
             raise UserError(
                 f"mask ({self.mask}) and random ({self.random}) are more than all hidden tokens: lower one."

@@ -149,6 +149,8 @@ class Objective(ABC):
     """Texts that it tells apart by their segments; a family must have as many."""
     both_ways: bool = False
     """Whether every second row of a batch reads its text from the end (unit `lane`)."""
+    restarts: bool = False
+    """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
     answers: int = 0
     """How many there may be, where they are the `labels` of a corpus."""
     every_token: ClassVar[bool] = False
@@ -216,6 +218,10 @@ class Objective(ABC):
         """Whether a row takes a whole document, of one whose `unit` that is; others are never read."""
         return True
 
+    def lacking(self, special: SpecialTokens) -> list[str]:
+        """Those of `needs` that a vocabulary has not."""
+        return [role for role in self.needs if getattr(special, role) is None]
+
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
@@ -224,12 +230,11 @@ class Objective(ABC):
             remedy = "tokenizer.specials=roberta (albert, deberta)"
         elif "mask" in self.needs:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
-        for role in self.needs:
-            if getattr(special, role) is None:
-                raise UserError(
-                    f"objective {self.name} needs a tokenizer with a `{role}` token: build the corpus with "
-                    f"{remedy}, or take another objective."
-                )
+        if lacking := self.lacking(special):
+            raise UserError(
+                f"objective {self.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
+                f"{remedy}, or take another objective."
+            )
         if not len(special.ordinary):
             raise UserError(
                 "the tokenizer has special tokens only, and none that text is made of: build the corpus with another."

@@ -17,10 +17,13 @@ from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
+from megaptm.objectives.translation_lm import TranslationLM
+from megaptm.objectives.windows import CBOW, SkipGram
 
 TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
+    "cbow": CBOW,
     "continued-causal-lm": ContinuedCausalLM,
     "denoising": Denoising,
     "deshuffling": Deshuffling,
@@ -32,10 +35,12 @@ TASKS: dict[str, type[Objective]] = {
     "permutation-lm": PermutationLM,
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
+    "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
     "text-to-text": TextToText,
     "token-document": TokenDocument,
     "translation": Translation,
+    "translation-lm": TranslationLM,
 }
 OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
@@ -68,7 +73,10 @@ OBJECTIVES: dict[str, Objective] = {
         ReplacedTokens(),
         Translation(),
         PermutationLM(),
+        TranslationLM(),
         UNILM,
         ERNIE_2,
+        SkipGram(),
+        CBOW(),
     )
 }

@@ -57,6 +57,8 @@ class MaskedText(_Restored):
     def __post_init__(self) -> None:
         if (told := self.mask + self.random) > 1 + 1e-9:
             raise UserError(f"mask and random ({told:g} together) are more than all that is hidden: lower one.")
+        if not told:
+            raise UserError("mask and random are both 0, so that all that is asked would be shown: raise one.")
 
     @property
     def name(self) -> str:  # type: ignore[override]

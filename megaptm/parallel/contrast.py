@@ -20,10 +20,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from megaptm.batch import MicroBatch
 from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.models.contrast import ContrastHead, gradient_field
-from megaptm.parallel.pipeline import MicroBatch, Pipeline, no_tokens
+from megaptm.parallel.pipeline import Pipeline, no_tokens
 
 
 @torch.no_grad()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +14,12 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from torch import Tensor
 
-from megaptm.batch import IGNORED
+from megaptm.batch import IGNORED, MicroBatch
 from megaptm.bricks import HEADS
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
+from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
@@ -27,35 +28,11 @@ from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import attach_main_grads
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
-from megaptm.parallel.pipeline import MicroBatch, Pipeline, no_tokens
+from megaptm.parallel.pipeline import Pipeline, no_tokens
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
+from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec
-
-REMEDY = (
-    "lower optimizer.lr, or look at that step's samples with `megaptm corpus inspect`; the checkpoints before it are "
-    "untouched."
-)
-
-
-class DivergedError(UserError):
-    """A loss or a gradient is not a finite number; nothing later can be trusted."""
-
-
-class NothingAskedError(UserError):
-    """No sample of a step has a label: there is nothing to learn, and the weights are as they were."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step did; the same on every process."""
-
-    losses: dict[str, float]
-    """Mean of each loss over what was asked in the global batch."""
-    loss: float
-    """Their weighted sum: what was minimised."""
-    gradient_norm: float
-    counts: dict[str, int]
 
 
 class Engine:
@@ -73,8 +50,12 @@ class Engine:
         communication: CommunicationConfig | None = None,
         timeout_minutes: float = 30.0,
         filled: bool = True,
+        marks: bool = False,
     ) -> None:
-        """`timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
+        """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
+        trained.
+
+        `timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
 
         An engine that is not `filled` must be, or restored, before its first step.
         """
@@ -83,7 +64,7 @@ class Engine:
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
-        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses)
+        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses, marks=marks)
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner
@@ -125,6 +106,14 @@ class Engine:
             fill(stage, seed=self.seed)
         self.optimizer.megatron.reload_model_params()
 
+    def pieces(self) -> Iterator[TensorPiece]:
+        """What this process has to write of a checkpoint."""
+        return state.pieces(self)
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        """Go on from a checkpoint of any layout, made after `step` steps."""
+        state.restore(self, reader, step=step)
+
     def step(self, batches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
 
@@ -143,7 +132,7 @@ class Engine:
                 "corpus inspect`."
             )
         loss = self._weighted(losses)
-        set_rates(self.optimizer, lr=lr)
+        set_rates(self.optimizer, step=step, lr=lr)
         # With the distributed optimizer each element of the gradient is on one data rank only.
         replicas = 1 if self.layout.distributed_optimizer else self.ranks.data_size
         norm = update(self.optimizer, loss=loss, replicas=replicas)
@@ -185,7 +174,7 @@ class Engine:
         counts = self._global_counts(batches)
         memories = self.memories if step is not None else self._held_out
         for stage, memory in zip(self.stages, memories, strict=False):
-            memory.begin(sum(len(batch["tokens"]) for batch in batches))
+            memory.begin(sum(len(batch["tokens"]) for batch in batches), anew=step is None)
             stage.memory = memory
         scale = (self._weights / counts.clamp(min=1)).float()
         for inner in self._inner_losses:

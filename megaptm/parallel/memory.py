@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from megaptm.checkpoint.tensors import Piece, Reader
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.errors import UserError
 from megaptm.layers.past import Past
 from megaptm.models.model import Model
@@ -35,11 +35,16 @@ class RowMemory:
         self._moved: list[dict[str, Past]] = []
         self._next = 0
 
-    def begin(self, rows: int) -> None:
-        """A pass begins over so many rows, which are those of the pass before."""
+    def begin(self, rows: int, *, anew: bool = False) -> None:
+        """A pass begins over so many rows, which are those of the pass before; with `anew` they may be others."""
         self._moved, self._next = [], 0
-        if self.filled is None or len(self.filled) != rows:
+        if self.filled is None or (anew and len(self.filled) != rows):
             self.forget(rows)
+        if self.filled is not None and len(self.filled) != rows:
+            raise UserError(
+                f"a data rank remembers {len(self.filled)} rows, and is given {rows}: rows go on where they ended, so "
+                "leave train.batch as it was when the run began."
+            )
 
     def forget(self, rows: int) -> None:
         """Nothing is remembered of any of so many rows."""
@@ -81,33 +86,27 @@ class RowMemory:
             first += len(next(iter(pasts.values())).filled) if pasts else 0
         self._moved = []
 
-    def pieces(self, ranks: Ranks, *, first: bool) -> Iterator[Piece]:
+    def pieces(self, ranks: Ranks, *, first: bool) -> Iterator[TensorPiece]:
         """For a checkpoint; of the `first` chunk also what all know."""
         if ranks.tensor > 0 or self.filled is None:
             return
         rows = len(self.filled)
 
-        def piece(name: str, data: Tensor) -> Piece:
+        def piece(name: str, data: Tensor) -> TensorPiece:
             rest = tuple(data.shape[1:])
             shape, offset = (rows * ranks.data_size, *rest), (rows * ranks.data, *[0] * len(rest))
-            return Piece(name=name, shape=shape, offset=offset, block=(rows, *rest), data=data)
+            return TensorPiece(name=name, shape=shape, offset=offset, block=(rows, *rest), data=data)
 
         for (stack, layer), state in self.states.items():
             yield piece(f"memory/{stack}.{layer}", state.float())
         if first:
             yield piece(FILLED, self.filled)
 
-    def restore(self, reader: Reader, ranks: Ranks, *, rows: int | None) -> None:
-        """The rows of this data rank, whoever wrote them; `rows` of the global batch, where that is known."""
+    def restore(self, reader: TensorReader, ranks: Ranks) -> None:
+        """The rows of this data rank, whoever wrote them."""
         if FILLED not in reader.names():
             return
-        known = reader.shape(FILLED)[0]
-        if rows is not None and known != rows:
-            raise UserError(
-                f"the checkpoint remembers {known} rows of a batch, and train.batch is {rows}: rows go on where they "
-                f"ended, so set train.batch={known}, or begin another run."
-            )
-        mine = known // ranks.data_size
+        mine = reader.shape(FILLED)[0] // ranks.data_size
         self.forget(mine)
         if self.filled is None:
             return

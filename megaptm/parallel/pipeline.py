@@ -10,10 +10,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from megaptm.batch import MicroBatch
 from megaptm.models.model import Model, stream_lengths
 from megaptm.parallel.groups import Ranks, seed_step
-
-MicroBatch = dict[str, Tensor]
 
 
 class Pipeline:

@@ -27,6 +27,7 @@ from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_a
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
+from megaptm.layers.attention import PatternAttend
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
@@ -202,6 +203,8 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
             module.gather_sequence = gather_from_sequence_parallel_region
         if isinstance(module, Convolution) and sequence_parallel:
             module.gather = gather_from_sequence_parallel_region
+        if isinstance(module, PatternAttend):
+            module.is_of(heads=range(module.heads * rank // ranks, module.heads * (rank + 1) // ranks))
 
 
 def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from megaptm.bricks import ModelChunk
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.layer import Stack
+from megaptm.layers.window import WindowAttention
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, even_chunks
 from megaptm.parallel.groups import Ranks, device
@@ -92,7 +93,7 @@ def transformer_config(
 
 
 def build_stages(
-    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: Iterable[str]
+    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: Iterable[str], marks: bool
 ) -> list[Stage]:
     """This rank's chunks, in order along the pipeline; what their weights hold is not decided.
 
@@ -100,7 +101,7 @@ def build_stages(
     """
     chunks = even_chunks(spec, layout.pipeline * layout.virtual)
     mine = [chunks[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
-    return [_build(spec, piece, layout, ranks, config, chunk, losses) for chunk, piece in enumerate(mine)]
+    return [_build(spec, piece, layout, ranks, config, chunk, losses, marks) for chunk, piece in enumerate(mine)]
 
 
 def _build(
@@ -111,6 +112,7 @@ def _build(
     config: TransformerConfig,
     chunk: int,
     losses: Iterable[str],
+    marks: bool,
 ) -> Stage:
     with torch.device("meta"):
         model = Model(spec, piece)
@@ -120,6 +122,9 @@ def _build(
     mark_parameters(model, config, placements)
     for loss, head in model.head.items() if model.head is not None else ():
         head.requires_grad_(loss in losses)
+    for module in model.modules():
+        if isinstance(module, WindowAttention):
+            module.global_qkv.requires_grad_(marks)
     if layout.recompute == "full":
         for module in model.modules():
             if isinstance(module, Stack):

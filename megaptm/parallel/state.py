@@ -9,17 +9,20 @@ any layout reads what any other wrote.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from megaptm.checkpoint.boxes import Box, span_boxes
-from megaptm.checkpoint.tensors import Piece, Reader
-from megaptm.parallel.engine import Engine
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.parallel.optimizers import RULES, StateTensor, TensorPart, set_steps
 
+if TYPE_CHECKING:
+    from megaptm.parallel.engine import Engine
 
-def pieces(engine: Engine) -> Iterator[Piece]:
+
+def pieces(engine: Engine) -> Iterator[TensorPiece]:
     """The pieces this process has to write: each element of each tensor comes from exactly one process."""
     for part in engine.optimizer.parts:
         if getattr(part.parameter, "shared", False):
@@ -29,14 +32,14 @@ def pieces(engine: Engine) -> Iterator[Piece]:
             if tensor.like != "weight" and _writes_factor(engine, part, tensor):
                 shape, box = _factor(part, tensor)
                 data = _remembered(engine, part, kind, tensor, box.shape)
-                yield Piece(f"{kind}/{part.place.name}", shape, box.offset, box.shape, data)
+                yield TensorPiece(f"{kind}/{part.place.name}", shape, box.offset, box.shape, data)
     for chunk, memory in enumerate(engine.memories):
         yield from memory.pieces(engine.ranks, first=engine.ranks.pipeline == 0 and chunk == 0)
 
 
-def restore(engine: Engine, reader: Reader, *, step: int, rows: int | None = None) -> None:
-    """Set weights and what is known of them from a checkpoint of any layout, and what is remembered of the `rows` of
-    the global batch (absent: as many as there are); `step` updates have been made to them."""
+def restore(engine: Engine, reader: TensorReader, *, step: int) -> None:
+    """Set weights and what is known of them from a checkpoint of any layout, and what is remembered of rows; `step`
+    updates have been made to them."""
     with torch.no_grad():
         for part in engine.optimizer.parts:
             place = part.place
@@ -50,7 +53,7 @@ def restore(engine: Engine, reader: Reader, *, step: int, rows: int | None = Non
                         known = _read(reader, part, kind, tensor).to(part.key.device, copy=True)
                         engine.optimizer.rule.state[part.key][kind] = known
     for memory in engine.memories:
-        memory.restore(reader, engine.ranks, rows=rows)
+        memory.restore(reader, engine.ranks)
     if step > 0:
         set_steps(engine.optimizer.rule, engine.optimizer.parts, step)
 
@@ -61,7 +64,7 @@ def _state_tensors(engine: Engine, part: TensorPart) -> Mapping[str, StateTensor
     return RULES[settings.name].remembers(settings, part) if part.parameter.requires_grad else {}
 
 
-def _slices(engine: Engine, part: TensorPart) -> Iterator[Piece]:
+def _slices(engine: Engine, part: TensorPart) -> Iterator[TensorPiece]:
     """The weight, and what has a number for each of its elements."""
     place, ranks = part.place, engine.ranks
     if (place.axis is None and ranks.tensor > 0) or (part.span is None and ranks.data > 0):
@@ -74,7 +77,7 @@ def _slices(engine: Engine, part: TensorPart) -> Iterator[Piece]:
             held[kind] = _remembered(engine, part, kind, tensor, tuple(held["weight"].shape))
     for kind, values in held.items():
         data = values.detach().float()
-        yield Piece(
+        yield TensorPiece(
             name=f"{kind}/{place.name}",
             shape=place.shape,
             offset=place.offset,
@@ -104,7 +107,7 @@ def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box
     return (part.matrices, part.whole_width), Box((0, offset), (part.matrices, part.width))
 
 
-def _read(reader: Reader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
+def _read(reader: TensorReader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
     """As much of a tensor as is held here: with many data ranks a small part of the slice."""
     name, shape = f"{kind}/{part.place.name}", tuple(part.parameter.shape)
     if tensor.like != "weight":

@@ -12,8 +12,7 @@ attention does not keep.
 from __future__ import annotations
 
 from megaptm.bricks import Brick, ModelChunk, kinds, memory_width, runs, sublayers
-from megaptm.bricks.adaptive import projections
-from megaptm.bricks.heads import ROWS_PROJECTED, HeadBrick
+from megaptm.bricks.heads import HeadBrick, HeadBytes
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -56,13 +55,19 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
         drops = work.spec.dropout and brick.block.attention_dropout
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
+    if brick.tiled(asking):
+        return 0.0
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
     if brick.scored:
         # The sum of what is added, which every layer and head has of its own.
         asked = work.lengths[keys] + brick.remembered
         added = rows * asking * asked * size.heads * element / layout.tensor
         return rows * asking * size.heads * 4 / layout.tensor + added
-    shared = pairs * element if (work.masked or brick.masked) and not work.spec.family.stacks[queries].score_bias else 0
+    shared = (
+        pairs * element
+        if (work.masked or brick.masked(asking)) and not work.spec.family.stacks[queries].score_bias
+        else 0
+    )
     # One float32 a query and head.
     return rows * asking * size.heads * 4 / layout.tensor + shared
 
@@ -113,43 +118,18 @@ def held(work: Workload, stage: int, chunks: list[ModelChunk]) -> float:
 
 def logits(work: Workload) -> float:
     """Bytes at the peak of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
-    bricks = [*work.heads.values()]
-    projecting = [head for head in bricks if head.projects]
-    if not projecting:
-        return _hidden(work, bricks[-1] if bricks else None)
-    kept, passing = zip(*(_projection(work, head) for head in projecting), strict=True)
-    return sum(kept) + max(passing)
+    known = {head: _loss(work, head) for head in work.heads.values()}
+    if not known:  # the closing norm's output and its gradient
+        last = next(reversed(work.spec.family.stacks))
+        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.size_of(last).width * work.element
+    projecting = [bytes_ for head, bytes_ in known.items() if head.projects] or [*known.values()][-1:]
+    return sum(one.kept for one in projecting) + max(one.passing for one in projecting)
 
 
-def _hidden(work: Workload, head: HeadBrick | None) -> float:
-    """Bytes of what a head reads, the closing norm's output, gathered, and of its gradient."""
-    stack = head.stack if head else next(reversed(work.spec.family.stacks))
-    return 2 * _places(work, head) * work.spec.size_of(stack).width * work.element
-
-
-def _places(work: Workload, head: HeadBrick | None) -> int:
-    """Of a micro-batch, those that a head reads."""
-    length = work.lengths[head.stack if head else next(reversed(work.spec.family.stacks))]
-    return work.layout.microbatch * (head.places(length, work.asked) if head else length)
-
-
-def _projection(work: Workload, head: HeadBrick) -> tuple[float, float]:
-    """Bytes that a head's loss keeps until its backward pass, which is after the losses of all heads, and those that it
-    needs besides for as long as it projects."""
-    spec, tensor, element = work.spec, work.layout.tensor, work.element
-    places, vocabulary, hidden = _places(work, head), spec.padded_vocabulary, _hidden(work, head)
-    if spec.size.cutoffs:  # one cluster after another, whole on each tensor rank, and the gradients of all their tables
-        table = 4 if places > ROWS_PROJECTED else element
-        tables, rows = sum(i * o for i, o in projections(spec)), max(o for _, o in projections(spec))
-        return hidden + tables * table, min(places, ROWS_PROJECTED) * rows * (element + 4)
-    if work.software.chunked_logits and tensor == 1:
-        table = 4 if places > ROWS_PROJECTED else element
-        chunked = min(places, ROWS_PROJECTED)
-        return hidden + vocabulary * spec.size.table_width * table, chunked * vocabulary * (element + 4)
-    # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
-    # model's format.
-    scores = places * vocabulary / tensor
-    return hidden + scores * 4, 0.0 if element == 4 else scores * element
+def _loss(work: Workload, head: HeadBrick) -> HeadBytes:
+    places = work.layout.microbatch * head.places(work.lengths[head.stack], work.asked)
+    chunked = work.software.chunked_logits
+    return head.bytes(places, work.element, tensor=work.layout.tensor, chunked=chunked)
 
 
 def compared(work: Workload) -> float:

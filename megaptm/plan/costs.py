@@ -90,7 +90,7 @@ def stage(
         if chunk.begins:
             total += embedding(machine, work, chunk.begins)
         for one in work.heads.values():
-            if one.name in chunk.heads and one.projects:
+            if one.name in chunk.heads:
                 total += head(machine, work, one)
     return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)
 
@@ -137,7 +137,9 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     if work.software.attention == "materialized":
         drops = bool(work.spec.dropout) and brick.block.attention_dropout
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
-    causal = brick.block.visibility == "causal" and queries == keys and not (work.masked or brick.masked)
+    own = work.lengths[queries]
+    whole = not (work.masked or brick.masked(own) or brick.tiled(own))
+    causal = brick.block.causal and queries == keys and whole
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
@@ -226,18 +228,22 @@ def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes
 
 
 def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
-    """Projection on the vocabulary and cross-entropy."""
-    spec, tensor = work.spec, work.layout.tensor
+    """A head's maps, and where it projects on the vocabulary that and the cross-entropy."""
+    spec, tensor, rows = work.spec, work.layout.tensor, work.layout.microbatch
     length = work.lengths[brick.stack]
-    places = work.layout.microbatch * brick.places(length, work.asked)
+    places = brick.places(length, work.asked)
+    taken = rows * brick.mapped(places)
+    maps = sum(product(machine, work, taken, one.inputs, one.outputs) for one in brick.maps.values())
+    if not brick.projects:
+        return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
     if spec.size.cutoffs:  # which each tensor rank has whole
-        vocabulary = float(sum(rows for _, rows in projections(spec)))
-        forward = sum(product(machine, work, places, inputs, outputs) for inputs, outputs in brick.projections)
+        vocabulary = float(sum(outputs for _, outputs in projections(spec)))
+        forward = maps + sum(product(machine, work, rows * places, *one) for one in brick.projections)
     else:
         vocabulary = spec.padded_vocabulary / tensor
-        forward = product(machine, work, places, spec.size.table_width, vocabulary)
-    passes = places * vocabulary / machine.bandwidth
-    stream = work.layout.microbatch * length * brick.size.width * work.element
+        forward = maps + product(machine, work, rows * places, spec.size.table_width, vocabulary)
+    passes = rows * places * vocabulary / machine.bandwidth
+    stream = rows * length * brick.size.width * work.element
     gathered = collective(machine, stream, ranks=tensor, stride=1)
     # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
     return Passes(

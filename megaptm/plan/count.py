@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from megaptm.bricks import heads, held, memory_width, runs, sublayers, widening
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm
+from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
 
-def count(spec: ModelSpec, *, with_heads: bool = False) -> int:
+def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
     """Parameters, each counted once, rows that pad the vocabulary left out.
 
     As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only
     pre-training uses: BERT's masked-token transform, its bias per word, the next-sentence classifier; ELECTRA's
     generator, and what a table differs by from the generator's.
     """
+    if isinstance(spec, WordSpec):
+        return spec.parameters
     stacks = {
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
@@ -48,7 +51,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
         for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = [one for one in sub.brick.maps.values() if not one.of_distances]
+                maps = [one for one in sub.brick.maps.values() if not (one.of_distances or one.of_marked)]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
                 of_past += layers * sub.brick.past_products

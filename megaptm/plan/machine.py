@@ -7,16 +7,15 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from megaptm.config.errors import told_value, wanted
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, must_be, nearest
 
 # What a device, a link or a disk can be; outside of it, formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 Duration = Annotated[float, Field(ge=0.0, le=1e9)]
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
 FOLDER = CONFIGS / "machines"
 
@@ -24,11 +23,11 @@ FOLDER = CONFIGS / "machines"
 class Efficiency(Section):
     """The one model of a chip: what it reaches of its data sheet, whatever is computed on it."""
 
-    matmul: Share
+    matmul: PositiveShare
     """Share of the peak that a large matrix product reaches; small ones pay for reading and writing besides."""
-    attention: Share
+    attention: PositiveShare
     """Share of the peak that fused attention reaches, on the half of the square that a causal mask leaves."""
-    memory: Share
+    memory: PositiveShare
     """Share of the memory's bandwidth that reading and writing long tensors reaches."""
     beside: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of its time that communication costs although products hide it: both want the memory."""
@@ -43,7 +42,7 @@ class Link(Section):
 
     gigabytes_per_second: Positive
     """Of one device, in one direction, as the data sheet says."""
-    efficiency: Share
+    efficiency: PositiveShare
     """Share of it that a collective of large messages reaches."""
     microseconds: Duration
     """Time of one hop of a ring: to hand on the smallest message."""
@@ -141,4 +140,4 @@ def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str
         return f"{where}: unknown key {key}; a machine has {', '.join(Machine.model_fields)}."
     if details["type"] == "missing":
         return f"{where}: {key} is missing."
-    return f"{where}: {key} must be {wanted(details)}, not {told_value(details['input'])}."
+    return f"{where}: {key} {must_be(details)}"

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Map, ModelChunk, chunks, convolution_map, memory_width, sublayers, widening
+from megaptm.bricks import Map, ModelChunk, chunks, memory_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
-from megaptm.bricks.layer import decoding_places, input_tables
+from megaptm.bricks.layer import decoding_places, input_maps, maps_beside, own_sublayers
 from megaptm.config import Config, OptimizerConfig, resolve_model
-from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
+from megaptm.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -81,49 +81,19 @@ def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str
         elif spec.family.tied and any(head.projects for head in here.values()):
             yield tokens
         if chunk.begins:
-            yield from _tables(spec, chunk.begins)
+            yield from input_maps(spec, chunk.begins)
         for head in (head for name, head in here.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:
                 yield Map(head.rows, spec.padded_vocabulary, False, "columns")
 
 
-def _tables(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
-    """At the input of some stacks, besides the tokens'."""
-    family, width = spec.family, spec.size.table_width
-    for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
-        if block.position == "learned":
-            yield Map(width, spec.positions, False)
-    for rows in input_tables(family).values():
-        yield Map(width, rows, False)
-    yield from (one for name, one in widening(spec).items() if name in stacks)
-
-
 def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
     """What layers share is there once."""
     for name, layers in chunk.layers.items():
-        block, size, seen = spec.family.stacks[name], spec.size_of(name), set()
-        for layer in layers:
-            for sub in sublayers(block.at(layer), size, memory_width(spec, name)):
-                place = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
-                if place not in seen:
-                    seen.add(place)
-                    yield from sub.brick.maps.values()
-        if block.relative and layers:
-            yield from _relative(block, size, len(layers))
-        if block.score_bias and layers:
-            yield Map(size.heads, BIAS_BUCKETS, False, "rows")
-        if block.distance_rows and layers:
-            yield Map(size.width, block.distance_rows, False)
-        if block.convolution and 0 in layers:
-            yield convolution_map(size.width)
+        block, size = spec.family.stacks[name], spec.size_of(name)
+        for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
+            yield from sub.brick.maps.values()
+        yield from maps_beside(block, size, layers)
         if places := decoding_places(spec, name, layers):
             yield Map(size.width, places // size.width, False)
-
-
-def _relative(block: Block, size: Size, layers: int) -> Iterator[Map]:
-    """What relative attention has beside its maps."""
-    one = Map(size.heads, size.key_width, False, "rows")
-    yield from [one] * (2 if block.relative_biases == "stack" else 2 * layers)
-    if block.relative_segments:
-        yield from [one, Map(size.heads, 2 * size.key_width, False, "rows")] * layers

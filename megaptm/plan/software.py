@@ -27,7 +27,11 @@ class Sharding(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """Facts about an engine that its speed and memory follow from."""
+    """Facts about an engine that its speed and memory follow from.
+
+    Ours has the defaults. Every other value is there for published runs (`benchmarks/published`): the formulas are held
+    to what those engines did, and one formula with a switch is easier to check than two.
+    """
 
     attention: Literal["fused", "first-fused", "materialized"] = "fused"
     """Whether scores [S, S] are ever written to memory; `first-fused` kernels are those before FlashAttention-2."""

@@ -9,8 +9,10 @@ from typing import Literal
 
 from megaptm.bricks import HeadBrick
 from megaptm.bricks import heads as heads_of
-from megaptm.config import Config, Layout, OptimizerConfig, resolve_model
+from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import row_lengths
+from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
 from megaptm.spec import ModelSpec
@@ -96,7 +98,13 @@ class Workload:
 
 def workload_of(config: Config) -> Workload:
     """The step of a training config, as this engine runs it."""
-    spec = resolve_model(config)
+    spec = resolve(config)
+    if isinstance(spec, WordSpec):
+        raise UserError(
+            f"{config.model.family} has no layers to plan for: its tables are {spec.parameters:,} parameters, "
+            f"{4 * spec.parameters:,} bytes that data ranks divide among them; how fast they are learned is shown by a "
+            "few steps of `megaptm train`."
+        )
     objective = config.built_objective
     batch = objective.batch(config.data.sequence, config.data.document_mask)
     return Workload(

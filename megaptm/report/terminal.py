@@ -10,8 +10,9 @@ from typing import Any, TextIO
 
 import psutil
 
-from megaptm.config import Config, Layout, resolve_model
+from megaptm.config import Config, Layout, resolve
 from megaptm.config.ways import ways
+from megaptm.families.words import WordSpec
 from megaptm.plan.count import count
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import Tokenizer
@@ -26,7 +27,7 @@ def title(config: Config) -> str:
     """What is trained, how it is laid out, and where it is written: two lines."""
     processes = config.layout.processes
     return (
-        f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters, "
+        f"{config.model.family}/{config.model.size}, {count(resolve(config)):,} parameters, "
         f"{config.train.precision}; {processes} process{'es' if processes > 1 else ''}: "
         f"layout {layout_title(config.layout.model_dump())}\nrun folder {typed_path(config.run)}"
     )
@@ -80,7 +81,8 @@ def clock(seconds: float) -> str:
 def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
     """Three commands to go on with after a run has ended, or has stopped half-way: then `start` is what starts it."""
     run = typed_path(config.run)
-    last = ["export", "hf", run, os.path.join("exported", Path(run).name)]
+    form = "words" if isinstance(resolve(config), WordSpec) else "hf"
+    last = ["export", form, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         last = ["generate", run, "--prompt", prompt]
     commands = [["report", run], ["evaluate", run], last]
@@ -90,7 +92,8 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
 def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """What such a model can be asked with, as its objective says; None where it gives vectors alone."""
     task, special = config.built_objective, tokenizer.special
-    way = next(iter(ways(resolve_model(config), task.prompts)), None)
+    spec = resolve(config)
+    way = None if isinstance(spec, WordSpec) else next(iter(ways(spec, task.prompts)), None)
     if way is None or not task.prompts:
         return None
     kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[way]

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from megaptm.checkpoint.store import Checkpoint, Store
-from megaptm.checkpoint.tensors import Reader
+from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG, require_run
@@ -60,7 +60,7 @@ class RunCheckpoint:
 
 
 class _Weights(Mapping[str, Tensor]):
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: TensorReader) -> None:
         self._reader = reader
         self._names = [name.removeprefix(PREFIX) for name in reader.names() if name.startswith(PREFIX)]
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 from megaptm.storage import shown
 
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint
 
 
-def compatibility(spec: ModelSpec, tokenizer: str) -> dict[str, Any]:
+def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
     """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
+    if isinstance(spec, WordSpec):
+        model = {"family": spec.name, **asdict(spec.size), "vocabulary": spec.vocabulary}
+        return {"model": model, "tokenizer": tokenizer}
     return {
         "model": {
             "family": spec.name,
             **asdict(spec.size),
             "vocabulary": spec.vocabulary,
             "context": spec.context,
+            "tasks": spec.family.tasks,
             "sharing": {
                 name: [*block.share, block.groups, block.cycle]
                 for name, block in spec.family.stacks.items()

@@ -6,15 +6,20 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
-from megaptm.config import Config, resolve_model
+import numpy as np
+
+from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of
 from megaptm.data.order import REMEDIES, check_annotated
+from megaptm.data.statistics import token_counts
 from megaptm.errors import UserError
+from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Composed, Task
+from megaptm.spec import Family, ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
-from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
 BY_FREQUENCY = "words"
@@ -38,6 +43,22 @@ class RunCorpora:
             if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
                 # Another objective would be asked of each of them.
                 check_annotated(read[0], annotations_of(task.objective))
+        _check_special_tokens(config, self.tokenizer)
+
+    def word_counts(self, vocabulary: int, part: int, parts: int) -> np.ndarray:
+        """int64 [vocabulary]: how often each id comes in a part of the training text.
+
+        Of several corpora in the shares in which they are read; the one that is read most often counts as it is.
+        """
+        counted = {
+            place: token_counts(corpus, "train", vocabulary, part=part, parts=parts)
+            for place, corpus in self._corpora.items()
+        }
+        often = {
+            place: self.config.data.mix[place] / corpus.split("train").tokens for place, corpus in self._corpora.items()
+        }
+        shares = {place: each / max(often.values()) for place, each in often.items()}
+        return np.sum([np.rint(counts * shares[place]).astype(np.int64) for place, counts in counted.items()], axis=0)
 
     def mix(self, split: str) -> Mix:
         """Of `train` or `validation`."""
@@ -54,6 +75,8 @@ class RunCorpora:
             verify=data.verify,
             size_exponent=data.size_exponent,
             size_limit=data.size_limit,
+            dupe_factor=data.dupe_factor,
+            size_limits=data.size_limits,
             schedule=self.config.batches if split == "train" else None,
             lanes=self.config.train.batch,
         )
@@ -74,19 +97,37 @@ def _tasks(config: Config) -> tuple[Task, ...]:
 def build_command(place: str, config: Config) -> str:
     """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about; of what is
     in the folder, where that is text and no corpus."""
-    family, model = resolve_model(config).family, config.model
+    family, model = resolve(config).family, config.model
     needed = dict.fromkeys(chain(*(annotations_of(task.objective) for task in _tasks(config))))
     # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
     said = model.size != "custom" or model.vocabulary != family.vocabulary
     options = [
         f"tokenizer.kind={family.tokenizer}",
         *([f"tokenizer.vocabulary={model.vocabulary}"] if said else []),
-        *([f"tokenizer.specials={family.specials}"] if family.specials else []),
+        *_specials(family),
         *(f"annotate.{name}=true" for name in needed if name not in REMEDIES),
     ]
     folder = Path(place)
     text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else ("TEXT", place)
     return " ".join(["megaptm corpus build", shlex.quote(text), f"out={shlex.quote(out)}", *options])
+
+
+def _specials(family: Family | WordFamily) -> list[str]:
+    return [f"tokenizer.specials={family.specials}"] if family.specials else []
+
+
+def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
+    """Where a tokenizer lacks a token that the family's own has, name that kind; of others objectives tell."""
+    family = resolve(config).family
+    known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
+    for task in _tasks(config):
+        lacking = task.objective.lacking(tokenizer.special)
+        if lacking and {*lacking} <= {*known}:
+            options = " ".join([f"tokenizer.kind={family.tokenizer}", *_specials(family)])
+            raise UserError(
+                f"objective {task.objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
+                f"{options}, as {family.name} has it, or take another objective."
+            )
 
 
 def check_corpora(config: Config) -> None:
@@ -124,8 +165,8 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
     """The model must have a row for each id of the tokenizer of the corpus at `place`."""
-    spec = resolve_model(config)
-    if spec.size.cutoffs and tokenizer.kind != BY_FREQUENCY:
+    spec = resolve(config)
+    if isinstance(spec, ModelSpec) and spec.size.cutoffs and tokenizer.kind != BY_FREQUENCY:
         raise UserError(
             f"model.cutoffs are places in a vocabulary whose words come by frequency, as those of tokenizer.kind="
             f"{BY_FREQUENCY} do; that of {place} is of kind {tokenizer.kind}: build the corpus with tokenizer.kind="

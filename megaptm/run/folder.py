@@ -110,7 +110,8 @@ def absolute_paths(config: Config) -> Config:
     """The config with its folders and files absolute: the run is continued from wherever the next command is typed."""
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache and _absolute(config.data.cache)
-    data = config.data.model_copy(update={"mix": mix, "cache": cache})
+    limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
+    data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache": cache})
     objective = with_files(config.objective, _absolute)
     return config.model_copy(update={"run": _absolute(config.run), "data": data, "objective": objective})
 

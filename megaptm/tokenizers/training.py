@@ -26,13 +26,15 @@ def train(
     specials: str | None = None,
     lowercase: bool | None = None,
     sentinels: int | None = None,
+    digits: bool | None = None,
 ) -> Tokenizer:
     """A tokenizer with at most `vocabulary` ids, special ones included; fewer where the text has no more to give.
 
     `specials` is one of `SPECIALS`, `sentinels` the number of stand-ins for hidden spans (T5 has 100), `lowercase`
-    folds case and accents. Absent, they are as usual for the kind and for the special tokens.
+    folds case and accents, with `digits` each digit is a token. Absent, they are as usual for the kind and for the
+    special tokens.
     """
-    check_options(kind, specials, lowercase, sentinels)
+    check_options(kind, specials, lowercase, sentinels, digits)
     texts = iter(texts)
     first = next((text for text in texts if text.strip()), None)
     if first is None:
@@ -47,12 +49,15 @@ def train(
         last=(*chosen.last, *(f"<extra_id_{number}>" for number in reversed(range(count)))),
         unknown=chosen.roles.get("unknown"),
         lowercase=bool(found.lowercase if lowercase is None else lowercase),
+        digits=bool(digits),
     )
     library = found.learn(texts, request)
     return _with_specials(library, chosen, found, request)
 
 
-def check_options(kind: str, specials: str | None, lowercase: bool | None, sentinels: int | None) -> None:
+def check_options(
+    kind: str, specials: str | None, lowercase: bool | None, sentinels: int | None, digits: bool | None
+) -> None:
     """Raise a `UserError` where these do not go together."""
     if kind not in KINDS:
         raise UserError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
@@ -64,6 +69,9 @@ def check_options(kind: str, specials: str | None, lowercase: bool | None, senti
     if lowercase is not None and KINDS[kind].lowercase is None:
         usable = ", ".join(name for name, those in KINDS.items() if those.lowercase is not None)
         raise UserError(f"lowercase is not for kind {kind}, which keeps every text as it is: use one of {usable}.")
+    if digits is not None and not KINDS[kind].digits:
+        usable = ", ".join(name for name, those in KINDS.items() if those.digits)
+        raise UserError(f"digits is not for kind {kind}: use one of {usable}.")
     if sentinels is not None and sentinels < 0:
         raise UserError(f"sentinels must be 0 or more, not {sentinels}.")
 

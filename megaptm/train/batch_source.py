@@ -7,8 +7,9 @@ from itertools import repeat
 
 import torch
 
+from megaptm.batch import MicroBatch
 from megaptm.config import Config
-from megaptm.data.loader import Loader, MicroBatch, validation_batches, validation_steps
+from megaptm.data.loader import Loader, validation_batches, validation_steps
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
 
@@ -16,10 +17,9 @@ from megaptm.run.corpora import RunCorpora
 class BatchSource:
     """Micro-batches for one process; `None`s where tensor rank 0 reads and this rank is sent what it read."""
 
-    def __init__(self, config: Config, ranks: Ranks) -> None:
+    def __init__(self, config: Config, ranks: Ranks, corpora: RunCorpora) -> None:
         self.config = config
         self.ranks = ranks
-        corpora = RunCorpora(config)
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
         self._loader: Loader | None = None

@@ -14,10 +14,9 @@ from megaptm.checkpoint.host_staging import HostStaging
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import Config
 from megaptm.errors import UserError
-from megaptm.parallel import state
+from megaptm.families.words import WordSpec
 from megaptm.parallel.background import Background, together
 from megaptm.parallel.collectives import all_gather_object, barrier, broadcast_object
-from megaptm.parallel.engine import Engine
 from megaptm.plan.count import count
 from megaptm.resilience.events import (
     CheckpointEvent,
@@ -30,7 +29,9 @@ from megaptm.resilience.events import (
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text
 from megaptm.run.rank import RankEnvironment
+from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import BatchSource
+from megaptm.train.training_engine import TrainingEngine
 
 
 class Checkpointer:
@@ -40,15 +41,17 @@ class Checkpointer:
         self,
         run: Path,
         config: Config,
-        engine: Engine,
+        engine: TrainingEngine,
+        spec: ModelSpec | WordSpec,
         source: BatchSource,
         place: RankEnvironment,
         *,
         lock: RunLock | None,
         events: Events | None,
     ) -> None:
-        self.config, self.engine, self.source, self.place, self.events = config, engine, source, place, events
-        self.compatibility = compatibility(engine.spec, source.tokenizer.fingerprint)
+        self.config, self.engine, self.spec, self.source = config, engine, spec, source
+        self.place, self.events = place, events
+        self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
         self.store = Store(
             run,
             keep=config.checkpoint.keep,
@@ -72,14 +75,13 @@ class Checkpointer:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
             self.layout_before = layout_of(checkpoint)
-            rows = self.config.train.batch
-            together(lambda: state.restore(self.engine, checkpoint.reader, step=checkpoint.step, rows=rows))
+            together(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
             self.engine.fill()
         if self.events:
             layout, processes = self.config.layout.model_dump(), self.place.world
             if checkpoint is None:
-                self.events.write(StartEvent(parameters=count(self.engine.spec), layout=layout, processes=processes))
+                self.events.write(StartEvent(parameters=count(self.spec), layout=layout, processes=processes))
             else:
                 step, folder = checkpoint.step, checkpoint.folder.name
                 seconds = round(time.monotonic() - begun, 3)
@@ -98,7 +100,7 @@ class Checkpointer:
         if self.events:
             self.store.prepare(step)
         barrier()
-        pieces = state.pieces(self.engine)
+        pieces = self.engine.pieces()
         self._background.begin(
             partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
             partial(self._commit, step, self._state(step), begun),

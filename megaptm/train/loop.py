@@ -14,12 +14,13 @@ from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.objectives import Objective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
-from megaptm.parallel.engine import REMEDY, DivergedError, Engine, NothingAskedError, StepResult
+from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.metrics import SecondsSpent, StepReport
+from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
 """Phase -> the field of `SecondsSpent` that it counts in, where that has another name."""
@@ -31,7 +32,7 @@ class Training:
 
     config: Config
     objective: Objective
-    engine: Engine
+    engine: TrainingEngine
     batches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
     held_out: Callable[[], Iterator[Any]]
@@ -148,7 +149,7 @@ def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]]
         return None, error
 
 
-def mean_losses(engine: Engine, batches: Iterator[Any]) -> dict[str, float]:
+def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, float]:
     """Each loss's mean over what all batches ask, and `loss`, their weighted sum."""
     sums = dict.fromkeys(engine.losses, 0.0)
     counts = dict.fromkeys(engine.losses, 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from megaptm.config import Config
 from megaptm.data import Mix
+from megaptm.families.words import WordSpec
 from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.objectives.composed import by_step
 from megaptm.plan.count import count, step_flops
@@ -21,7 +22,7 @@ from megaptm.spec import ModelSpec
 from megaptm.track import Tracker, how_to_look
 
 if TYPE_CHECKING:
-    from megaptm.parallel.engine import StepResult
+    from megaptm.parallel.step_result import StepResult
 
 
 @dataclass
@@ -61,7 +62,7 @@ class StepReport:
         self,
         run: Path,
         config: Config,
-        spec: ModelSpec,
+        spec: ModelSpec | WordSpec,
         mix: Mix,
         events: Events,
         *,
@@ -78,9 +79,13 @@ class StepReport:
         self.tracker.log_status("RUNNING")
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         self.tracker.log_artifact(run / CONFIG)
-        lengths = mix.batch.lengths(spec.family.prefixes)
-        self.tokens_per_row = sum(lengths.values())
-        self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
+        self.flops_per_row: int | None = None
+        if isinstance(spec, WordSpec):  # what is done for a word depends on the draw of its window
+            self.tokens_per_row = sum(mix.batch.streams.values())
+        else:
+            lengths = mix.batch.lengths(spec.family.prefixes)
+            self.tokens_per_row = sum(lengths.values())
+            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
         self._epochs = mix.epochs_begun(config.batches.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)
@@ -121,9 +126,9 @@ class StepReport:
             **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),
             **({f"weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
             "learning_rate": rate,
-            "gradient_norm": result.gradient_norm,
+            **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
             "tokens_per_second": rows * self.tokens_per_row / seconds,
-            "model_flops_per_second": rows * self.flops_per_row / seconds,
+            **({} if (flops := self.flops_per_row) is None else {"model_flops_per_second": rows * flops / seconds}),
             "data_wait_seconds": waited / steps,
             "step_seconds": seconds / steps,
             "samples": float(samples),
@@ -211,9 +216,10 @@ class _Lines:
             print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
 
     def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+        norm = metrics.get("gradient_norm")
         print(
             f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_each(metrics, 'loss/')}  "
-            f"lr {metrics['learning_rate']:.2e}  gradient {metrics['gradient_norm']:.3f}  "
+            f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
             f"{metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
             flush=True,
         )

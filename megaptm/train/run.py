@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from megaptm.config import Config, load, resolve_model
+from megaptm.config import Config, load, resolve
+from megaptm.config.schedule import doubts
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
-from megaptm.objectives import weights_at
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import STARTED_BY, TimedLog, device_title, next_commands, resumed
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
@@ -58,18 +58,21 @@ def _work(
     run: Path, config: Config, place: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
     tell = TimedLog(enabled=place.rank == 0)
+    for doubt in doubts(config):
+        tell(f"warning: {doubt}")
     tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
     from megaptm.parallel.deterministic import use_deterministic_kernels
-    from megaptm.parallel.engine import Engine
     from megaptm.parallel.groups import join, leave
+    from megaptm.run.corpora import RunCorpora
     from megaptm.train.batch_source import BatchSource
     from megaptm.train.checkpointer import Checkpointer
+    from megaptm.train.engines import build_engine
     from megaptm.train.loop import Training, train
     from megaptm.train.metrics import SecondsSpent, StepReport
     from megaptm.train.peer_watch import collective_minutes, watch_each_other
 
-    spec, losses = resolve_model(config), weights_at(config.built_objective, 0)
+    spec = resolve(config)
     events = Events(run, fence=lock.must_be_mine) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
@@ -84,22 +87,14 @@ def _work(
     )
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, place)
-    tell(f"building the model ({device_title()})")
-    engine = Engine(
-        spec,
-        config.layout,
-        config.optimizer,
-        losses=losses,
-        seed=config.train.seed,
-        precision=config.train.precision,
-        communication=config.communication,
-        timeout_minutes=minutes,
-        filled=False,  # by the checkpoint, or where there is none: to draw numbers for a large model takes minutes
-    )
     tell("opening the corpora")
     with stop.ends_waiting():
-        source = BatchSource(config, engine.ranks)
-    checkpointer = Checkpointer(run, config, engine, source, place, lock=lock, events=events)
+        corpora = RunCorpora(config)
+    tell(f"building the model ({device_title()})")
+    engine = build_engine(config, spec, corpora, timeout_minutes=minutes)
+    with stop.ends_waiting():
+        source = BatchSource(config, engine.ranks, corpora)
+    checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)
     tell("looking for a checkpoint")
     with stop.ends_waiting(), heartbeat.during("loading"):
         start = checkpointer.restore()

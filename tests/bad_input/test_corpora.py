@@ -75,6 +75,18 @@ def test_all_that_a_corpus_was_built_without_is_said_at_once(train, real_corpus)
     assert "with annotate.words=true annotate.capitals=true, or use another objective." in told
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "told"),
+    [
+        ("gpt1", "wordpiece", "with a `end` token: build the corpus with tokenizer.kind=char-bpe, as gpt1 has it"),
+        ("palm", "wordpiece", "with a `end` token: build the corpus with tokenizer.kind=bpe, as palm has it"),
+        ("deberta-v2", "byte-bpe", "corpus with tokenizer.kind=unigram tokenizer.specials=deberta, as deberta-v2 has"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_told_that_of_the_family(train, real_corpus, family, kind, told):
+    assert told in train(real_corpus(kind), family=family)
+
+
 def test_a_folder_of_text_is_built_somewhere_else(train, tmp_path):
     (tmp_path / "tales").mkdir()
     (tmp_path / "tales/first.txt").write_text("Once.")

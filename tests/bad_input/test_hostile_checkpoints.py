@@ -10,7 +10,7 @@ import torch
 from megaptm.checkpoint.files import DamagedError
 from megaptm.checkpoint.manifest import content_id
 from megaptm.checkpoint.store import Checkpoint, Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
 from megaptm.run.compatibility import layout_of
 
@@ -50,7 +50,7 @@ def store(tmp_path):
         values = torch.arange(12.0).reshape(4, 3)
         for rank in (0, 1):
             rows = values[2 * rank : 2 * rank + 2]
-            store.write(step, rank, [Piece("weight/w", (4, 3), (2 * rank, 0), (2, 3), rows)])
+            store.write(step, rank, [TensorPiece("weight/w", (4, 3), (2 * rank, 0), (2, 3), rows)])
         store.commit(step, {"step": step}, 2)
     return store
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import dump, resolve_model
 from megaptm.data import read_manifest, write_manifest
 from megaptm.data.files import npy_bytes
@@ -191,7 +191,7 @@ def begin(bench, *, steps=(10,), config=True, corpora=None):
     with Events(bench.run) as events:
         for step in steps:
             store.prepare(step)
-            store.write(step, 0, [Piece("weight/a", (4,), (0,), (4,), torch.ones(4))])
+            store.write(step, 0, [TensorPiece("weight/a", (4,), (0,), (4,), torch.ones(4))])
             store.commit(step, state, ranks=1)
             events.write(CheckpointEvent(step=step, bytes=16, seconds=0.0))
     if config:

@@ -207,6 +207,27 @@ WARNINGS = [
         asking("optimizer.decay_steps=9"),
         r"config: optimizer.decay_steps \(9\) end long before train.steps \(20\): the last 1",
     ),
+    (
+        asking("objective={causal-lm: {weight: {0: 1, 50: 0.5}}}"),
+        r"config: objective: the weight of lm changes at step 50, which the run does not reach \(train.steps 20\)",
+    ),
+    (
+        asking("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 1, 50: 2}}}"),
+        r"config: objective.b.share changes at step 50, which the run does not reach \(train.steps 20\)",
+    ),
+    (
+        asking("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 0, 20: 2}}}"),
+        r"config: objective.b begins at step 20, where train.steps ends: only a phase after this one \(train.after",
+    ),
+    (
+        asking("train.ramp={steps: {0: 6, 50: 12}}"),
+        r"config: the batch has 6 rows when the run ends \(train.steps 20\), not the 12 of train.batch: train.ramp"
+        r".steps has 12 from step 50 on; raise",
+    ),
+    (
+        asking("train.ramp={start: 6, increment: 6, samples: 10000000}"),
+        r"config: the batch has 6 rows .*: train.ramp.samples \(10,000,000\) are more than it reads; raise",
+    ),
 ]
 
 

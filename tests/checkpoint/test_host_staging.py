@@ -5,11 +5,11 @@ import torch
 
 from megaptm.checkpoint import host_staging
 from megaptm.checkpoint.host_staging import HostStaging
-from megaptm.checkpoint.tensors import DTYPES, Piece
+from megaptm.checkpoint.tensors import DTYPES, TensorPiece
 
 
 def whole(name, data):
-    return Piece(name, tuple(data.shape), (0,) * data.dim(), tuple(data.shape), data)
+    return TensorPiece(name, tuple(data.shape), (0,) * data.dim(), tuple(data.shape), data)
 
 
 def pieces():

@@ -11,7 +11,7 @@ import torch
 
 from megaptm.checkpoint import store as module
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from tests.ranks import PROCESSES
 
 RANKS = 2
@@ -27,7 +27,7 @@ def pieces(step, rank):
     cut = 1 + step % (ROWS - 1)
     start, stop = ((0, cut), (cut, ROWS))[rank]
     return [
-        Piece(f"{kind}/w", (ROWS, 4), (start, 0), (stop - start, 4), torch.full((stop - start, 4), float(step)))
+        TensorPiece(f"{kind}/w", (ROWS, 4), (start, 0), (stop - start, 4), torch.full((stop - start, 4), float(step)))
         for kind in ("weight", "exp_avg")
     ]
 

@@ -10,7 +10,7 @@ import torch
 
 from megaptm.checkpoint.files import StorageError
 from megaptm.checkpoint.store import GoneError, Store
-from megaptm.checkpoint.tensors import NotFiniteError, Piece
+from megaptm.checkpoint.tensors import NotFiniteError, TensorPiece
 from megaptm.errors import UserError
 
 
@@ -26,7 +26,7 @@ def store(tmp_path):
 def pieces(step, rank, ranks=2):
     """Rank's rows of one matrix, filled so that step and rank can be told."""
     rows = torch.arange(12.0).reshape(4, 3)[rank * 4 // ranks : (rank + 1) * 4 // ranks] + 100 * step
-    return [Piece("weight/w", (4, 3), (rank * 4 // ranks, 0), tuple(rows.shape), rows)]
+    return [TensorPiece("weight/w", (4, 3), (rank * 4 // ranks, 0), tuple(rows.shape), rows)]
 
 
 def whole(step):
@@ -156,7 +156,7 @@ def test_a_checkpoint_without_all_its_ranks_is_not_committed(store):
 def test_a_step_saved_again_replaces_the_first(store):
     save(store, 10)
     store.prepare(10)
-    store.write(10, 0, [Piece("weight/w", (1,), (0,), (1,), torch.ones(1))])
+    store.write(10, 0, [TensorPiece("weight/w", (1,), (0,), (1,), torch.ones(1))])
     assert store.newest().reader.shape("weight/w") == (4, 3)
     store.commit(10, {}, ranks=1)
     assert store.newest().reader.shape("weight/w") == (1,)
@@ -224,7 +224,7 @@ def test_another_version_s_checkpoint_is_refused_not_set_aside(store, monkeypatc
 
 
 def big(step):
-    return [Piece("weight/big", (1 << 20,), (0,), (1 << 20,), torch.full((1 << 20,), float(step)))]
+    return [TensorPiece("weight/big", (1 << 20,), (0,), (1 << 20,), torch.full((1 << 20,), float(step)))]
 
 
 def test_a_checkpoint_is_expected_to_need_what_the_one_before_took(store, monkeypatch):
@@ -316,7 +316,7 @@ def test_a_number_that_is_none_is_never_committed(store, dtype, bad):
     rows = torch.ones(4, 3, dtype=dtype)
     rows[2, 1] = bad
     with pytest.raises(NotFiniteError, match=r"^weight/w is not finite \(1 of 12 numbers\), so no checkpoint"):
-        store.write(20, 0, [Piece("weight/w", (4, 3), (0, 0), (4, 3), rows)])
+        store.write(20, 0, [TensorPiece("weight/w", (4, 3), (0, 0), (4, 3), rows)])
     with pytest.raises(GoneError):  # the ranks that write beside it
         store.write(20, 1, pieces(20, 1))
     assert names(store) == ["step-00000010"]
@@ -326,5 +326,5 @@ def test_a_number_that_is_none_is_never_committed(store, dtype, bad):
 def test_large_numbers_are_numbers(store):
     store.prepare(10)
     largest = torch.full((4, 3), torch.finfo(torch.float32).max)  # the sum is infinite
-    store.write(10, 0, [Piece("weight/w", (4, 3), (0, 0), (4, 3), largest)])
+    store.write(10, 0, [TensorPiece("weight/w", (4, 3), (0, 0), (4, 3), largest)])
     assert torch.equal(store.commit(10, {}, 1).reader.read("weight/w"), largest)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from megaptm.checkpoint import tensors
 from megaptm.checkpoint.boxes import Box, span_boxes
-from megaptm.checkpoint.tensors import Piece, Reader, write_pieces
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
 
 shapes = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
@@ -50,9 +50,9 @@ def written(draw):
         if draw(st.booleans()):
             for start, length in draw(cuts(data.numel())):
                 span = (start, start + length)
-                pieces.append(Piece("w", shape, offset, block, data.reshape(-1)[slice(*span)], span))
+                pieces.append(TensorPiece("w", shape, offset, block, data.reshape(-1)[slice(*span)], span))
         else:
-            pieces += [Piece("w", shape, offset, block, data)] * draw(st.integers(1, 2))
+            pieces += [TensorPiece("w", shape, offset, block, data)] * draw(st.integers(1, 2))
     return whole, draw(st.permutations(pieces))
 
 
@@ -71,7 +71,7 @@ def test_every_block_reads_back_whatever_wrote_it(data, tensor, ranks, runs, mon
     whole, pieces = tensor
     with TemporaryDirectory() as name:
         folder = Path(name)
-        reader = Reader(folder, [write_pieces(folder / str(rank), pieces[rank::ranks]) for rank in range(ranks)])
+        reader = TensorReader(folder, [write_pieces(folder / str(rank), pieces[rank::ranks]) for rank in range(ranks)])
         assert reader.names() == ["w"]
         assert (reader.shape("w"), reader.dtype("w")) == (tuple(whole.shape), whole.dtype)
         assert torch.equal(reader.read("w"), whole)
@@ -93,19 +93,19 @@ def test_the_boxes_of_a_span_are_its_elements_in_order(data, shape):
 
 
 def test_a_hole_in_a_tensor_is_an_error_that_names_it(tmp_path):
-    left = Piece("weight/layer", (4, 6), (0, 0), (4, 3), torch.ones(4, 3))
-    half = Piece("weight/layer", (4, 6), (0, 3), (4, 3), torch.ones(5), span=(0, 5))
-    reader = Reader(tmp_path, [write_pieces(tmp_path / "a", [left, half])])
+    left = TensorPiece("weight/layer", (4, 6), (0, 0), (4, 3), torch.ones(4, 3))
+    half = TensorPiece("weight/layer", (4, 6), (0, 3), (4, 3), torch.ones(5), span=(0, 5))
+    reader = TensorReader(tmp_path, [write_pieces(tmp_path / "a", [left, half])])
     assert torch.equal(reader.read("weight/layer", (0, 0), (2, 4)), torch.ones(2, 4))
     with pytest.raises(UserError, match=r"hold 17 elements of weight/layer, whose shape is \(4, 6\)"):
         reader.read("weight/layer")
-    reader = Reader(tmp_path, [write_pieces(tmp_path / "a", [left, half, left])])
+    reader = TensorReader(tmp_path, [write_pieces(tmp_path / "a", [left, half, left])])
     with pytest.raises(UserError, match=r"weight/layer \(shape \(4, 6\)\) from \(2, 3\) on \(a block of \(2, 3\)\)"):
         reader.read("weight/layer")
 
 
 def test_a_tensor_or_block_that_is_not_there_is_an_error_that_names_it(tmp_path):
-    reader = Reader(tmp_path, [write_pieces(tmp_path / "a", [Piece("w", (2,), (0,), (2,), torch.ones(2))])])
+    reader = TensorReader(tmp_path, [write_pieces(tmp_path / "a", [TensorPiece("w", (2,), (0,), (2,), torch.ones(2))])])
     with pytest.raises(UserError, match="no tensor weight/missing"):
         reader.read("weight/missing")
     with pytest.raises(UserError, match=r"w has shape \(2,\): it holds no block \(2,\) at \(1,\)"):
@@ -115,27 +115,27 @@ def test_a_tensor_or_block_that_is_not_there_is_an_error_that_names_it(tmp_path)
 
 
 def test_files_that_disagree_on_a_tensor_are_refused(tmp_path):
-    one = write_pieces(tmp_path / "a", [Piece("w", (2,), (0,), (2,), torch.ones(2))])
-    other = write_pieces(tmp_path / "b", [Piece("w", (4,), (2,), (2,), torch.ones(2))])
+    one = write_pieces(tmp_path / "a", [TensorPiece("w", (2,), (0,), (2,), torch.ones(2))])
+    other = write_pieces(tmp_path / "b", [TensorPiece("w", (4,), (2,), (2,), torch.ones(2))])
     with pytest.raises(UserError, match="a and b disagree on the shape of w"):
-        Reader(tmp_path, [one, other])
+        TensorReader(tmp_path, [one, other])
 
 
 def test_a_file_cut_short_is_an_error_that_names_it(tmp_path):
-    record = write_pieces(tmp_path / "a", [Piece("w", (100,), (0,), (100,), torch.ones(100))])
+    record = write_pieces(tmp_path / "a", [TensorPiece("w", (100,), (0,), (100,), torch.ones(100))])
     with (tmp_path / "a").open("r+b") as file:
         file.truncate(record.size - 40)
     with pytest.raises(UserError, match="a is cut short"):
-        Reader(tmp_path, [record]).read("w")
+        TensorReader(tmp_path, [record]).read("w")
 
 
 def test_the_files_are_plain_safetensors_and_describe_themselves(tmp_path):
     odd = torch.arange(3, dtype=torch.bfloat16)
     pieces = [
-        Piece("exp_avg/b", (3,), (0,), (3,), odd),
-        Piece("weight/w", (4, 2), (0, 0), (2, 2), torch.eye(2)),
-        Piece("weight/w", (4, 2), (2, 0), (2, 2), torch.ones(3), span=(1, 4)),
-        Piece("empty", (2,), (0,), (2,), torch.ones(0), span=(1, 1)),
+        TensorPiece("exp_avg/b", (3,), (0,), (3,), odd),
+        TensorPiece("weight/w", (4, 2), (0, 0), (2, 2), torch.eye(2)),
+        TensorPiece("weight/w", (4, 2), (2, 0), (2, 2), torch.ones(3), span=(1, 4)),
+        TensorPiece("empty", (2,), (0,), (2,), torch.ones(0), span=(1, 1)),
     ]
     write_pieces(tmp_path / "rank.safetensors", pieces)
     with safe_open(tmp_path / "rank.safetensors", "pt") as file:
@@ -155,7 +155,7 @@ def test_the_files_are_plain_safetensors_and_describe_themselves(tmp_path):
 def test_more_files_than_are_kept_open_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "MAX_OPEN_FILES", 2)
     files = [
-        write_pieces(tmp_path / str(row), [Piece("w", (6, 2), (row, 0), (1, 2), torch.full((1, 2), float(row)))])
+        write_pieces(tmp_path / str(row), [TensorPiece("w", (6, 2), (row, 0), (1, 2), torch.full((1, 2), float(row)))])
         for row in range(6)
     ]
-    assert Reader(tmp_path, files).read("w")[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert TensorReader(tmp_path, files).read("w")[:, 0].tolist() == [0, 1, 2, 3, 4, 5]

@@ -80,6 +80,17 @@ def test_processes_and_microbatches_follow_from_the_layout():
 @pytest.mark.parametrize(
     ("base", "overrides", "told"),
     [
+        (
+            "mt5/small",
+            ["data.size_limits={corpora/c4: 1000}"],
+            "data.size_limits (corpora/c4) is not in data.mix; did you mean corpora/mc4?",
+        ),
+        ("mt5/small", ["data.size_limits={corpora/mc4: 0}"], "data.size_limits.corpora/mc4 must be at least 1, not 0."),
+        (
+            "mt5/small",
+            ["data.size_limits={corpora/mc4: 9}", "data.size_exponent=null"],
+            "data.size_limits bounds what data.size_exponent multiplies weights by",
+        ),
         ("mt5/small", ["data.size_limit=1000", "data.size_exponent=null"], "data.size_limit bounds what data.size_exp"),
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
         ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
@@ -148,7 +159,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "layout.tensor (2) must divide the 511 tokens of the decoder's row",
         ),
         (
-            "t5/base",
+            "t5/baseline",
             ["layout.sequence_parallel=true", "layout.tensor=4"],
             "layout.tensor (4) must divide the 114 tokens of the decoder's row",
         ),
@@ -175,8 +186,14 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "ernie-2/base",
             ["objective={masked-lm: {task_id: 4}}"],
-            "objective.masked-lm.task_id (4) must be one of the 4 of ernie-2, from 0 on.",
+            "objective.masked-lm.task_id (4) must be one of the 4 of ernie-2, from 0 on; or give model.tasks=5.",
         ),
+        (
+            "ernie-2/base",
+            ["model.tasks=7", "objective={masked-lm: {task_id: 7}}"],
+            "objective.masked-lm.task_id (7) must be one of the 7 of ernie-2, from 0 on; or give model.tasks=8.",
+        ),
+        ("bert/base", ["model.tasks=2"], "model.tasks (2): bert is not told its task; remove it, or use ernie-2."),
         (
             "bert/base",
             ["objective={masked-lm: {corpora: [corpora/x]}}"],
@@ -224,6 +241,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ),
         (
             "gpt2/small",
+            ["optimizer.name=sgd", "optimizer.bias_correction=false"],
+            "optimizer.bias_correction means nothing to optimizer.name sgd; remove it, or choose adamw or lamb.",
+        ),
+        (
+            "gpt2/small",
             ["optimizer.adafactor.update_clip=null"],
             "optimizer.adafactor means nothing to optimizer.name adamw; remove it, or choose adafactor.",
         ),
@@ -253,12 +275,48 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ),
         ("gpt2/small", ["train.after=100000"], "train.after (100000) must be less than train.steps (100000)"),
         ("gpt3/small", ["optimizer.decay_steps=100"], "must exceed optimizer.warmup_steps (716)"),
+        ("bert/base", ["model.groups=2"], "model.groups (2) means nothing to bert/base, whose layers share no weights"),
+        ("gpt2/small", ["model.cycle=3"], "model.cycle (3) means nothing to gpt2/small, whose layers share no weights"),
+        (
+            "gpt2/small",
+            ["train.ramp={0: 128}"],
+            "override 'train.ramp={0: 128}': unknown key train.ramp.0; did you mean train.ramp.steps.0?",
+        ),
+        ("gpt2/small", ["optimizer.decay=cosin"], "'noam' or 'constant', not 'cosin'; did you mean cosine?"),
+        ("gpt2/small", ["optimizer.decay=inverse-sqrt"], "not 'inverse-sqrt'; did you mean rsqrt?"),
+        ("gpt2/small", ["optimizer.name=AdamW"], "not 'AdamW'; did you mean adamw?"),
+        (
+            "gpt2/small",
+            ["optimizer.betas=[0.9]"],
+            "override 'optimizer.betas=[0.9]': optimizer.betas must be 2 entries, not [0.9].",
+        ),
+        ("gpt3/175b", ["model.size=175"], "model.size (175) is not a size of gpt3; did you mean 175b?"),
+        (
+            "gpt2/small",
+            ["objective=span-corruption"],
+            "this family reads tokens; say {span-corruption: {joined: true}}, or take one of its own: causal-lm.",
+        ),
+        (
+            "ernie/base",
+            ["train.steps=600000"],
+            "objective.entities begins at step 666,667, and train.steps is 600,000: raise train.steps",
+        ),
+        (
+            "gpt2/small",
+            ["objective={a: {task: causal-lm, share: 0}, b: {task: causal-lm, share: 1}}"],
+            "objective.a has a share of 0 at every step: give it one above 0, or remove the task.",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(base, overrides, told):
     with pytest.raises(UserError) as caught:
         load(CONFIGS / f"{base}.yaml", overrides)
     assert told in str(caught.value)
+
+
+def test_a_task_may_begin_in_the_phase_after_this_one():
+    assert load(CONFIGS / "ernie/base.yaml", ["train.steps=666667"]).train.steps == 666667
+    assert load(CONFIGS / "ernie/base.yaml", ["train.stop_at=10"]).train.stop_at == 10
 
 
 def test_a_family_that_is_none_is_the_only_mistake():

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from megaptm.config.errors import fields
+from megaptm.config.schema import OptimizerConfig
 from megaptm.objectives.registry import TASKS
+from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.suggest import ELSEWHERE, suggest
 
 
 def test_what_other_libraries_name_is_a_key_here() -> None:
     keys = {*fields()}.union(*(fields((section,)) for section in fields()))
     options = {name for task in TASKS.values() for name in getattr(task, "__dataclass_fields__", ())}
-    assert {*ELSEWHERE.values()} <= keys | options
+    values = {value for kind in OptimizerConfig.model_fields.values() for value in get_args(kind.annotation)}
+    assert {*ELSEWHERE.values()} <= keys | options | {*QUESTIONS} | values
     assert not {*ELSEWHERE} & keys
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("n-layer", "layers"), ("Hidden_Size", "width"), ("mlm", "masked-lm"), ("heds", "heads"), ("zzz", None)],
+    [
+        ("n-layer", "layers"),
+        ("Hidden_Size", "width"),
+        ("mlm", "masked-lm"),
+        ("WIDTH", "width"),
+        ("heds", "heads"),
+        ("zzz", None),
+    ],
 )
 def test_what_was_meant(name: str, meant: str | None) -> None:
     assert suggest(name, ["heads", "layers", "width", "masked-lm"]) == meant

@@ -1,6 +1,7 @@
 """Mixes: exact shares, nothing but the sample's number matters, and what cannot be mixed is refused."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,17 @@ def test_documents_are_drawn_by_the_size_of_their_corpora(folders, objective, ex
     assert documents[0] / documents[1] == pytest.approx(3 * ratio, rel=1e-3)
 
 
+def test_a_corpus_may_have_a_limit_of_its_own(folders):
+    """As T5 has for C4 and for two pairs of languages (arXiv:1910.10683, 3.7)."""
+    limits = {"size_limit": 50, "size_limits": {folders[1]: 20}}
+    mix = opened(dict.fromkeys(folders, 1), size_exponent=1.0, **limits)
+    documents = [
+        quota * order.corpus.split("train").samples / order.per_epoch
+        for quota, order in zip(mix.quotas, mix.orders, strict=True)
+    ]
+    assert documents[0] / documents[1] == pytest.approx(50 / 20, rel=1e-3)
+
+
 def test_each_corpus_is_read_in_its_own_order_without_gaps(folders):
     mix = opened({folders[0]: 0.7, folders[1]: 0.3})
     cursors = [0, 0]
@@ -133,6 +145,28 @@ def test_noise_differs_from_epoch_to_epoch(tmp_path):
         real = sample["labels"] != IGNORED
         tokens[sample["masked_positions"][real]] = sample["labels"][real]
     assert np.array_equal(*restored)
+
+
+@pytest.mark.parametrize(
+    "objective", ["masked-lm", {"masked-lm": {"share": 1}, "more": {"task": "masked-lm", "rate": 0.3, "share": 2}}]
+)
+def test_static_masks_come_again_after_as_many_epochs_as_there_are_copies(tmp_path, objective):
+    tiny_corpus(tmp_path, documents=40, shards=2, lengths=(5, 60))
+    mix = opened({str(tmp_path): 1}, objective, sequence=32, dupe_factor=2)
+    rows = {}
+    for number in range(5 * sum(order.per_epoch for order in mix.orders)):
+        place = mix.locate(number)
+        if place.epoch < 4:
+            sample = mix.sample(number)
+            rows[place] = [sample[name].tolist() for name in ("tokens", "masked_positions", "labels")]
+
+    def pairs(epochs: int) -> list[bool]:
+        later = {place: replace(place, epoch=place.epoch + epochs) for place in rows}
+        return [rows[place] == rows[other] for place, other in later.items() if other in rows]
+
+    assert pairs(2)
+    assert all(pairs(2))
+    assert not any(pairs(1))
 
 
 def test_packed_masked_rows_use_every_token_once(tmp_path):

@@ -13,7 +13,7 @@ from data_pipeline.corpus.build import build_corpus
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
-from data_pipeline.verify import Check, verify_corpus
+from data_pipeline.verify import FolderCheck, verify_corpus
 from megaptm import storage
 from megaptm.data.shards import ShardWriter, read_manifest, write_manifest
 from megaptm.storage import RetryPolicy
@@ -32,7 +32,7 @@ def corpus(good, tmp_path) -> Path:
     return shutil.copytree(good, tmp_path / "corpus")
 
 
-def bad(corpus: Path) -> list[Check]:
+def bad(corpus: Path) -> list[FolderCheck]:
     return [check for check in verify_corpus(corpus) if not check.good]
 
 

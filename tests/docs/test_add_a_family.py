@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,34 @@ import pytest
 from tests.docs.page_edits import ROOT, edited_copy, edits
 
 PAGE = ROOT / "docs" / "add-a-family.md"
+
+COMPARE = """
+import numpy as np
+import torch
+
+from megaptm.families import CATALOGUE, find_family
+from megaptm.models import build_model, fill
+from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.objective import DocumentSlice
+from tests.models.tiny import tiny_spec
+from tests.families.test_wren import SPECIAL
+
+CATALOGUE["outside"] = find_family("birds.wren:WREN")
+said = []
+for name in ("wren", "outside"):
+    model = build_model(tiny_spec(name)).eval()
+    fill(model, seed=1)
+    segments = torch.zeros(2, 12, dtype=torch.int64)
+    said.append(model.logits({"tokens": torch.arange(24).view(2, 12), "segments": segments})["mlm"])
+torch.testing.assert_close(*said)
+text = [DocumentSlice(np.arange(90), slots=2)]
+rows = [
+    objective.make(text, SPECIAL, np.random.default_rng(3), 92, document_mask=True)
+    for objective in (OBJECTIVES["masked-lm-even-spans"], objective_of("birds.wren:SPANS"))
+]
+for field in rows[0]:
+    np.testing.assert_array_equal(rows[0][field], rows[1][field])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +83,17 @@ def test_it_passes_what_every_family_passes(tree):
         "test_every_config_loads_and_names_its_own_model[wren/small]",
     ):
         assert f"{test} PASSED" in said
+
+
+def test_from_outside_it_is_the_same_model_and_hides_the_same_tokens(tree, tmp_path):
+    [outside] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "birds").mkdir()
+    (tmp_path / "birds" / "wren.py").write_text(outside)
+    (tmp_path / "compare.py").write_text(COMPARE)
+    words = [sys.executable, "compare.py"]
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tmp_path}"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_it_is_the_same_on_tensor_and_pipeline_ranks(tree):

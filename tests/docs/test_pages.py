@@ -49,9 +49,12 @@ def test_readme_says_which_families_learn() -> None:
 
 
 def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:
-    """As docs/families.md and docs/configs.md say."""
+    """As docs/families.md and docs/configs.md say, which name those that have none."""
     wanted = {f"{name}/{size}" for name, table in CATALOGUE.items() for size in ("tiny", *table.sizes)}
     assert {name for name in wanted if not (ROOT / f"configs/{name}.yaml").is_file()} == LITERAL
+    for page in ("families", "configs"):
+        said = quoted((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
+        assert {name.partition("/")[2] for name in LITERAL} <= {*said}, page
 
 
 def headings(page: Path) -> set[str]:

@@ -1,9 +1,13 @@
 """The run that the drills break: what it comes to when nobody does; and what those of tiny configs have cost."""
 
+import os
+import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.drills import program
 from tests.drills.tiny_corpora import documented_corpora
@@ -46,6 +50,8 @@ class Spent:
     wall: float = 0.0
 
 
+RECORD = Path(__file__).with_name("seconds.yaml")
+"""Family -> CPU seconds of its tiny config's training, with date and commit; docs/families.md shows it."""
 SPENT = pytest.StashKey[list[Spent]]()
 
 
@@ -57,3 +63,16 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(f"{'family':14}{'CPU s':>8}{'wall s':>8}")
     for one in sorted(spent, key=lambda one: -one.cpu):
         terminalreporter.write_line(f"{one.family:14}{one.cpu:8.0f}{one.wall:8.0f}")
+    if "RECORD_SECONDS" in os.environ:
+        record(spent)
+
+
+def record(spent):
+    """Keeps what was seen, beside what is known of other families: `RECORD_SECONDS=1 make drills`."""
+    told = subprocess.run(
+        ["git", "rev-parse", "--short=7", "HEAD"], cwd=program.ROOT, capture_output=True, text=True, check=True
+    )
+    seen = {"date": datetime.now(UTC).date(), "commit": told.stdout.strip()}
+    known = yaml.safe_load(RECORD.read_text(encoding="utf-8")) or {}
+    known |= {one.family: {"cpu": round(one.cpu), **seen} for one in spent}
+    RECORD.write_text(yaml.safe_dump(known, sort_keys=True), encoding="utf-8")

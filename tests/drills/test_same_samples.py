@@ -5,6 +5,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.parallel.groups import Ranks
+from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import absolute_paths
 from megaptm.train.batch_source import BatchSource
 from tests.drills.program import arguments
@@ -27,7 +28,7 @@ def read(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, start=0)
     config = absolute_paths(load(path, [*overrides, *layout]))
     parts = []
     for ranks in ranks_of(data):
-        source = BatchSource(config, ranks)
+        source = BatchSource(config, ranks, RunCorpora(config))
         parts.append([batches for batches, _ in zip(source.steps(start), range(STEPS), strict=False)])
         source.close()
     return [together([batch for rank in step for batch in rank]) for step in zip(*parts, strict=True)]

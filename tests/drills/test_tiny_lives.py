@@ -19,12 +19,12 @@ import torch
 from click.testing import CliRunner
 
 import megaptm
-from megaptm.batch import IGNORED
+from megaptm.batch import IGNORED, MicroBatch
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.config import Config, load
 from megaptm.data import open_mix
-from megaptm.data.loader import MicroBatch, as_tensors, stacked
+from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -45,6 +45,13 @@ FAMILIES = [name for name in CATALOGUE if tiny_config(name).is_file()]
 ROWS = 1024
 CLEARLY = 0.1
 """Nats for each answer."""
+OF_CLASSES = 0.01
+"""The same, where answers are few classes, each with some certainty from the start."""
+NOT_YET = {
+    ("deberta-v3", "replaced-token"): "its tiny config is too short: it says so",
+    ("macbert", "sentence-order"): "1,200 steps do not teach which of two texts comes first: 0.691 of 0.693 nats",
+}
+"""Losses of tiny configs that do not come below their baselines."""
 # One thread a process: two that share a busy core wait for each other more than they compute.
 THREADS = "train.threads=1"
 
@@ -58,6 +65,8 @@ class Life:
     """In order of steps, each once."""
     losses: dict[str, float]
     """Nats for each answer of `ROWS` held-out rows, as `megaptm evaluate` has them."""
+    baselines: dict[str, float]
+    """The same of who knows only how often each answer is, or not even that, whichever is less."""
     batches: list[MicroBatch]
     """Those rows."""
 
@@ -81,13 +90,14 @@ def life(
         done = finish("train", str(run), "layout.pipeline=2", THREADS)
         assert done.returncode == 0, done.stdout + done.stderr
     loaded = megaptm.load(run)
-    # What is evaluated here is the model, not the baseline, which takes longer.
-    monkeypatch_module.setattr("megaptm.inference.evaluate.COUNTED_ROWS", 100)
+    # As many as are evaluated: the baseline of all takes longer than the model.
+    monkeypatch_module.setattr("megaptm.inference.evaluate.COUNTED_ROWS", ROWS)
     told = json.loads(command(evaluate, str(run), "--rows", str(ROWS), "--json"))
     return Life(
         loaded=loaded,
         validations=[*{record["step"]: record for record in read_metrics(run) if "validation/loss" in record}.values()],
         losses={name: loss["model"] for name, loss in told["losses"].items()},
+        baselines={name: min(loss["unigram"], loss["uniform"]) for name, loss in told["losses"].items()},
         batches=held_out(loaded, ROWS),
     )
 
@@ -211,11 +221,10 @@ def test_it_knows_more_than_how_often_words_are(life: Life) -> None:
     assert main_loss(mean_losses(life.loaded, batches)) < entropy - CLEARLY
 
 
-def test_a_discriminator_knows_more_than_how_many_tokens_are_replaced(life: Life) -> None:
-    if life.spec.family.name != "electra":  # DeBERTa-v3's tiny config is too short for its own
-        pytest.skip(f"{life.spec.family.name} has no discriminator that has learned")
-    loss = life.loaded.evaluate(rows=1000).losses["replaced-token"]
-    assert loss.model < loss.unigram - 0.01
+def test_each_loss_by_itself_is_below_how_often_answers_are(life: Life) -> None:
+    """And below where it began, which is about as high as saying all answers equally often."""
+    for name in [name for name in life.losses if (life.spec.name, name) not in NOT_YET]:
+        assert life.losses[name] < life.baselines[name] - OF_CLASSES, name
 
 
 def test_training_and_evaluation_measure_the_same(life: Life) -> None:

@@ -31,7 +31,7 @@ from megaptm.models.draw import draw_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.spec import Block, ModelSpec, Size, change
+from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train
 from tests.drills.program import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -171,7 +171,7 @@ def test_what_is_drawn_is_judged(golden: np.lib.npyio.NpzFile, model: Model, bat
     """The text and the answers are theirs; a token drawn as it was counts as original."""
     streams = {"generator": model.stack("generator")}
     assert streams["generator"] is not None
-    x = streams["generator"](model.embed(batch, "generator", lambda x: x), self_mask(batch, "", Block()))
+    x = streams["generator"](model.embed(batch, "generator", lambda x: x), self_mask(batch, "", "full"))
     table = model.embed.token.weight
     tokens, changed = draw_tokens(model.head["mlm"], x, batch, batch["tokens"], table)
     assert tokens.equal(torch.tensor(golden["corrupted_ids"]).long())

@@ -15,13 +15,16 @@ from megaptm.batch import IGNORED
 from megaptm.families import BERT
 from megaptm.hub.config_fields import config_values
 from megaptm.hub.counterparts.bert import BERT as COUNTERPART
+from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.mask import self_mask
+from megaptm.models import build_model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice
 from megaptm.objectives.ordered import SEGMENTS, OrderedMaskedLM
-from megaptm.spec import Block, ModelSpec
-from tests.models.tiny import tiny_model
+from megaptm.spec import ModelSpec
+from tests.models.tiny import tiny_model, tiny_spec
+from tests.parity.reference import random_reference
 
 GOLDEN = Path(__file__).parents[1] / "golden/unilm_masks.npz"
 """Masks and segments of microsoft/unilm (unilm-v1, MIT)."""
@@ -42,7 +45,28 @@ def sample(context: str, *documents: int, sequence: int = 24, seed: int = 0) -> 
 def seen(made: dict[str, np.ndarray]) -> Tensor:
     """Booleans [S, S] of a row."""
     batch = {name: torch.from_numpy(field)[None] for name, field in made.items()}
-    return self_mask(batch, "", Block(visibility="ordered")).dense[0, 0]
+    return self_mask(batch, "", "ordered").dense[0, 0]
+
+
+def test_its_weights_begin_as_berts_do(tmp_path: Path) -> None:
+    """Rows of segments as the authors' code copies them: all begin as those of a first text, and 5 as of a second."""
+    theirs = random_reference(tiny_spec("bert"))
+    theirs.save_pretrained(tmp_path)
+    found = from_hugging_face(tmp_path, family="unilm")
+    assert (found.spec.name, found.absent) == ("unilm", {})
+    table = theirs.bert.embeddings.token_type_embeddings.weight
+    assert found.weights["embed.segment.weight"].equal(table[[0, 1, 0, 0, 0, 1]])
+
+    model = build_model(found.spec).eval()
+    model.load_state_dict(found.weights)
+    made = sample("bidirectional", 9)
+    batch = {name: torch.from_numpy(field)[None] for name, field in made.items()}
+    with torch.no_grad():
+        ours = model.logits(batch)
+        said = theirs(batch["tokens"], attention_mask=batch["document_ids"], token_type_ids=batch["segments"])
+    real = made["document_ids"] > 0
+    assert (ours["mlm"] - said.prediction_logits)[0, real].abs().max() <= 1e-5
+    assert (ours["next-sentence"] - said.seq_relationship_logits).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize(("context", "theirs"), [("sequence-to-sequence", "s2s"), ("left-to-right", "l2r")])

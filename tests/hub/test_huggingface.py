@@ -72,6 +72,24 @@ def test_a_head_that_an_objective_has_added_stays_behind(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.parametrize("tasks", [3, 7, 16])
+def test_a_table_of_tasks_is_as_long_as_theirs(tasks: int, tmp_path: Path) -> None:
+    """Three by default there, sixteen in the released models, seven in the paper of ERNIE 2.0."""
+    spec = tiny_spec("ernie-2")
+    config = hugging_face_config(spec)
+    assert config.task_type_vocab_size == 4
+    config.task_type_vocab_size = tasks
+    theirs = transformers.ErnieForMaskedLM(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    found = from_hugging_face(tmp_path / "theirs")
+    table = theirs.ernie.embeddings.task_type_embeddings.weight
+    assert found.weights["embed.task.weight"].equal(table.detach())
+    assert found.spec.family == change(spec.family, tasks=tasks)
+    fill(model := build_model(found.spec), seed=1)
+    to_hugging_face(found.spec, weights_of(model), None, tmp_path / "ours")
+    assert load(tmp_path / "ours", found.spec).config.task_type_vocab_size == tasks
+
+
 def test_bfloat16_is_written_when_asked(tmp_path: Path) -> None:
     model = tiny_model("gpt2")
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", dtype=torch.bfloat16)

@@ -14,11 +14,19 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.beam import Beam, answer, search
+from megaptm.inference.generate import never_said
 from megaptm.inference.loaded_model import LoadedModel, load_model
+from megaptm.inference.prompt import asked
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import train
 from tests.models.tiny import tiny_spec
 from tests.train.runs import sharpen
+
+TOKENIZERS = {
+    "transformer": ("unigram", 120, "marian"),
+    "t5": ("unigram", 120, "marian"),
+    "bart": ("byte-bpe", 300, "roberta"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,37 +34,40 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Family -> an exported model that has opinions."""
     root = tmp_path_factory.mktemp("beams")
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("unigram", [text], vocabulary=120, specials="marian")
-    tokenizer.save(root / "tokenizer")
-    for family in ("transformer", "t5"):
+    for family, (kind, vocabulary, specials) in TOKENIZERS.items():
+        tokenizer = train(kind, [text], vocabulary=vocabulary, specials=specials)
+        tokenizer.save(root / f"{family}-tokenizer")
         spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
         model = build_model(spec)
         fill(model, seed=2)
         sharpen(model, 2.0)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        to_hugging_face(spec, weights, root / "tokenizer", root / family)
-    return {family: root / family for family in ("transformer", "t5")}
+        to_hugging_face(spec, weights, root / f"{family}-tokenizer", root / family)
+    return {family: root / family for family in TOKENIZERS}
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
-@pytest.mark.parametrize("family", ["transformer", "t5"])
+@pytest.mark.parametrize("family", TOKENIZERS)
 def test_it_is_that_of_hugging_face_where_lengths_do_not_count(
     folders: dict[str, Path], family: str, width: int
 ) -> None:
     ours, theirs = load_model(folders[family]), transformers.AutoModelForSeq2SeqLM.from_pretrained(folders[family])
     special = ours.tokenizer.special
+    theirs.generation_config.forced_eos_token_id = None  # whose end BART's is made to say, likely or not
     for prompt in ("def wrap(text):", "return the lines", "width"):
         ids = ours.tokenizer.encode(prompt).tolist()
+        text, heard, _ = asked(ours, "text", ids, 9)
         said = theirs.generate(
-            torch.tensor([[*ids, special.end]]),
+            torch.tensor([text]),
             num_beams=width,
             length_penalty=0.0,
-            max_new_tokens=9,
+            max_new_tokens=len(heard) - 1 + 9,  # all but the first, which it is made to say, are new to it
             do_sample=False,
-            bad_words_ids=[[special.pad]],
-        )
+            bad_words_ids=[[id_] for id_ in never_said(special)],
+        )[0].tolist()
+        assert said[: len(heard)] == heard
         best = search(ours, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]
-        assert best.ids == [id_ for id_ in said[0, 1:].tolist() if id_ not in (special.end, special.pad)]
+        assert best.ids == [id_ for id_ in said[len(heard) :] if id_ not in (special.end, special.pad)]
 
 
 def scored(loaded: LoadedModel, ids: list[int], answer_ids: list[int]) -> float:

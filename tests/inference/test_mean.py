@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.export import hugging_face
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
@@ -23,7 +23,9 @@ def test_weights_of_the_last_checkpoints_are_averaged(tmp_path: Path) -> None:
     for step, factor in ((8, 3.0), (9, 8.0)):
         store.prepare(step)
         values = {f"weight/{name}": value * factor for name, value in model.named_parameters()}
-        store.write(step, 0, [Piece(n, tuple(v.shape), (0,) * v.dim(), tuple(v.shape), v) for n, v in values.items()])
+        store.write(
+            step, 0, [TensorPiece(n, tuple(v.shape), (0,) * v.dim(), tuple(v.shape), v) for n, v in values.items()]
+        )
         store.commit(step, {}, ranks=1)
     for step, number, factor in ((None, 1, 8.0), (None, 2, 5.5), (None, 3, 4.0), (8, 2, 2.0)):
         mean = open_checkpoint(run, step=step).mean_weights(number)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import Brick, brick_of
+from megaptm.bricks.pattern import SlidingWindow
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.mask import Mask
 from megaptm.spec import Block, Size
@@ -123,9 +124,11 @@ def test_a_band_hides_what_is_far(causal: bool) -> None:
     for given in (None, (documents, documents)):
         mask = Mask((7, 7), documents.device, given, causal=causal)
         seen = near & (documents[:, None, :, None] == documents[:, None, None]) if given else near[None, None]
-        assert mask.within(3).dense.equal(seen)
-        torch.testing.assert_close(module(x, mask.within(3).scores(None)), module(x, seen), rtol=0, atol=1e-6)
-        assert mask.within(7) is mask
+        assert mask.within(SlidingWindow(2, 2)).dense.equal(seen)
+        torch.testing.assert_close(
+            module(x, mask.within(SlidingWindow(2, 2)).scores(None)), module(x, seen), rtol=0, atol=1e-6
+        )
+        assert mask.within(SlidingWindow(6, 6)) is mask
 
 
 def test_a_slice_of_queries_shares_a_head_of_keys() -> None:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, asked_fields, numbers_of, read_fields
+from benchmarks.common.batches import Draw, asked_fields, numbers_of, read_fields, small_patterns
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size, change
@@ -41,7 +41,7 @@ KINDS = ("gpt2", "bert", "t5")
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
-    table = CATALOGUE[family]
+    table = small_patterns(CATALOGUE[family], window=(4, 2), block=1)
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
     stacks = generators(table, narrow)
@@ -139,6 +139,7 @@ def train_steps(
         seed=7,
         precision=precision,
         communication=communication,
+        marks="global_tokens" in batch(family, 0),
     )
     results = []
     for step in range(steps):
@@ -156,11 +157,11 @@ def train_steps(
 def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
     """How many elements this rank reads of all weights, and of all first moments, to restore a checkpoint."""
     from megaptm.checkpoint.store import Store
-    from megaptm.checkpoint.tensors import Reader
+    from megaptm.checkpoint.tensors import TensorReader
     from megaptm.parallel import state
     from megaptm.parallel.engine import Engine
 
-    class Counting(Reader):
+    class Counting(TensorReader):
         def read(self, name: str, offset: Any = None, block: Any = None) -> Tensor:
             found = super().read(name, offset, block)
             read[name.partition("/")[0]] += found.numel()
@@ -235,7 +236,7 @@ def train_and_save(
     background, trained, results = Background(), threading.Event(), []
     end, rank = start + steps, engine.ranks.world
 
-    def write(pieces: list[Piece]) -> None:
+    def write(pieces: list[TensorPiece]) -> None:
         assert trained.wait(300)
         store.write(end, rank, pieces)
 

@@ -12,6 +12,7 @@ from tests.ranks import run_ranks
 
 CLIP = {"clip": 1.0, "weight_decay": 0.1}
 RULES = {
+    "adamw as BERT": ("gpt2", OptimizerConfig(name="adamw", lr=1e-3, eps=1e-6, bias_correction=False, **CLIP)),
     "sgd": ("gpt2", OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, **CLIP)),
     "adagrad": ("bert", OptimizerConfig(name="adagrad", lr=0.02, initial_accumulator=0.1, **CLIP)),
     "lamb": ("bert", OptimizerConfig(name="lamb", lr=0.02, eps=1e-6, **CLIP)),
@@ -117,14 +118,31 @@ def test_copies_on_other_stages_stay_equal_to_the_last_bit(rule):
     assert found[0] == found[1] == found[2] == found[3]
 
 
+class UncorrectedAdam(torch.optim.Optimizer):
+    """google-research/bert, optimization.py: running means as they are."""
+
+    def __init__(self, groups, *, lr):
+        super().__init__(groups, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                mean, square = self.state.setdefault(one, [torch.zeros_like(one), torch.zeros_like(one)])
+                mean.mul_(0.9).add_(one.grad, alpha=0.1)
+                square.mul_(0.999).add_(one.grad.square(), alpha=0.001)
+                one.sub_(mean / (square.sqrt() + 1e-6) + group["weight_decay"] * one, alpha=group["lr"])
+
+
 PLAIN = {
+    "adamw as BERT": lambda groups, rule: UncorrectedAdam(groups, lr=rule.lr),
     "sgd": lambda groups, rule: torch.optim.SGD(groups, lr=rule.lr, momentum=0.9),
     "adagrad": lambda groups, rule: torch.optim.Adagrad(groups, lr=rule.lr, initial_accumulator_value=0.1, eps=1e-8),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_torchs_rules_do_what_they_do_in_a_loop_without_an_engine(alone, name):
+def test_a_rule_does_what_it_does_in_a_loop_without_an_engine(alone, name):
     family, rule = RULES[name]
     model = Model(tiny(family))
     fill(model, seed=7)

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from megaptm.batch import IGNORED, BatchSpec
+from megaptm.batch import IGNORED, BatchSpec, MicroBatch
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, Mix, open_mix, validation_batches
-from megaptm.data.loader import MicroBatch
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup

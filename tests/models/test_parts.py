@@ -11,7 +11,7 @@ from torch import Tensor
 from megaptm.bricks import heads
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.models import Model, build_model, even_chunks
+from megaptm.models import Model, build_model, even_chunks, fill
 from megaptm.models.heads import build_heads
 from megaptm.spec import change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
@@ -91,6 +91,25 @@ def test_the_last_part_of_a_tied_model_holds_the_token_table_and_no_positions() 
     spec = tiny_spec("bert")
     names = {name for name, _ in build_model(spec, even_chunks(spec, 2)[1]).named_parameters() if "embed" in name}
     assert names == {"embed.token.weight"}
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if CATALOGUE[name].tied])
+def test_a_whole_tied_model_has_one_table_of_tokens_on_which_heads_project(family: str) -> None:
+    # As many tokens as nothing else of it is wide.
+    spec, batch = replace(tiny_spec(family), vocabulary=300), tiny_batch(family)
+    model = build_model(spec).eval()
+    fill(model, seed=7)
+    tables = [name for name, one in model.named_parameters() if len(one) == spec.padded_vocabulary and one.dim() == 2]
+    # What DeBERTa-v3's discriminator reads is the same and a difference, on which nothing projects.
+    assert [name for name in tables if not name.endswith("_difference.weight")] == ["embed.token.weight"]
+    with torch.no_grad():
+        before = model.logits(batch)
+        model.get_parameter("embed.token.weight")[299, 0] += 1.0
+        after = model.logits(batch)
+    of_words = [name for name, one in before.items() if one.shape[-1] == 300]
+    assert of_words
+    for name in of_words:
+        assert (after[name] - before[name])[..., 299].abs().min() > 0, name
 
 
 def test_layers_that_the_parts_do_not_divide_are_refused() -> None:

@@ -214,8 +214,8 @@ def test_no_row_overflows_however_short_its_documents():
     [
         ({"infill": 0.5, "mask": 0.4, "delete": 0.3}, r"infill, mask and delete \(1.2 together\) are more than all"),
         ({"infill": 0.0, "permute": 0.0}, "spoils nothing: raise one"),
-        ({"mean": 0.5}, r"objective.denoising.mean \(0.5\): input should be greater than or equal to 1"),
-        ({"hide": "letters"}, r"objective.denoising.hide \(letters\): input should be 'tokens' or 'whole-words'"),
+        ({"mean": 0.5}, r"objective.denoising.mean must be at least 1.0, not 0.5"),
+        ({"hide": "letters"}, r"objective.denoising.hide must be 'tokens' or 'whole-words', not 'letters'."),
         ({"noise": 1}, "unknown option noise"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_share_that_is_asked_is_an_option(partial: int) -> None:
 def test_who_sees_whom() -> None:
     made = row()
     batch = {name: torch.from_numpy(value)[None] for name, value in made.items()}
-    dense = self_mask(batch, "", CATALOGUE["xlnet"].last_block).dense[0, 0].numpy()
+    dense = self_mask(batch, "", "ordered", block=CATALOGUE["xlnet"].last_block).dense[0, 0].numpy()
     text, queries = dense[:64], dense[64:]
     asked = np.zeros(64, dtype=bool)
     asked[made["masked_positions"][made["labels"] != -100]] = True

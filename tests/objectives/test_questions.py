@@ -120,8 +120,8 @@ def test_texts_that_are_too_long_together_lose_the_longest_first():
     assert (sample["document_ids"] == 1).sum() == 32
 
 
-def dialogues(folder: Path) -> str:
-    """A corpus of nine dialogues of five turns."""
+def dialogues(folder: Path, found: int = 45) -> str:
+    """A corpus of nine dialogues of five turns; the manifest counts the turns."""
     rng, fields = np.random.default_rng(0), ("tokens", "turns")
     folder.mkdir()
     with ShardWriter(folder / "train-000000.tar", "uint16", fields) as writer:
@@ -130,7 +130,8 @@ def dialogues(folder: Path) -> str:
             writer.add(key, rng.integers(SPECIALS, 999, 40), {"turns": turns}, meta={}, text_bytes=99)
     splits = {"train": [writer.close()], "validation": []}
     tokenizer = {"kind": "byte-bpe", "vocabulary": 1000, "fingerprint": "tiny"}
-    write_manifest(folder, dtype="uint16", fields=fields, splits=splits, tokenizer=tokenizer, made_from={})
+    made_from = {"found": {"turns": found}}
+    write_manifest(folder, dtype="uint16", fields=fields, splits=splits, tokenizer=tokenizer, made_from=made_from)
     return str(folder)
 
 
@@ -144,8 +145,10 @@ def test_turns_of_a_corpus_make_dialogues(tmp_path):
     with pytest.raises(UserError, match=r"without the places of sentences.*annotate\.sentences=true"):
         open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-next-sentence", **options)
     tiny_corpus(tmp_path / "d")
-    with pytest.raises(UserError, match=r"built without the places of turns.*annotate\.turns=true"):
+    with pytest.raises(UserError, match=r"built without the places of turns.*annotate\.turns=true and sources with `m"):
         open_mix({str(tmp_path / "d"): 1.0}, objective=said, **options)
+    with pytest.raises(UserError, match=r"has no turns at all, which the objective asks .*=true and sources with `mes"):
+        open_mix({dialogues(tmp_path / "e", found=0): 1.0}, objective=said, **options)
 
 
 def test_each_task_reads_the_corpora_that_it_names(tmp_path):

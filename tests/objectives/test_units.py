@@ -62,6 +62,19 @@ def test_the_same_numbers_mask_what_the_released_code_masks(case):
     assert shown.tolist() == np.concatenate(case["out"]).tolist()
 
 
+def test_an_unknown_piece_ends_its_unit_and_is_never_hidden():
+    """A label of -1 inside a text, in the released code: nor is what the unit goes on with, until another begins."""
+    tokens = np.arange(SPECIALS, SPECIALS + 12)
+    tokens[[3, 7, 8]] = SPECIAL.begin
+    begins = np.array([1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0])
+    hide, rng = independent(rate=0.5, most=99, begins=begins), np.random.default_rng(0)
+    hidden = np.array([hide(tokens, SPECIAL, rng) for _ in range(400)])
+    assert (hidden[:, 1] == hidden[:, 2]).all()
+    assert (hidden[:, 10] == hidden[:, 11]).all()
+    assert np.flatnonzero(hidden.any(axis=0)).tolist() == [0, 1, 2, 6, 10, 11]
+    assert hidden[:, [0, 1, 6, 10]].mean(axis=0) == pytest.approx([0.5] * 4, abs=0.1)
+
+
 def test_each_unit_has_its_rate_and_is_hidden_whole():
     task = objective_of({"masked-lm": {"hide": "independent"}})
     rng, lengths = np.random.default_rng(0), np.random.default_rng(1)

@@ -102,18 +102,21 @@ def test_adafactor_as_palm_has_it_is_adam_relative_to_the_weights():
     assert_same(found, weights)
 
 
-def lamb(parts, wd_mult=1.0):
-    return Lamb(groups(wd_mult), parts, divided=False, betas=(0.9, 0.99), eps=1e-6)
+def lamb(parts, wd_mult=1.0, **settings):
+    return Lamb(groups(wd_mult), parts, divided=False, betas=(0.9, 0.99), eps=1e-6, **settings)
 
 
-def plain_lamb(weights, shapes, *, rate, decay, adapts=True):
+def plain_lamb(weights, shapes, *, rate, decay, adapts=True, corrects=True):
     """arXiv:1904.00962, algorithm 2, the size of a weight taken as it is."""
     means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     for step in range(1, STEPS + 1):
         for index, (weight, gradient) in enumerate(zip(weights, gradients(step, shapes), strict=True)):
             means[index] = 0.9 * means[index] + 0.1 * gradient
             squares[index] = 0.99 * squares[index] + 0.01 * gradient**2
-            direction = means[index] / (1 - 0.9**step) / ((squares[index] / (1 - 0.99**step)).sqrt() + 1e-6)
+            mean, square = means[index], squares[index]
+            if corrects:
+                mean, square = mean / (1 - 0.9**step), square / (1 - 0.99**step)
+            direction = mean / (square.sqrt() + 1e-6)
             direction = direction + decay * weight
             trust = weight.norm() / direction.norm() if adapts and weight.norm() > 0 else 1.0
             weights[index] = weight - rate * trust * direction
@@ -127,6 +130,13 @@ def test_lamb_is_the_papers_algorithm(adapts):
     decay = 0.01 if adapts else 0.0
     found = trained(lamb(parts, 1.0 if adapts else 0.0), parts, rate=lambda step: 0.02, decay=decay)
     assert_same(found, plain_lamb(tensors(), SHAPES, rate=0.02, decay=decay, adapts=adapts))
+
+
+def test_lamb_as_albert_has_it_corrects_no_mean():
+    """The released code; the step differs for norms and biases, and by the decay."""
+    parts = parts_of(tensors())
+    found = trained(lamb(parts, bias_correction=False), parts, rate=lambda step: 0.02, decay=0.01)
+    assert_same(found, plain_lamb(tensors(), SHAPES, rate=0.02, decay=0.01, corrects=False))
 
 
 def test_a_tensor_of_zeros_is_moved_by_lamb():

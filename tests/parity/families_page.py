@@ -15,6 +15,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import models_of
 from megaptm.plan.count import count
 from megaptm.spec import Family, published
+from tests.drills.conftest import RECORD as SECONDS
 from tests.layouts.test_layouts import CASES
 
 ROOT = Path(__file__).parents[2]
@@ -24,30 +25,37 @@ RECORD = Path(__file__).with_name("differences.yaml")
 HEAD = """# Families
 
 Each is a table in `megaptm/families/`, with a config for every published size and one that is tiny in
-`configs/<family>/`; `megaptm families NAME` shows its sizes, `megaptm plan configs/<family>/<size>.yaml` what a run
-of it needs. This page is generated: `python -m tests.parity.families_page`.
+`configs/<family>/`; only `xl-literal` and `13b-literal`, GPT-3's table read to the letter, have none. `megaptm families
+NAME` shows its sizes, `megaptm plan configs/<family>/<size>.yaml` what a run of it needs. This page is generated:
+`python -m tests.parity.families_page`.
 
-**Parameters** are those that papers count; of roberta and spanbert without BERT's pooler, which they count and
-pre-training does not have. **Hugging Face**: its model that computes the same, to which a run is exported.
+**Parameters** are those that papers count; of roberta, spanbert, longformer and bigbird without BERT's pooler, which
+they count and pre-training does not have. **Hugging Face**: its model that computes the same, to which a run is
+exported.
 **Largest difference** seen between it and a tiny model of the same weights in `tests/parity`, of any logit and of any
 gradient of any parameter; at most 1e-5 passes. It has no mask decoder: DeBERTa is compared without its own. Where there
 is no such model, or two, the difference is from what is named there (`tests/families`, `tests/parity/test_gpt_neo.py`).
 **Layouts**: each is trained there by `tests/layouts/test_layouts.py`, and must have the losses and gradient norms of
 one process to 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallel, distributed optimizer, mixtures;
 of 9 layouts 4 in each run of the tests, on which all of these are, and 5 in the drills.
+**Tiny config**: CPU seconds, of all processes and from the command on, of training `configs/<family>/tiny.yaml`, killed
+half-way and gone on with on two processes (about half as much again as one that nobody kills), on the day and at the
+commit that are said, as `RECORD_SECONDS=1 make drills` keeps them (`tests/drills/seconds.yaml`).
 
-| family | parameters by size | trained by | layouts | Hugging Face | largest difference |
-|---|---|---|---|---|---|
+| family | parameters by size | trained by | layouts | Hugging Face | largest difference | tiny config |
+|---|---|---|---|---|---|---|
 """
 
 
 def page() -> str:
     """The whole of it."""
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
-    return HEAD + "".join(_row(family, recorded[family.name]) for family in CATALOGUE.values())
+    seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) or {}
+    rows = (_row(family, recorded[family.name], seconds.get(family.name)) for family in CATALOGUE.values())
+    return HEAD + "".join(rows)
 
 
-def _row(family: Family, seen: dict[str, str]) -> str:
+def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) -> str:
     sizes = ", ".join(f"{size} {count(published(family, size)):,}" for size in family.sizes)
     layouts = sum(name == family.name for name, _ in CASES)
     difference = ", ".join(f"{what} {seen[what]}" for what in ("logits", "losses", "gradients") if what in seen)
@@ -56,6 +64,7 @@ def _row(family: Family, seen: dict[str, str]) -> str:
     cells = (
         *(f"{family.name} ({family.paper})", sizes, ", ".join(family.objectives), str(layouts)),
         *(" and ".join(models_of(family)) or "none", difference),
+        f"{spent['cpu']} s ({spent['date']}, {spent['commit']})" if spent else "not recorded yet",
     )
     return f"| {' | '.join(cells)} |\n"
 

@@ -63,7 +63,12 @@ def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
 
 def inputs_of(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same inputs by their names."""
-    names = {"tokens": "input_ids", "segments": "token_type_ids", "decoder_tokens": "decoder_input_ids"}
+    names = {
+        "tokens": "input_ids",
+        "segments": "token_type_ids",
+        "global_tokens": "global_attention_mask",
+        "decoder_tokens": "decoder_input_ids",
+    }
     inputs = {theirs: batch[ours] for ours, theirs in names.items() if ours in batch}
     if "task_ids" in batch:
         inputs["task_type_ids"] = batch["task_ids"][:, None].expand_as(batch["tokens"])

@@ -59,16 +59,22 @@ def test_a_config_as_it_was_released_is_understood(family: str) -> None:
     assert described(config)[1].size == spec.size
     with pytest.raises(UserError, match="pos_att_type is 'p2p'"):
         described(config | {"pos_att_type": "p2p"})
+    with pytest.raises(UserError, match="position_biased_input is True"):
+        described(config | {"position_biased_input": True})
 
 
 def golden_rows(case: str) -> tuple[TensorRule, ...]:
     """Both versions are of one class there, which names projections as the second."""
     attention = "deberta.encoder.layer.{n}.attention.self"
     rows = [row for row in COUNTERPART.rows if not row.ours.startswith("head")]
-    if case == "v1":
+    if case != "v2":
         rows = [row for row in rows if not row.ours.startswith(("encoder.distance_norm", "encoder.convolution"))]
         rows += pair("encoder.{n}.attention.position_key", f"{attention}.pos_key_proj")
         rows += pair("encoder.{n}.attention.position_query", f"{attention}.pos_query_proj")
+    if case == "v1_short_span":
+        rows.append(TensorRule("embed.segment.weight", ("deberta.embeddings.token_type_embeddings.weight",)))
+    if case == "plain_positions":
+        rows.append(TensorRule("embed.position.weight", ("deberta.embeddings.position_embeddings.weight",)))
     head = "lm_predictions.lm_head"
     rows += pair("head.mlm.transform", f"{head}.dense")
     rows += pair("head.mlm.norm", f"{head}.LayerNorm")
@@ -76,13 +82,22 @@ def golden_rows(case: str) -> tuple[TensorRule, ...]:
 
 
 def golden_spec(case: str) -> ModelSpec:
-    words = {"v1": {"attention_bias": True, "distances": 16}, "v2": {"distances": 16, "distance_buckets": 4}}
-    family = with_layer({"v1": DEBERTA, "v2": DEBERTA_V2}[case], **words[case])
+    first = {"attention_bias": True, "distances": 16}
+    # With places at the input the released code has no mask decoder.
+    words = {
+        "v1": first,
+        "v1_short_span": first | {"distances": 4},
+        "plain_positions": first | {"position": "learned", "last_layer": "once"},
+        "v2": {"distances": 16, "distance_buckets": 4},
+    }
+    family = with_layer(DEBERTA_V2 if case == "v2" else DEBERTA, **words[case])
+    if case == "v1_short_span":
+        family = change(family, inputs=("token", "segment"), segments=2)
     size = Size(layers=3, width=24, heads=3, ffn=32)
     return ModelSpec(family=family, size=size, vocabulary=53, context=16, dropout=0.0)
 
 
-@pytest.mark.parametrize("case", ["v1", "v2"])
+@pytest.mark.parametrize("case", ["v1", "v1_short_span", "plain_positions", "v2"])
 def test_the_mask_decoder_is_that_of_the_released_code(case: str) -> None:
     golden, spec = load_file(GOLDEN / f"deberta_{case}.safetensors"), golden_spec(case)
     theirs = {name.removeprefix("weight."): value for name, value in golden.items() if name.startswith("weight.")}
@@ -91,6 +106,8 @@ def test_the_mask_decoder_is_that_of_the_released_code(case: str) -> None:
     model = model_of(spec, weights)
     asked = golden["labels"] > 0
     batch = {"tokens": golden["ids"], "document_ids": golden["mask"]}
+    if case == "v1_short_span":
+        batch["segments"] = torch.zeros_like(golden["ids"])
     assert_close(model.encode(batch)[golden["mask"] > 0], golden["layers"][golden["mask"] > 0])
     assert_close(model.logits(batch)["mlm"][asked], golden["logits"])
 

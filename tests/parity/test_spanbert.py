@@ -133,7 +133,9 @@ def test_a_model_of_bert_is_of_the_family_that_is_named(tmp_path: Path) -> None:
     assert not from_hugging_face(tmp_path, family="macbert").absent
     spanbert = from_hugging_face(tmp_path, family="spanbert")
     assert {name.split(".")[1] for name in spanbert.absent} == {"span-boundary"}
-    with pytest.raises(UserError, match=r"model\.family \(gpt2\): .* can be imported as bert, spanbert, macbert"):
+    with pytest.raises(
+        UserError, match=r"model\.family \(gpt2\): .* can be imported as bert, spanbert, macbert, unilm"
+    ):
         from_hugging_face(tmp_path, family="gpt2")
 
 

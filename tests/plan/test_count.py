@@ -66,6 +66,10 @@ EXACT = {
     ("unilm", "large"): 333_583_360,
     ("bart", "base"): 139_420_416,
     ("bart", "large"): 406_291_456,
+    ("longformer", "base"): 148_659_456,
+    ("longformer", "large"): 434_600_960,
+    ("bigbird", "base"): 127_468_800,
+    ("bigbird", "large"): 359_123_968,
     ("t5-v1.1", "small"): 76_961_152,
     ("t5-v1.1", "base"): 247_577_856,
     ("t5-v1.1", "large"): 783_150_080,
@@ -88,7 +92,7 @@ EXACT = {
     ("t5", "3b"): 2_851_598_336,
     ("t5", "11b"): 11_307_321_344,
 }
-POOLED = {"roberta", "spanbert"}
+POOLED = {"roberta", "spanbert", "longformer", "bigbird"}
 """Families whose published numbers count BERT's pooler, which their own pre-training does not have."""
 WITH_HEADS = {("bert", "base"): 110_106_428, ("bert", "large"): 336_226_108}
 # The rows of GPT-3's table as printed, where heads do not fill the width; known to the million.

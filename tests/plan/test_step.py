@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, WORDS
 from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
 from megaptm.plan.network import collective
@@ -21,7 +21,9 @@ from tests.models.grammar import VARIANTS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 A100 = load_machine("a100-80g")
-ALL = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", "demo"))
+ALL = sorted(
+    path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", "demo", *WORDS)
+)
 
 
 STAGES_16 = ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1", "layout.recompute=full"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.resilience.events import (
     CheckpointEvent,
     EvaluationEvent,
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_was_committed_and_not_written_down_counts(tmp_path):
         events.write(CheckpointEvent(step=10, bytes=1, seconds=0.1))
     store = Store(tmp_path, fence=lambda: True)
     store.prepare(20)
-    store.write(20, 0, [Piece("weight/a", (1,), (0,), (1,), torch.ones(1))])
+    store.write(20, 0, [TensorPiece("weight/a", (1,), (0,), (1,), torch.ones(1))])
     assert last_saved(tmp_path) == 10
     store.commit(20, {}, ranks=1)
     assert last_saved(tmp_path) == 20

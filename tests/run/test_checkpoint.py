@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.export import export
 from megaptm.config import dump, load, resolve_model
 from megaptm.errors import UserError
@@ -43,7 +43,7 @@ def saved(config, run):
         7,
         0,
         [
-            Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value.detach())
+            TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value.detach())
             for name, value in model.named_parameters()
         ],
     )

@@ -27,6 +27,14 @@ def test_layers_that_share_are_not_continued_as_layers_that_do_not():
     refuse_another(plain, compatibility(apart, "words"))
 
 
+def test_a_table_of_more_tasks_is_another_model():
+    told = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
+    four, seven = (compatibility(spec, "words") for spec in told)
+    begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=seven, files=())
+    with pytest.raises(UserError, match="is of another model: its tasks is 7, the config's is 4"):
+        refuse_another(begun, four)
+
+
 def test_the_same_corpora_are_continued():
     refuse_other_text(saved(books="1", news="2"), {"books": "1", "news": "2"})
 

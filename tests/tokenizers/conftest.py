@@ -13,6 +13,7 @@ from megaptm.tokenizers import KINDS, Tokenizer, train
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {"vocabulary": 900 if kind == "bpe" else 600}) for kind in KINDS},
     "unigram": ("unigram", {"vocabulary": 600, "sentinels": 20}),
+    "PaLM": ("bpe", {"vocabulary": 900, "digits": True}),
     "RoBERTa": ("byte-bpe", {"vocabulary": 600, "specials": "roberta"}),
     "DeBERTa": ("byte-bpe", {"vocabulary": 600, "specials": "deberta"}),
     "ALBERT": ("unigram", {"vocabulary": 600, "specials": "albert", "lowercase": True}),

@@ -1,6 +1,7 @@
 """What training promises: the published layouts of ids, the same result every time, one sentence for what cannot be."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,23 @@ def test_bpe_begins_as_llama_does_and_spells_what_it_does_not_know_in_bytes(trai
     assert trained["bpe"].encode("☃").tolist()[-3:] == [3 + byte for byte in "☃".encode()]
     text = "def f(x):\n    return x  # ☃ naïve 漢字\n"
     assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_each_digit_is_a_token_where_that_is_asked(kind):
+    """As PaLM has it (arXiv:2204.02311, section 4): joined with nothing, not even with the space before a number."""
+    texts = ["In 2022 she sold 2022 of 1999, or 19992022 of them, for 34567.80 each to e2e.\n" * 20]
+
+    def joined(**options):
+        names = train(kind, texts, vocabulary=340, **options).library.get_vocab()
+        return {name for name in names if re.search("[0-9]", name) and len(name) > 1 and not name.startswith("<")}
+
+    assert joined()
+    assert joined(digits=True) == set()
+    apart = train(kind, texts, vocabulary=340, digits=True)
+    pieces = [apart.library.id_to_token(id_) for id_ in apart.encode("sold 2022").tolist()]
+    assert pieces[-5:] == ["▁", "2", "0", "2", "2"]
+    assert apart.decode(apart.encode("sold 1999 of e2e")) == "sold 1999 of e2e"
 
 
 def test_byte_bpe_ends_with_the_end_of_text_as_gpt2_does(trained):
@@ -97,6 +115,7 @@ def test_an_unknown_kind_names_the_known_ones():
         ("unigram", {"specials": "robreta"}, r"specials \(robreta\) is not known; did you mean roberta"),
         ("byte-bpe", {"lowercase": True}, "lowercase is not for kind byte-bpe, .*: use one of char-bpe, wordpiece"),
         ("bpe", {"lowercase": False}, "lowercase is not for kind bpe"),
+        ("byte-bpe", {"digits": True}, "digits is not for kind byte-bpe: use one of bpe, unigram."),
         ("words", {"sentinels": -1}, "sentinels must be 0 or more, not -1"),
     ],
 )

@@ -13,7 +13,7 @@ from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import Piece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import dump, load, resolve_model
 from megaptm.models import Model, build_model, fill
 
@@ -80,7 +80,7 @@ def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int =
     store = Store(run, fence=lambda: True)
     store.prepare(step)
     whole = [
-        Piece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
+        TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
         for name, value in model.named_parameters()
     ]
     store.write(step, 0, whole)

@@ -9,6 +9,7 @@ import pytest
 from megaptm.config import load
 from megaptm.data import Mix
 from megaptm.parallel.groups import Ranks
+from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import absolute_paths
 from megaptm.train.batch_source import BatchSource
 from tests.train.runs import build, settings, write_text
@@ -27,7 +28,7 @@ def test_tensor_ranks_that_are_sent_their_batches_read_no_held_out_text(
     found = {}
     for tensor in range(2):
         ranks = Ranks(world=tensor, tensor=tensor, pipeline=0, data=0, tensor_size=2, pipeline_size=1, data_size=1)
-        found[tensor] = list(BatchSource(config, ranks).held_out())
+        found[tensor] = list(BatchSource(config, ranks, RunCorpora(config)).held_out())
         assert len(read) == 2 * 4
     assert [len(batches or []) for batches in found[0]] == [2, 2]
     assert found[1] == [None, None]

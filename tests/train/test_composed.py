@@ -63,6 +63,11 @@ def test_a_run_goes_on_with_other_weights_for_the_steps_to_come(train, whole):
     assert events == ["weighing", "objective", "weighing"]
 
 
+def test_a_change_that_the_run_does_not_reach_is_told_when_it_begins(real_corpus, tmp_path):
+    said = megaptm("train", *arguments("bert", tmp_path, real_corpus("wordpiece"), OBJECTIVE, "train.steps=4"))
+    assert "warning: objective: the weight of mlm changes at step 5, which the run does not reach" in said
+
+
 def test_stopped_in_its_midst_it_goes_on_with_the_same_samples_on_another_layout(train, whole):
     train("moved", "train.stop_at=4", code=75)
     moved = train("moved", "layout.tensor=2")

@@ -67,4 +67,4 @@ def test_a_corpus_without_a_mask_is_refused_with_what_would_have_one(corpus, tmp
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
     assert "objective masked-lm needs a tokenizer with a `pad` token: build the corpus with" in said
-    assert "tokenizer.kind=wordpiece, or with tokenizer.specials=roberta (bert, albert, deberta)" in said
+    assert "build the corpus with tokenizer.kind=wordpiece, as bert has it, or take another objective." in said

@@ -11,18 +11,21 @@ from megaptm.hub.counterparts import deberta, electra
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
+from megaptm.hub.counterparts.bigbird import BIGBIRD
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
+from megaptm.hub.counterparts.longformer import LONGFORMER
 from megaptm.hub.counterparts.macbert import MACBERT
 from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
 from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.hub.counterparts.transformer import TRANSFORMER
+from megaptm.hub.counterparts.unilm import UNILM
 from megaptm.hub.counterparts.xlnet import XLNET
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import Block, Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
     GPT1,
@@ -46,16 +49,20 @@ COUNTERPARTS = (
     T5_V1_1,
     MT5,
     XLNET,
+    UNILM,
     TRANSFORMER,
+    LONGFORMER,
+    BIGBIRD,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
-    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "z_loss", "label_smoothing", "init"),
+    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
     *("dropout", "objectives", "sizes"),
 )
 
 # The same of blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
+LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in ("window", "block", "random_blocks")}
 
 __all__ = [
     "COUNTERPARTS",
@@ -73,9 +80,10 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     """The architecture at Hugging Face that computes what this model computes; an error if none does."""
     counterpart = _of_shape(spec.family)
     if counterpart is None:
+        known = _known("family", exported=True)
         raise UserError(
-            f"{spec.name} has no counterpart at Hugging Face; the blocks of {_known('family')} have. Use it by "
-            "`megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 4)."
+            f"{spec.name} has no counterpart at Hugging Face; the blocks of {known} have. Use "
+            "it by `megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 4)."
         )
     check_sharing(counterpart, spec)
     sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
@@ -95,7 +103,8 @@ def models_of(family: Family) -> tuple[str, ...]:
 
 def _of_shape(family: Family) -> Counterpart | None:
     # Families of one shape have models of their own there: the family's comes first.
-    for counterpart in sorted(COUNTERPARTS, key=lambda one: one.family != family.name):
+    same = (one for one in COUNTERPARTS if not one.import_only)
+    for counterpart in sorted(same, key=lambda one: one.family != family.name):
         if _shape(_with_heads_of(counterpart, family)) == _shape(counterpart.table):
             return counterpart
     return None
@@ -166,8 +175,9 @@ def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
     return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
 
 
-def _known(what: str) -> str:
-    return ", ".join(dict.fromkeys(getattr(counterpart, what) for counterpart in COUNTERPARTS))
+def _known(what: str, *, exported: bool = False) -> str:
+    those = (counterpart for counterpart in COUNTERPARTS if not (exported and counterpart.import_only))
+    return ", ".join(dict.fromkeys(getattr(counterpart, what) for counterpart in those))
 
 
 def _shape(family: Family) -> dict[str, Any]:

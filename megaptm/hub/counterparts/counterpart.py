@@ -25,6 +25,8 @@ class Counterpart:
     """Class in `transformers`; its `config_class` is the config's."""
     model_type: str = ""
     """Of their config, where it is not our family's name. Several may have one, with other values of `fixed`."""
+    import_only: bool = False
+    """Whether ours begins as theirs and computes more: it is imported, and theirs is no export of it."""
     numbers: dict[str, str]
     """Their field -> ours: see `config_fields.numbers_of`. Several of theirs may be one of ours (dropouts); they must
     then agree."""

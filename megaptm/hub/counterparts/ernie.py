@@ -25,7 +25,8 @@ ERNIE_2 = replace(
     family="ernie-2",
     model="ErnieForMaskedLM",
     model_type="ernie",
-    fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True, "task_type_vocab_size": 4},
+    numbers={**ERNIE.numbers, "task_type_vocab_size": "tasks"},
+    fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True},
     rows=(
         *encoder("ernie"),
         TensorRule("embed.task.weight", ("ernie.embeddings.task_type_embeddings.weight",)),

@@ -42,7 +42,7 @@ def main(logs: Path) -> None:
         sys.exit(EXIT_IN_VAIN)
     failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
     if not failed:
-        sys.exit(0 if saved(run) else EXIT_UNSAVED)
+        sys.exit(0 if RestartPolicy(run).goes_on("interrupted", progress=saved(run)) else EXIT_UNSAVED)
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
     click.echo(f"On {host}, {failure_report(cause)}\nWhat each rank wrote is in {logs}.")

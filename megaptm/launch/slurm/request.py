@@ -12,9 +12,10 @@ from megaptm.check.allocation import allocation
 from megaptm.check.api import before_submission
 from megaptm.check.finding import Case, Request
 from megaptm.check.timing import jobs_needed
-from megaptm.config import Config
+from megaptm.config import Config, resolve
 from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
 from megaptm.launch.slurm.script import JobScript, render
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.plan import plan
@@ -109,6 +110,8 @@ def submission(wanted: JobRequest) -> Submission:
 
 
 def _jobs(config: Config, machine: Machine, wanted: JobRequest) -> int:
+    if isinstance(resolve(config), WordSpec):
+        return 1  # how long it takes is not planned
     limit = seconds_of(option(wanted.more, "time") or wanted.limit)
     return jobs_needed(plan(config, machine), limit, warning_seconds(wanted.more))
 

@@ -24,9 +24,10 @@ class Lamb(torch.optim.Optimizer):
         divided: bool,
         betas: tuple[float, float],
         eps: float,
+        bias_correction: bool = True,
     ) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps, "step": 0})
-        self.parts, self.divided = parts, divided
+        self.parts, self.divided, self.bias_correction = parts, divided, bias_correction
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -64,6 +65,7 @@ class Lamb(torch.optim.Optimizer):
                 state[kind] = torch.zeros_like(master)
         state["exp_avg"].lerp_(master.grad, 1 - one)
         state["exp_avg_sq"].mul_(two).addcmul_(master.grad, master.grad, value=1 - two)
-        root = (state["exp_avg_sq"] / (1 - two**step)).sqrt_().add_(group["eps"])
-        torch.div(state["exp_avg"] / (1 - one**step), root, out=master.grad)
+        mean, square = (1 - one**step, 1 - two**step) if self.bias_correction else (1.0, 1.0)
+        root = (state["exp_avg_sq"] / square).sqrt_().add_(group["eps"])
+        torch.div(state["exp_avg"] / mean, root, out=master.grad)
         master.grad.add_(master, alpha=group["weight_decay"])

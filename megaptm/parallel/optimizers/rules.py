@@ -53,7 +53,14 @@ def _adagrad(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: b
 
 
 def _lamb(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
-    return Lamb(groups, parts, divided=divided, betas=settings.betas, eps=settings.eps)
+    return Lamb(
+        groups,
+        parts,
+        divided=divided,
+        betas=settings.betas,
+        eps=settings.eps,
+        bias_correction=settings.bias_correction,
+    )
 
 
 def _adafactor(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:

@@ -15,14 +15,22 @@ from megaptm.parallel.groups import device
 from megaptm.parallel.optimizers.build import Optimizer
 
 
-def set_rates(optimizer: Optimizer, *, lr: float) -> None:
-    """The schedule's values for the coming step."""
-    decay = optimizer.settings.weight_decay
-    if optimizer.settings.weight_decay_times == "lr-squared":
+def set_rates(optimizer: Optimizer, *, step: int, lr: float) -> None:
+    """The schedule's values for the step that comes after `step` of them."""
+    settings = optimizer.settings
+    decay, eps = settings.weight_decay, settings.eps
+    if settings.weight_decay_times == "lr-squared":
         decay *= lr
+    if settings.name == "adamw" and not settings.bias_correction:
+        # Kernels of torch and apex correct: lr * m / (sqrt(v) + eps) is what they make of another rate and eps.
+        mean, square = (1 - beta ** (step + 1) for beta in settings.betas)
+        by = mean / math.sqrt(square)
+        lr, decay, eps = lr * by, decay / by, eps / math.sqrt(square)
     for group in optimizer.rule.param_groups:
         group["lr"] = lr * group["lr_mult"]
         group["weight_decay"] = decay * group["wd_mult"]
+        if "eps" in group:
+            group["eps"] = eps
 
 
 def update(optimizer: Optimizer, *, loss: float, replicas: int) -> float:

@@ -27,16 +27,18 @@ class Kind:
     """Whether case is folded where nobody says; None: it never is."""
     unknown: bool = True
     """Whether it needs a token for what has no id."""
+    digits: bool = False
+    """Whether it can keep each digit apart."""
     spaces: bool = False
     """Whether tokens hold the space before them, so that a mask has to as well."""
 
 
 KINDS: dict[str, Kind] = {
-    "bpe": Kind(learn=learn_bpe, specials="llama", lowercase=None, spaces=True),
+    "bpe": Kind(learn=learn_bpe, specials="llama", lowercase=None, digits=True, spaces=True),
     "byte-bpe": Kind(learn=learn_byte_bpe, specials="gpt2", lowercase=None, unknown=False, spaces=True),
     "char-bpe": Kind(learn=learn_char_bpe, specials="gpt", lowercase=True),
     "wordpiece": Kind(learn=learn_wordpiece, specials="bert", lowercase=True),
-    "unigram": Kind(learn=learn_unigram, specials="t5", lowercase=False, spaces=True),
+    "unigram": Kind(learn=learn_unigram, specials="t5", lowercase=False, digits=True, spaces=True),
     "words": Kind(learn=learn_words, specials="llama", lowercase=False),
 }
 

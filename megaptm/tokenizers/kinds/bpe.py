@@ -24,7 +24,9 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
     alphabet = ["▁", *alphabet_of(lines)]
     request.require(256 + len(alphabet), f"256 bytes and {len(alphabet)} characters")
     library = Library(models.BPE(unk_token=request.unknown, byte_fallback=True, fuse_unk=True))
-    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    words = pre_tokenizers.Metaspace(prepend_scheme="first")
+    apart = [pre_tokenizers.Digits(individual_digits=True)] if request.digits else []
+    library.pre_tokenizer = pre_tokenizers.Sequence([*apart, words])
     trainer = trainers.BpeTrainer(
         vocab_size=request.room,
         special_tokens=first,
@@ -33,6 +35,8 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
         show_progress=False,
     )
     library.train_from_iterator(lines, trainer)
+    # Digits that no merge knows stay apart: as in SentencePiece, to split them is a matter of learning alone.
+    library.pre_tokenizer = words
     library = without_special(library, {*request.first, *request.last})
     library.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

@@ -20,6 +20,8 @@ class VocabularyRequest:
     unknown: str | None
     """The one of `first` that stands for what has no id."""
     lowercase: bool
+    digits: bool
+    """Whether a digit is a token by itself."""
 
     @property
     def room(self) -> int:

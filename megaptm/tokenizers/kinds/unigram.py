@@ -62,6 +62,7 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> tuple[list[tupl
             normalization_rule_name=NORMALIZATION,
             character_coverage=CHARACTER_COVERAGE,
             max_sentence_length=8 * LONGEST_LINE,
+            split_digits=request.digits,
             num_threads=SENTENCEPIECE_THREADS,
             minloglevel=2,
             # Special tokens count, under names with a space in them, which no piece has.

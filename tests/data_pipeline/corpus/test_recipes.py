@@ -73,6 +73,34 @@ def test_phrases_are_tagged_and_the_manifest_knows_the_labels(tmp_path):
     assert found == {("place", "the garden"), ("animal", "cat")}
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("tags={}/none.tsv", "annotate.tags: the text has no tags at all: give phrases that the text has"),
+        ("phrases={}/none.txt", "annotate.phrases: the text has no phrases at all: give phrases that the text has"),
+        ("turns=true", "annotate.turns: the text has no turns at all: give sources with `messages`"),
+    ],
+)
+def test_what_was_to_be_found_and_is_nowhere_is_refused(asked, told, tmp_path):
+    (tmp_path / "none.tsv").write_text("place\tXanadu\n")
+    (tmp_path / "none.txt").write_text("stately dome\n")
+    text = records(tmp_path / "a.jsonl", *SENTENCES)
+    with pytest.raises(UserError, match=told):
+        built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", f"annotate.{asked.format(tmp_path)}")
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_what_was_found_is_counted_and_what_was_not_is_told(tmp_path):
+    text = records(tmp_path / "a.jsonl", *(sentence.lower() for sentence in SENTENCES))
+    asked = "annotate={words: true, capitals: true}"
+    report = built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", asked)
+    found = Corpus.open(tmp_path / "corpus").manifest.made_from["found"]
+    words = sum(len(shard.annotation("words", number)) for shard, number in documents(tmp_path / "corpus"))
+    assert found == {"words": words, "capitals": 0}
+    assert words > 0
+    assert any("the text has no capitals" in note for note in report.notes)
+
+
 def test_near_duplicates_evaluation_texts_and_repeated_paragraphs_leave_the_corpus(tmp_path):
     rows = [
         f"Number {number}: " + " ".join(f"word{(number * 7 + at * at) % 997}" for at in range(120))
@@ -169,7 +197,7 @@ def deep(document):
 def tagger(text):
     if "tagger" in text:
         raise ZeroDivisionError("no tags")
-    return []
+    return [(0, 3, "x")]
 
 tagger.labels = ["x"]
 """

@@ -1,0 +1,183 @@
+"""Which places a place may see by where they are, whatever a batch holds: windows and blocks. No torch.
+
+A pattern says the same in three ways: of any two places (`sees`), as tiles of queries with the keys that these may see,
+from which attention is computed without what nobody sees, and as the number of pairs that tiles compare. Tiles come
+from the numbers of the pattern alone: nothing here grows with the square of a row's length.
+"""
+
+# H heads, N blocks of a row
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+MOST_QUERIES = 128
+"""Of a tile of a window: with more, more pairs are compared in vain; with fewer, products are small and slow."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some queries, and keys among which are all that they may see."""
+
+    queries: slice
+    keys: slice | np.ndarray
+    """Places; or numbers of blocks, [H, blocks]."""
+    exact: bool = False
+    """Whether each of the queries may see each of the keys."""
+
+
+class Pattern(ABC):
+    """Who may see whom by place. Immutable, so that what follows from it is remembered."""
+
+    @abstractmethod
+    def everything(self, length: int) -> bool:
+        """Whether in a row of so many places each sees all."""
+
+    @abstractmethod
+    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+        """Whether it does, of arrays of heads and places that broadcast, numpy's or torch's; `table` is that of the
+        row, in the same kind of array."""
+
+    @abstractmethod
+    def tiles(self, length: int) -> Iterator[Tile]:
+        """Of a row; each query is in one."""
+
+    def table(self, length: int) -> np.ndarray | None:
+        """What `sees` looks up, where it does not compute."""
+        return None
+
+    def pairs(self, length: int) -> int:
+        """Queries and keys of a row that are compared, in one head."""
+        return length * length if self.dense(length) else _pairs(self, length)
+
+    def dense(self, length: int) -> bool:
+        """Whether tiles would leave out so little that all pairs are compared."""
+        return self.everything(length) or 4 * _pairs(self, length) > 3 * length * length
+
+
+@lru_cache(maxsize=4096)
+def _pairs(pattern: Pattern, length: int) -> int:
+    places, total = range(length), 0
+    for tile in pattern.tiles(length):
+        queries = len(places[tile.queries])
+        if isinstance(tile.keys, slice):
+            total += queries * len(places[tile.keys])
+        else:
+            assert isinstance(pattern, SparseBlocks)
+            total += queries * tile.keys.shape[1] * pattern.block
+    return total
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Pattern):
+    """Up to so many steps before and after; a step is `dilation` places, and those between are not seen (Longformer,
+    arXiv:2004.05150, figure 2)."""
+
+    before: int
+    after: int
+    dilation: int = 1
+
+    def everything(self, length: int) -> bool:
+        return self.dilation == 1 and min(self.before, self.after) >= length - 1
+
+    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+        step = key - query
+        near = (step >= -self.before * self.dilation) & (step <= self.after * self.dilation)
+        return near if self.dilation == 1 else near & (step % self.dilation == 0)
+
+    def tiles(self, length: int) -> Iterator[Tile]:
+        queries = min(MOST_QUERIES, 1 << (max(self.before, self.after, 1) - 1).bit_length())
+        # Places see those alone that are whole steps away: each such run of them is a row by itself.
+        for first in range(min(self.dilation, length)):
+            run = len(range(first, length, self.dilation))
+            for start in range(0, run, queries):
+                stop = min(start + queries, run)
+                keys = max(0, start - self.before), min(run, stop + self.after)
+                yield Tile(self._places(first, start, stop), self._places(first, *keys))
+
+    def _places(self, first: int, start: int, stop: int) -> slice:
+        return slice(first + start * self.dilation, first + (stop - 1) * self.dilation + 1, self.dilation)
+
+
+@dataclass(frozen=True)
+class SparseBlocks(Pattern):
+    """SparseBlocks see whole blocks, each once (BigBird, arXiv:2007.14062, section 2): themselves, their neighbors, and
+    `random` others, which differ from head to head and layer to layer. The first and the last block see all and are
+    seen by all with `edges` (the paper's ITC); without, tokens that a batch marks do (its ETC)."""
+
+    block: int
+    random: int
+    edges: bool = True
+    layer: int = 0
+    heads: range = range(1)
+    """Those of the layer that are here."""
+
+    def count(self, length: int) -> int:
+        return -(-length // self.block)
+
+    def everything(self, length: int) -> bool:
+        """As the released code has it: in short rows, of which random blocks would be most."""
+        return length <= (5 + 2 * self.random) * self.block
+
+    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+        return table[head, query // self.block, key // self.block]
+
+    def table(self, length: int) -> np.ndarray:
+        """Of blocks, [H, N, N]."""
+        seen = np.zeros((len(self.heads), self.count(length), self.count(length)), dtype=bool)
+        for row, keys in enumerate(_block_rows(self, self.count(length))):
+            np.put_along_axis(seen[:, row], keys, True, axis=1)
+        return seen
+
+    def tiles(self, length: int) -> Iterator[Tile]:
+        for row, keys in enumerate(_block_rows(self, self.count(length))):
+            queries = slice(row * self.block, min(length, (row + 1) * self.block))
+            if keys.shape[1] == self.count(length):
+                yield Tile(queries, slice(0, length), exact=True)
+            else:
+                yield Tile(queries, keys, exact=True)
+
+
+@lru_cache(maxsize=64)
+def _block_rows(pattern: SparseBlocks, number: int) -> list[np.ndarray]:
+    """For each of so many blocks those that it sees, [H, blocks]."""
+    heads = len(pattern.heads)
+    edges = {0, number - 1} if pattern.edges else set()
+    drawn = np.stack([_random_blocks(pattern, number, head) for head in pattern.heads])
+    rows = []
+    for row in range(number):
+        if row in edges:
+            rows.append(np.tile(np.arange(number), (heads, 1)))
+            continue
+        fixed = sorted({row - 1, row, row + 1} & {*range(number)} | edges)
+        rows.append(np.concatenate([np.tile(fixed, (heads, 1)), drawn[:, row]], axis=1))
+    return rows
+
+
+def _random_blocks(pattern: SparseBlocks, number: int, head: int) -> np.ndarray:
+    """For each of so many blocks `random` others that it would not see else, [N, random]: a function of the layer, the
+    head and how many blocks there are, so that all ranks know it, and evaluation knows what training saw."""
+    digest = hashlib.sha256(f"blocks:{pattern.layer}:{head}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    lowest, highest = (1, number - 2) if pattern.edges else (0, number - 1)
+    rows = np.arange(number)
+    # What may be drawn is numbered without the neighbors, which lie in one piece.
+    begin, end = np.maximum(rows - 1, lowest), np.minimum(rows + 1, highest)
+    near = np.maximum(end - begin + 1, 0)
+    candidates = highest - lowest + 1 - near
+    chosen = np.full((number, pattern.random), -1)
+    # Floyd's: of numbers below n so many different ones, each set as likely.
+    for turn in range(pattern.random):
+        last = candidates - pattern.random + turn
+        pick = (generator.random(number) * (last + 1)).astype(np.int64)
+        taken = (chosen[:, :turn] == pick[:, None]).any(axis=1)
+        chosen[:, turn] = np.where(taken, last, pick)
+    blocks = chosen + lowest
+    return np.where(blocks >= begin[:, None], blocks + near[:, None], blocks)

@@ -1,0 +1,112 @@
+"""What a config lets change by step, beside the steps that its run has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.config.learning_rate import peak_of, rate_of
+from megaptm.config.schema import Config
+from megaptm.objectives.composed import Composed, StepValue, by_step
+
+HIGH = 0.5
+"""Of the peak: a rate above it at the end is told."""
+
+
+def never_asked(config: Config) -> Iterator[str]:
+    """A sentence for each task of the objective that makes no sample of the run.
+
+    One that begins where the run ends is not among them: a phase after this one may go on with it.
+    """
+    objective, steps = config.built_objective, config.train.steps
+    for task in objective.tasks if isinstance(objective, Composed) else ():
+        first = next((step for step, share in zip(task.share.steps, task.share.values, strict=True) if share), None)
+        if first is None:
+            yield f"objective.{task.label} has a share of 0 at every step: give it one above 0, or remove the task."
+        elif first > steps:
+            yield (
+                f"objective.{task.label} begins at step {first:,}, and train.steps is {steps:,}: raise train.steps "
+                "(train.stop_at ends a run sooner), let the task begin sooner, or remove it."
+            )
+
+
+def doubts(config: Config) -> Iterator[str]:
+    """What a run of this length can hardly want."""
+    yield from _rate(config)
+    yield from _stages(config)
+    yield from _ramp(config)
+
+
+def _rate(config: Config) -> Iterator[str]:
+    """What the learning rate does that a run of this length can hardly want."""
+    optimizer, last = config.optimizer, config.train.steps - 1
+    steps = config.train.steps
+    if optimizer.counts == "batches":
+        steps = config.batches.first(steps) // config.train.batch
+    if optimizer.warmup_steps >= steps:
+        yield (
+            f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "
+            f"{steps:,}): its rate never reaches its peak."
+        )
+    elif optimizer.stable_steps >= steps:
+        yield (
+            f"optimizer.stable_steps ({optimizer.stable_steps:,}) are not over when the run ends (train.steps "
+            f"{steps:,}): its rate never falls."
+        )
+    end = optimizer.decay_steps
+    if end is None:
+        return
+    # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
+    if end > steps and (left := rate_of(config, last) / peak_of(config)) > HIGH:
+        yield (
+            f"optimizer.decay_steps ({end:,}) lie far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
+            "optimizer.lr when the run ends; leave decay_steps out to decay to the last step."
+        )
+    # A tail at the lowest rate is usual: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165, B).
+    elif (optimizer.final == 0.0 and end < steps) or end < steps // 2:
+        rate = f"{optimizer.final:.0%} of optimizer.lr" if optimizer.final else "zero"
+        yield (
+            f"optimizer.decay_steps ({end:,}) end long before train.steps ({steps:,}): the last {steps - end:,} steps "
+            f"have a rate of {rate}; raise decay_steps, optimizer.final, or leave decay_steps out."
+        )
+
+
+def _stages(config: Config) -> Iterator[str]:
+    """Changes of shares and weights that no step of the run sees."""
+    objective, steps = config.built_objective, config.train.steps
+    for (what, name), value in by_step(objective).items():
+        later = _next_change(value, steps)
+        if later is None:
+            continue
+        if what == "share" and not any(share for _, share in value.until(steps)):
+            yield (
+                f"objective.{name} begins at step {later:,}, where train.steps ends: only a phase after this one "
+                f"(train.after={later}) has samples of it."
+            )
+        else:
+            whose = f"objective.{name}.share" if what == "share" else f"objective: the weight of {name}"
+            yield (
+                f"{whose} changes at step {later:,}, which the run does not reach (train.steps {steps:,}): raise "
+                "train.steps, let it change sooner, or leave that step out."
+            )
+
+
+def _next_change(value: StepValue, steps: int) -> int | None:
+    """The first step from `steps` on at which a number is another than in the run's last."""
+    later = zip(value.steps, value.values, strict=True)
+    return next((step for step, one in later if step >= steps and one != value.at(steps - 1)), None)
+
+
+def _ramp(config: Config) -> Iterator[str]:
+    """A batch that is not whole when the run ends."""
+    train, batches = config.train, config.batches
+    if train.ramp is None or (last := batches.size(train.steps - 1)) == train.batch:
+        return
+    if train.ramp.steps:
+        step = next(step for step in train.ramp.steps if step >= train.steps)
+        why = f"train.ramp.steps has {train.ramp.steps[step]:,} from step {step:,} on"
+    else:
+        why = f"train.ramp.samples ({train.ramp.samples:,}) are more than it reads"
+    yield (
+        f"the batch has {last:,} rows when the run ends (train.steps {train.steps:,}), not the {train.batch:,} of "
+        f"train.batch: {why}; raise train.steps, or let it grow sooner."
+    )

@@ -1,0 +1,69 @@
+"""word2vec (Mikolov et al., 2013): a table of words, not a stack of layers, so it has a small type of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Rows are dealt to data ranks by their number modulo this, whatever their number of ranks: a table has the same shape
+# in every checkpoint, and each rank has as many frequent words, which come first.
+LANES = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSize:
+    """How large a family's tables are."""
+
+    width: int
+    """Numbers of a word's vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordFamily:
+    """A paper's word vectors."""
+
+    name: str
+    paper: str
+    vocabulary: int
+    """Published number of words; a config takes that of its own tokenizer."""
+    tokenizer: str = "words"
+    """Kind of tokenizer, one of `tokenizers.KINDS`."""
+    specials: str | None = None
+    """Its special tokens; None: those that its kind of tokenizer has by default."""
+    objectives: tuple[str, ...]
+    """Tasks that it learns by; the first is the default of a config."""
+    sizes: dict[str, WordSize] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSpec:
+    """A family at a size with a vocabulary: everything needed to build or count one set of tables."""
+
+    family: WordFamily
+    size: WordSize
+    vocabulary: int
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    @property
+    def groups(self) -> int:
+        """Of `LANES` rows each, the last perhaps not full."""
+        return -(-self.vocabulary // LANES)
+
+    @property
+    def parameters(self) -> int:
+        """Of all words, as what goes into a hidden vector and as what is told from it."""
+        return 2 * self.vocabulary * self.size.width
+
+
+# arXiv:1310.4546; the default width of the released code, and that of the vectors of Google News with their number.
+WORD2VEC = WordFamily(
+    name="word2vec",
+    paper="arXiv:1310.4546",
+    vocabulary=3_000_000,
+    objectives=("skip-gram", "cbow"),
+    sizes={"small": WordSize(width=100), "google-news": WordSize(width=300)},
+)
+
+WORDS: dict[str, WordFamily] = {family.name: family for family in (WORD2VEC,)}

@@ -1,0 +1,34 @@
+"""`LongformerForMaskedLM`."""
+
+from megaptm.hub.counterparts.bert import encoder
+from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.counterparts.roberta import ROBERTA
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+
+ATTENTION = "longformer.encoder.layer.{n}.attention.self"
+LONGFORMER = Counterpart(
+    family="longformer",
+    model="LongformerForMaskedLM",
+    numbers={**ROBERTA.numbers, "attention_window": "window"},
+    fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
+    rows=(
+        *encoder("longformer"),
+        *pair(
+            "encoder.{n}.attention.global_qkv",
+            *(f"{ATTENTION}.{name}_global" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+        *pair("head.mlm.transform", "lm_head.dense"),
+        *pair("head.mlm.norm", "lm_head.layer_norm"),
+        TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
+    ),
+    tied={
+        "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    prefix="longformer.",
+    special=ROBERTA.special,
+    places_after_pad=True,
+    unused=("longformer.pooler.",),
+)

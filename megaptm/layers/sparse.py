@@ -1,0 +1,270 @@
+"""Attention that computes no more than a pattern's tiles: time and memory follow the pairs that may be seen.
+
+One tile after the other, forward and backward, all rows and heads at once: the scores of one tile are all that there
+are at a time, and nothing but queries, keys and values is kept for the backward pass, which computes scores again. It
+is made of products, softmax and slices, which every device has: FlexAttention has no backward pass on CPUs, and no
+dropout anywhere.
+"""
+
+# S sequence, B batch, H heads, K head width, N = B x H, q queries of a tile, k its keys, G marked positions of a row
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megaptm.bricks.pattern import SparseBlocks, Tile
+from megaptm.layers.mask import Mask
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The marked positions of each row, filled up to as many as the row with most has."""
+
+    places: Tensor
+    """[B, G]"""
+    real: Tensor
+    """[B, G], False where a row is filled up."""
+
+    @classmethod
+    def of(cls, marks_BS: Tensor) -> Marked:
+        marks = marks_BS != 0
+        most = int(marks.sum(1).max())
+        places = marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        return cls(places, marks.gather(1, places))
+
+    def take(self, x_SBHK: Tensor) -> Tensor:
+        """[G, B, H, K]: what there is at these positions."""
+        rows = torch.arange(len(self.places), device=self.places.device)
+        return x_SBHK[self.places.t(), rows]
+
+    def put(self, x_SBHK: Tensor, given_GBHK: Tensor) -> Tensor:
+        """x with something else at these positions."""
+        row, slot = self.real.nonzero(as_tuple=True)
+        return x_SBHK.index_put((self.places[row, slot], row), given_GBHK[slot, row])
+
+    def are_seen(self, mask: Mask, query: Tensor) -> Tensor:
+        """Whether some queries [q, 1] see the marked positions, [B, 1, q, G]."""
+        return self.real[:, None, None] & _seen_by_all(mask, query, self.places[:, None, None])
+
+    def see(self, mask: Mask) -> Tensor:
+        """What the marked positions see, [B, 1, G, S]."""
+        keys = torch.arange(mask.length[1], device=self.places.device)
+        seen = _seen_by_all(mask, self.places[:, None, :, None], keys)
+        return seen.expand(len(self.places), 1, self.places.shape[1], len(keys))
+
+
+def _seen_by_all(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
+    """Whether it is, where the pattern does not matter."""
+    rows = max(len(one) if one.dim() == 4 else 1 for one in (query, key))
+    batch = torch.arange(rows, device=mask.device)[:, None, None, None]
+    seen = mask.by_content(batch, query, key)
+    return seen & (key <= query) if mask.causal else seen
+
+
+def attend_by_tiles(
+    q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Mask, marked: Marked | None, *, scale: float, dropout: float
+) -> Tensor:
+    """Means of values by the softmax of scores that the mask lets be seen, [S, B, H, K]. What marked positions see is
+    another attention's work: for them this is what they would see unmarked."""
+    extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
+    # Drawn here, in the stream of the caller; the backward pass draws the same from it.
+    seed = int(torch.randint(1 << 62, (1,), device=q_SBHK.device)) if dropout else 0
+    mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
+    return mixed
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What both passes know besides tensors that have gradients."""
+
+    mask: Mask
+    marked: Marked | None
+    scale: float
+    dropout: float
+    seed: int
+
+
+class _ByTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_SBHK: Tensor,
+        k_SBHK: Tensor,
+        v_SBHK: Tensor,
+        k_GBHK: Tensor | None,
+        v_GBHK: Tensor | None,
+        work: _Work,
+    ) -> Tensor:
+        ctx.save_for_backward(q_SBHK, k_SBHK, v_SBHK, k_GBHK, v_GBHK)
+        ctx.work = work
+        keys, values = _Side(k_SBHK, k_GBHK, work.mask), _Side(v_SBHK, v_GBHK, work.mask)
+        mixed_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
+        mixed_SNK = mixed_SBHK.flatten(1, 2)
+        for tile, _, _, weights, drop in _weights(q_SBHK, keys, work):
+            used = weights if drop is None else weights * drop
+            mixed_SNK[tile.queries] = torch.bmm(used, values.take(tile)).transpose(0, 1)
+        return mixed_SBHK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SBHK: Tensor) -> tuple[Tensor | None, ...]:
+        work: _Work = ctx.work
+        q_SBHK, k_SBHK, v_SBHK, k_GBHK, v_GBHK = ctx.saved_tensors
+        keys, values = _Side(k_SBHK, k_GBHK, work.mask), _Side(v_SBHK, v_GBHK, work.mask)
+        grad_q_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
+        grad_q_SNK, grad_SNK = grad_q_SBHK.flatten(1, 2), grad_SBHK.flatten(1, 2)
+        for tile, q, k, weights, drop in _weights(q_SBHK, keys, work):
+            grad = grad_SNK[tile.queries].transpose(0, 1)
+            used = weights if drop is None else weights * drop
+            values.add(tile, torch.bmm(used.transpose(1, 2), grad))
+            grad_weights = torch.bmm(grad, values.take(tile).transpose(1, 2))
+            if drop is not None:
+                grad_weights *= drop
+            # Of the softmax: each weight times how much its gradient is above the row's mean.
+            grad_weights -= (grad_weights * weights).sum(2, keepdim=True)
+            grad_scores = grad_weights.mul_(weights)
+            grad_q_SNK[tile.queries] = torch.bmm(grad_scores, k).transpose(0, 1) * work.scale
+            keys.add(tile, torch.bmm(grad_scores.transpose(1, 2), q))
+        (grad_k, grad_marked_k), (grad_v, grad_marked_v) = keys.gradients(), values.gradients()
+        return grad_q_SBHK, grad_k, grad_v, grad_marked_k, grad_marked_v, None
+
+
+def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[Tile, Tensor, Tensor, Tensor, Tensor | None]]:
+    """Each tile, its scaled queries [N, q, K] and keys [N, k + G, K], the weights [N, q, k + G] of these, and what
+    dropout multiplies them by."""
+    q_SNK, seen = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
+    generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
+    assert work.mask.pattern is not None
+    for tile in work.mask.pattern.tiles(len(q_SBHK)):
+        q, k = q_SNK[tile.queries].transpose(0, 1) * work.scale, keys.take(tile)
+        scores = torch.bmm(q, k.transpose(1, 2))
+        if (visible := seen.of(tile)) is not None:
+            scores.unflatten(0, (q_SBHK.shape[1], -1)).masked_fill_(~visible, float("-inf"))
+        weights = torch.softmax(scores, dim=2, dtype=_precise(q.dtype)).to(q.dtype)
+        drop = None
+        if generator is not None:
+            drop = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=generator)
+            drop /= 1 - work.dropout
+        yield tile, q, k, weights, drop
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """In which much is added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _Seen:
+    """What is seen within a tile."""
+
+    def __init__(self, work: _Work, q_SBHK: Tensor) -> None:
+        self.mask, self.marked = work.mask, work.marked
+        self.places = torch.arange(len(q_SBHK), device=q_SBHK.device)
+        self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)[:, None, None, None]
+        self.unmarked = replace(work.mask, marks=None)
+        self.windows: dict[tuple[int, int, int], Tensor] = {}
+
+    def of(self, tile: Tile) -> Tensor | None:
+        """Booleans that broadcast to [B, H, q, k + G]; None where all is seen."""
+        query, key = self.places[tile.queries][:, None], self._keys(tile)
+        seen = self._by_place(tile, query, key)
+        key = key.clamp(max=len(self.places) - 1)
+        if self.mask.documents is not None or self.mask.order is not None:
+            allowed = self.mask.by_content(self.rows, query, key)
+            seen = allowed if seen is None else seen & allowed
+        if self.marked is None or self.mask.marks is None:
+            return seen
+        # What is marked is compared once, beside the tile's own keys.
+        unmarked = self.mask.marks[self.rows, key] == 0
+        own, beside = unmarked if seen is None else seen & unmarked, self.marked.are_seen(self.mask, query)
+        shape = (*own.shape[:2], len(query))
+        return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
+
+    def _keys(self, tile: Tile) -> Tensor:
+        """Places that broadcast to [B, H, q, k]."""
+        if isinstance(tile.keys, slice):
+            return self.places[tile.keys]
+        assert isinstance(self.mask.pattern, SparseBlocks)
+        block = self.mask.pattern.block
+        starts = torch.from_numpy(tile.keys).to(self.places.device) * block
+        return (starts[:, :, None] + torch.arange(block, device=starts.device)).flatten(1)[None, :, None]
+
+    def _by_place(self, tile: Tile, query: Tensor, key: Tensor) -> Tensor | None:
+        if not isinstance(tile.keys, slice):
+            ragged = len(self.places) % (key.shape[-1] // tile.keys.shape[1])
+            return (key < len(self.places)).expand(1, -1, len(query), -1) if ragged else None
+        if tile.exact:
+            return None
+        # What windows hide looks the same wherever they are.
+        at = (tile.queries.start - tile.keys.start, len(query), len(key))
+        if at not in self.windows:
+            zero = query.new_zeros(())
+            self.windows[at] = self.unmarked.by_place(zero, zero, query, key)[None, None]
+        return self.windows[at]
+
+
+class _Side:
+    """Keys, or values, of which tiles take slices or blocks, beside them those of marked positions; and, where they
+    have gradients, the sums of these, in float32."""
+
+    def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:
+        self.x_SBHK, self.x_GBHK = x_SBHK, x_GBHK
+        self.block = mask.pattern.block if isinstance(mask.pattern, SparseBlocks) else 0
+        self.x_NSK = x_SBHK.flatten(1, 2).transpose(0, 1)
+        if self.block:
+            missing = -len(x_SBHK) % self.block
+            self.x_NSK = F.pad(self.x_NSK, (0, 0, 0, missing)).contiguous()
+        self.x_NGK = None if x_GBHK is None else x_GBHK.flatten(1, 2).transpose(0, 1)
+        self.grad_NSK: Tensor | None = None
+        self.grad_NGK: Tensor | None = None
+
+    def take(self, tile: Tile) -> Tensor:
+        """[N, k + G, K]"""
+        if isinstance(tile.keys, slice):
+            x_NkK = self.x_NSK[:, tile.keys]
+        else:
+            blocks = self.x_NSK.view(-1, self.block * self.x_NSK.shape[2])
+            x_NkK = blocks[self._blocks(tile.keys)].view(len(self.x_NSK), -1, self.x_NSK.shape[2])
+        return x_NkK if self.x_NGK is None else torch.cat([x_NkK, self.x_NGK], dim=1)
+
+    def add(self, tile: Tile, grad_NkK: Tensor) -> None:
+        """To the gradients of what `take` gave."""
+        if self.grad_NSK is None:
+            self.grad_NSK = self._zeros_like(self.x_NSK)
+        if self.x_NGK is not None:
+            marked = self.x_NGK.shape[1]
+            self.grad_NGK = self._zeros_like(self.x_NGK) if self.grad_NGK is None else self.grad_NGK
+            self.grad_NGK += grad_NkK[:, grad_NkK.shape[1] - marked :]
+            grad_NkK = grad_NkK[:, : grad_NkK.shape[1] - marked]
+        if isinstance(tile.keys, slice):
+            self.grad_NSK[:, tile.keys] += grad_NkK
+        else:
+            blocks = self.grad_NSK.view(-1, self.block * self.grad_NSK.shape[2])
+            rows = self._blocks(tile.keys)
+            blocks.index_add_(0, rows, grad_NkK.reshape(len(rows), -1).to(blocks.dtype))
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        assert self.grad_NSK is not None
+        length = len(self.x_SBHK)
+        grad = self.grad_NSK[:, :length].transpose(0, 1).reshape(self.x_SBHK.shape).to(self.x_SBHK.dtype)
+        if self.grad_NGK is None or self.x_GBHK is None:
+            return grad, None
+        return grad, self.grad_NGK.transpose(0, 1).reshape(self.x_GBHK.shape).to(self.x_GBHK.dtype)
+
+    @staticmethod
+    def _zeros_like(x: Tensor) -> Tensor:
+        return torch.zeros(x.shape, dtype=_precise(x.dtype), device=x.device)
+
+    def _blocks(self, keys: np.ndarray) -> Tensor:
+        """[N x blocks], numbers of blocks among those of all rows and heads."""
+        each = self.x_NSK.shape[1] // self.block
+        rows = len(self.x_NSK) // len(keys)
+        numbers = np.arange(len(self.x_NSK)).reshape(rows, -1, 1) * each + keys
+        return torch.from_numpy(numbers.ravel()).to(self.x_NSK.device)

@@ -1,0 +1,35 @@
+"""Attention of a window, where what sees all does so by queries, keys and values of its own (Longformer,
+arXiv:2004.05150, section 3.2)."""
+
+# S sequence, B batch, H heads, K head width, D width
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from megaptm.bricks import Brick
+from megaptm.layers.attention import PatternAttend, SelfAttention
+from megaptm.layers.split import Linear
+
+
+class WindowAttention(SelfAttention):
+    """Self-attention with a second map, for the rows of tokens that a batch marks. Others see these, too, by the keys
+    and values that all have."""
+
+    attend: PatternAttend
+    global_qkv: Linear
+
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
+        super().__init__(brick, dropout=dropout)
+        self.global_qkv = Linear.of(brick.maps["global_qkv"])
+
+    def forward(
+        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
+        """`mask`: the numbers of a batch (`Mask.numbers`)."""
+        q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
+        of_marked = None
+        if self.attend.marks(mask):
+            gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
+            of_marked = self._placed(gq, gk, gv, position_state)
+        return self.output(self.attend(q, k, v, mask, of_marked))

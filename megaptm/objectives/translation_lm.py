@@ -1,0 +1,105 @@
+"""Masked tokens in pairs of a text and its translation, each of which helps to guess the other's (arXiv:1901.07291,
+3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from megaptm.objectives.masked import ONE, MaskedLM, MaskedRow
+from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Sample, marked, padded, units
+from megaptm.objectives.text_questions import LabeledTexts, fair_shares
+from megaptm.objectives.translation import FILL
+from megaptm.objectives.vocabulary import SpecialTokens
+
+SLOTS = 3
+"""Of a pair: `cls` A `sep` B `sep`."""
+Language = Annotated[int, Field(ge=0, le=10**6)]
+
+
+@dataclass(frozen=True)
+class TranslationLM(MaskedLM):
+    """Masked tokens on rows of whole pairs, the first two parts of a document, hidden in both alike.
+
+    A pair that finds no room in its row waits for another epoch; of one that is longer than a row the longer text loses
+    its end first.
+    """
+
+    languages: tuple[Language, Language] = (0, 1)
+    """Segments of the first text and of the second: which language each is in."""
+    places: Literal["restarted", "continued"] = "restarted"
+    """Whether places of the second text begin anew, so that what means the same stands at about the same place, or go
+    on from the first's."""
+
+    unit = "document"
+    template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return super().name.replace("masked-lm", "translation-lm", 1)
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*super().annotations, "parts")
+
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return max(self.languages) + 1
+
+    @property
+    def restarts(self) -> bool:  # type: ignore[override]
+        return self.places == "restarted"
+
+    def text_fields(self, length: int) -> Sample:
+        return {"segments": np.full(length, self.languages[0])}
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence - SLOTS
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        # No pair counts more than a row, so that one begins in each.
+        stride = max(1, int(FILL * sequence))
+        return RowWindow(stride=stride, slots=SLOTS, most=stride)
+
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        assert isinstance(piece, list)
+        pairs: list[LabeledTexts] = []
+        begins: list[np.ndarray] = []
+        room = sequence
+        for document in piece:
+            if len(document.annotations["parts"]) < 2:  # a text without a token, such as a mark of direction alone
+                continue
+            texts = [text[:most] for text, most in self._kept(document, sequence)]
+            if (left := room - SLOTS - sum(map(len, texts))) < 0:
+                continue
+            room = left
+            pairs.append(LabeledTexts([text[:, 0] for text in texts], [*self.languages]))
+            begins += [ONE, *(part for text in texts for part in (_begins(text), ONE))]
+        row = MaskedRow.of_texts(pairs, special)
+        sample = self.mask_row(row, special, rng, sequence, padded(begins, sum(row.documents), 1))
+        if self.restarts:
+            sample["positions"] = padded([np.arange(len(text)) for text in row.text], sequence, 0)
+        return sample
+
+    def _kept(self, document: DocumentSlice, sequence: int) -> list[tuple[np.ndarray, int]]:
+        """int64 [n, 1 + marks] twice: the texts of a document; and how much of each a row takes."""
+        parts = document.annotations["parts"]
+        known = {name: document.annotations[name] for name in super().annotations}
+        tokens = marked(document.tokens, known).reshape(len(document.tokens), 1 + len(known))
+        texts = np.split(tokens, parts[1:])[:2]
+        return [*zip(texts, fair_shares([*map(len, texts)], self.raw_length(sequence)), strict=True)]
+
+
+def _begins(text: np.ndarray) -> np.ndarray:
+    """int64 [n]: 1 where a unit begins in a text with marks; without marks each token is one."""
+    return units(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)

@@ -1,0 +1,197 @@
+"""Training of word vectors: tables divided among data ranks, rows of text learned by compiled code, word after word."""
+
+# V words, U rows that a row of text touches, D width
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import Layout
+from megaptm.families.words import WordSpec
+from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
+from megaptm.parallel.groups import Ranks, open_groups
+from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
+from megaptm.words import kernels
+from megaptm.words.sharded_table import Exchange, ShardedTable
+from megaptm.words.vocabulary import COUNTS, WordTables, word_tables
+
+NONE = np.zeros(0, np.int64)
+
+CountWords = Callable[[int, int], np.ndarray]
+"""Rank and ranks -> int64 [V]: how often each word comes in this rank's part of the corpora."""
+
+
+@dataclass(frozen=True)
+class WordRow:
+    """A row of text without the words that are passed over."""
+
+    kept: np.ndarray
+    borders: np.ndarray
+    """The number of the document that each word is of."""
+    state: np.uint64
+    """Of the generator, from which windows and noise are drawn."""
+
+
+class WordEngine:
+    """The tables of a family of word vectors, on this data rank's place.
+
+    Each row of text is learned by itself, one word after the other, from the tables as they were when the step began;
+    then what all rows have changed is added up, in their order. So a step does the same on any number of ranks; of a
+    step with a single row the tables are changed in place, as the released code does.
+    """
+
+    def __init__(
+        self,
+        spec: WordSpec,
+        layout: Layout,
+        task: WordWindows,
+        *,
+        seed: int,
+        special: frozenset[int],
+        count_words: CountWords,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        """`special` are ids that are no words; `count_words` is asked when the tables are filled, for a checkpoint has
+        the counts."""
+        self.spec, self.task, self.seed = spec, task, seed
+        self.losses: dict[str, float] = dict(task.losses)
+        self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
+        self.exchange = _open_exchange(self.ranks, timeout_minutes)
+        self._special, self._count_words = special, count_words
+        self._in = ShardedTable("input", spec.vocabulary, spec.size.width, self.exchange)
+        # Inner nodes of the tree, one less than words, take the place of words: the shape is the same.
+        self._out = ShardedTable("output", spec.vocabulary, spec.size.width, self.exchange)
+        self._places = np.zeros((2, spec.vocabulary), np.int64)
+        self._sigmoid, self._logarithm = kernels.tables()
+        self.counts = NONE
+        self._tables: WordTables
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Change the weight of the loss, which is that of its moves."""
+        self.losses = {name: weights[name] for name in self.losses}
+
+    def fill(self) -> None:
+        """Begin with the initial vectors, after the words of the corpora are counted."""
+        mine = self._count_words(self.exchange.rank, self.exchange.ranks)
+        self._know(self.exchange.all_gather(mine).sum(axis=0))
+        self._in.fill(self.seed)
+        self._out.held[:] = 0.0
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        yield self._in.piece()
+        yield self._out.piece()
+        if self.exchange.rank == 0:
+            shape = self.counts.shape
+            yield TensorPiece(COUNTS, shape, (0,), shape, torch.from_numpy(self.counts))
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        self._know(reader.read(COUNTS).numpy())
+        self._in.restore(reader)
+        self._out.restore(reader)
+
+    def step(self, batches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+        """Learn from this rank's rows; raises `DivergedError` on every process where a number is not finite."""
+        assert batches is not None
+        rows = [*self._rows(batches)]
+        rate = lr * next(iter(self.losses.values()))
+        if self.exchange.ranks == 1 and len(rows) == 1:
+            found = [self._learn(rows[0], (self._in.flat, self._out.flat), (NONE, NONE), rate)]
+        else:
+            found = self._learn_apart(rows, rate)
+        result = self._result(found)
+        if not math.isfinite(result.loss):
+            raise DivergedError(f"step {step + 1} has a loss of {result.loss} and was not saved: {REMEDY}")
+        return result
+
+    def evaluate(self, batches: list[Any] | None) -> StepResult:
+        assert batches is not None
+        return self._result(self._learn_apart([*self._rows(batches)], None))
+
+    def _know(self, counts: np.ndarray) -> None:
+        self.counts = counts
+        self._tables = word_tables(counts, sorted(self._special), self.task)
+
+    def _rows(self, batches: list[Any]) -> Iterator[WordRow]:
+        for batch in batches:
+            fields = (batch[name].numpy() for name in ("tokens", "document_ids", "seed"))
+            for tokens, documents, seed in zip(*fields, strict=True):
+                kept, borders = np.empty_like(tokens), np.empty_like(tokens)
+                count, state = kernels.keep(tokens, documents, self._tables.thresholds, seed, kept, borders)
+                yield WordRow(kept[:count], borders[:count], np.uint64(state))
+
+    def _learn(
+        self,
+        row: WordRow,
+        tables: Sequence[np.ndarray],
+        places: Sequence[np.ndarray],
+        rate: float,
+    ) -> tuple[float, int]:
+        """Loss and number of answers of a row, which moves the tables, whole or, with places, in part."""
+        found: tuple[float, int] = kernels.learn(
+            *(isinstance(self.task, CBOW), *tables, row.kept, row.borders, row.state, *self._drawn()),
+            *(rate, self._sigmoid, self._logarithm, self.task.sigmoid == "exact", *places),
+        )
+        return found
+
+    def _drawn(self) -> tuple[Any, ...]:
+        """What windows and noise are drawn by."""
+        tables, task = self._tables, self.task
+        negatives = 0 if task.output == HUFFMAN else task.negatives
+        return task.window, task.shrink, negatives, tables.accept, tables.alias, tables.points, tables.codes
+
+    def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
+        """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""
+        touched = [self._touched(row) for row in rows]
+        asked = [_union([one[side] for one in touched]) for side in (0, 1)]
+        begun = [table.fetch(some) for table, some in zip((self._in, self._out), asked, strict=True)]
+        found: list[tuple[float, int]] = []
+        changes: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [])
+        for row, rows_UR in zip(rows, touched, strict=True):
+            before, after = [], []
+            for side, some in enumerate(rows_UR):
+                before.append(begun[side][np.searchsorted(asked[side], some)])
+                after.append(before[-1].copy())
+                self._places[side][some] = np.arange(len(some))
+            found.append(self._learn(row, after, (*self._places,), 0.0 if rate is None else rate))
+            for side, some in enumerate(rows_UR):
+                changes[side].append((some, after[side] - before[side]))
+        if rate is not None:
+            self._in.add(changes[0])
+            self._out.add(changes[1])
+        return found
+
+    def _touched(self, row: WordRow) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [U] twice: the rows of either table that a row of text touches, rising."""
+        marks = np.zeros((2, self.spec.vocabulary), np.bool_)
+        kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *marks)
+        return np.flatnonzero(marks[0]), np.flatnonzero(marks[1])
+
+    def _result(self, mine: list[tuple[float, int]]) -> StepResult:
+        """Of all ranks, in the order of the rows."""
+        loss, asked = self.exchange.all_gather(np.array(mine, np.float64)).reshape(-1, 2).sum(axis=0).tolist()
+        ((name, weight),) = self.losses.items()
+        mean = loss / max(asked, 1.0)
+        return StepResult({name: mean}, weight * mean, None, {name: int(asked)})
+
+
+def _union(rows: list[np.ndarray]) -> np.ndarray:
+    return rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))
+
+
+def _open_exchange(ranks: Ranks, timeout_minutes: float) -> Exchange:
+    """Tables are in host memory, on machines with GPUs, too."""
+    if ranks.data_size == 1:
+        return Exchange(0, 1, None)
+    group = dist.group.WORLD
+    if dist.get_backend() != "gloo":
+        group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+    return Exchange(ranks.data, ranks.data_size, group)

@@ -1,0 +1,55 @@
+"""Word vectors in the formats in which others are: word2vec's two and safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from megaptm.errors import UserError
+from megaptm.storage import AtomicFile
+from megaptm.words.vectors import WordVectors
+
+
+def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
+    """A line with the number of words and the width, then a line a word: the word and its numbers, exactly."""
+    yield _heading(vectors)
+    for word, row in zip(vectors.words, vectors.vectors, strict=True):
+        # The shortest digits that are read back as the same fp32.
+        yield f"{word} {' '.join(map(str, row))}\n".encode()
+
+
+def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
+    """The same line, then each word, a space, its fp32 numbers, and a newline, as word2vec writes with -binary 1."""
+    yield _heading(vectors)
+    for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
+        yield word.encode() + b" " + row.tobytes() + b"\n"
+
+
+def safetensors(vectors: WordVectors) -> Iterator[bytes]:
+    """`vectors` [N, D] and `counts` [N]; the words, as a JSON list, are under `words` in the metadata."""
+    tensors = {"vectors": np.ascontiguousarray(vectors.vectors), "counts": vectors.counts}
+    yield save(tensors, metadata={"words": json.dumps([*vectors.words], ensure_ascii=False)})
+
+
+def _heading(vectors: WordVectors) -> bytes:
+    return f"{len(vectors.words)} {vectors.vectors.shape[1]}\n".encode()
+
+
+FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
+    "word2vec": word2vec_text,
+    "word2vec-binary": word2vec_binary,
+    "safetensors": safetensors,
+}
+
+
+def export(vectors: WordVectors, path: Path, format_: str) -> None:
+    """Write a file, whole or not at all."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the file that is to be written.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(path) as part, part.open("wb") as file:
+        file.writelines(FORMATS[format_](vectors))

@@ -1,0 +1,135 @@
+"""A table of vectors, its rows dealt to the data ranks: rows are fetched, and what is to be added to them is sent."""
+
+# R rows held here, U rows asked for, D width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.families.words import LANES
+from megaptm.words.kernels import add_rows, fill_uniform
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Messages among data ranks, in host memory."""
+
+    rank: int
+    ranks: int
+    group: dist.ProcessGroup | None
+    """Absent for one rank alone."""
+
+    def all_to_all(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What each rank has for this one, of what each has for each: arrays [n, ...] of one shape but n."""
+        if self.group is None:
+            return [*parts]
+        mine = torch.tensor([len(part) for part in parts])
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self.group)
+        sent = torch.from_numpy(np.concatenate(parts))
+        got = torch.empty((int(theirs.sum()), *sent.shape[1:]), dtype=sent.dtype)
+        dist.all_to_all_single(got, sent, theirs.tolist(), mine.tolist(), group=self.group)
+        return [one.numpy() for one in got.split(theirs.tolist())]
+
+    def all_gather(self, numbers: np.ndarray) -> np.ndarray:
+        """[ranks, ...]: an array of each rank, all of one shape."""
+        if self.group is None:
+            return numbers[None]
+        mine = torch.from_numpy(np.ascontiguousarray(numbers))
+        found = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(found, mine, group=self.group)
+        return np.stack([one.numpy() for one in found])
+
+
+class ShardedTable:
+    """fp32 rows; row v is that of lane v % `LANES`, and each rank has consecutive lanes."""
+
+    def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
+        self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
+        self._edges = np.array([LANES * rank // exchange.ranks for rank in range(exchange.ranks + 1)])
+        self._owner = np.repeat(np.arange(exchange.ranks), np.diff(self._edges))
+        groups, lanes = -(-rows // LANES), int(self._edges[exchange.rank + 1] - self._edges[exchange.rank])
+        self.shape = (groups, LANES, width)
+        """Of the whole: row v is at [v // LANES, v % LANES]."""
+        self.held = np.zeros((groups, lanes, width), np.float32)
+
+    @cached_property
+    def flat(self) -> np.ndarray:
+        """float32 [R, D]: what is held; of one rank alone, row v of the table is row v."""
+        return self.held.reshape(-1, self.width)
+
+    def numbers(self) -> np.ndarray:
+        """int64 [R]: which row of the whole each is."""
+        groups, lanes, _ = self.held.shape
+        return (np.arange(groups)[:, None] * LANES + self._edges[self.exchange.rank] + np.arange(lanes)).reshape(-1)
+
+    def fill(self, seed: int) -> None:
+        """U(-1/2, 1/2) / D, whatever the number of ranks; nothing in rows beyond the last."""
+        numbers = self.numbers()
+        fill_uniform(self.flat, numbers, seed, self.width)
+        self.flat[numbers >= self.rows] = 0.0
+
+    def fetch(self, rows: np.ndarray) -> np.ndarray:
+        """float32 [U, D]: a copy of some rows, from the ranks that hold them; `rows` rise. All ranks ask at once."""
+        order, parts = self._dealt(rows)
+        asked = self.exchange.all_to_all(parts)
+        got = self.exchange.all_to_all([self.flat[self._places(part)] for part in asked])
+        found = np.empty((len(rows), self.width), np.float32)
+        found[order] = np.concatenate(got)
+        return found
+
+    def add(self, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Add int64 [U] rows' changes [U, D], one pair after the other: first those of rank 0, then those of rank 1.
+
+        All ranks do it at once. So a row is the sum of the same numbers in the same order, whoever holds it and whoever
+        made them.
+        """
+        dealt = [self._dealt(rows) for rows, _ in changes]
+        ranks = range(self.exchange.ranks)
+        none = np.zeros((0, self.width), np.float32)
+        rows = [np.concatenate([np.zeros(0, np.int64), *(parts[rank] for _, parts in dealt)]) for rank in ranks]
+        cuts = [np.cumsum([0, *map(len, parts)]) for _, parts in dealt]
+        moves = [
+            np.concatenate(
+                [
+                    none,
+                    *(
+                        change[order[cut[rank] : cut[rank + 1]]]
+                        for (_, change), (order, _), cut in zip(changes, dealt, cuts, strict=True)
+                    ),
+                ]
+            )
+            for rank in ranks
+        ]
+        their_rows, their_moves = self.exchange.all_to_all(rows), self.exchange.all_to_all(moves)
+        for some, move in zip(their_rows, their_moves, strict=True):
+            add_rows(self.flat, self._places(some), move)
+
+    def piece(self) -> TensorPiece:
+        """What a checkpoint has of it from this rank."""
+        first = int(self._edges[self.exchange.rank])
+        return TensorPiece(
+            f"weight/{self.name}", self.shape, (0, first, 0), self.held.shape, torch.from_numpy(self.held)
+        )
+
+    def restore(self, reader: TensorReader) -> None:
+        """From a checkpoint of any number of ranks."""
+        first = int(self._edges[self.exchange.rank])
+        self.held[:] = reader.read(f"weight/{self.name}", (0, first, 0), self.held.shape).numpy()
+
+    def _dealt(self, rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """An order by who holds them, and the rows of each."""
+        owner = self._owner[rows % LANES]
+        order = np.argsort(owner, kind="stable")
+        return order, np.split(rows[order], np.cumsum(np.bincount(owner, minlength=self.exchange.ranks))[:-1])
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        """int64: where rows of this rank are in `flat`."""
+        return rows // LANES * self.held.shape[1] + rows % LANES - self._edges[self.exchange.rank]

@@ -1,0 +1,119 @@
+"""What word vectors know of a corpus before they learn: how often each word comes, and what follows from it."""
+
+# V words, P the longest path in a Huffman tree
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megaptm.objectives.windows import HUFFMAN, WordWindows
+
+COUNTS = "counts"
+"""The tensor of a checkpoint that says how often each word came in the corpus."""
+
+ALWAYS = 1 << 32
+
+
+@dataclass(frozen=True)
+class WordTables:
+    """What the compiled code reads beside the vectors."""
+
+    thresholds: np.ndarray
+    """uint64 [V]: a word stays where 32 random bits are below it; 0: never, 2^32: always."""
+    accept: np.ndarray
+    """uint32 [V] and int32 [V] (`alias`): the table of the alias method, by which noise is drawn; empty without."""
+    alias: np.ndarray
+    points: np.ndarray
+    """int64 [V, P]: inner nodes from the root to each word, then -1; of no width without a tree."""
+    codes: np.ndarray
+    """float32 [V, P]: the turn that is taken at each."""
+
+
+def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -> WordTables:
+    """The tables of a task; words with one of the `special` ids, or of fewer than its `min_count`, take no part."""
+    counted = counts.astype(np.int64).copy()
+    counted[[*special]] = 0
+    counted[counted < task.min_count] = 0
+    tree = task.output == HUFFMAN
+    points, codes = huffman(counted) if tree else (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+    noise = np.zeros(0) if tree else np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
+    accept, alias = alias_table(noise)
+    return WordTables(thresholds(counted, task.subsample), accept, alias, points, codes)
+
+
+def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
+    """uint64 [V]: chances to stay, (sqrt(f / t) + 1) t / f of a word that is a share f of the text, in 2^-32.
+
+    So the released code has it; the paper says sqrt(t / f).
+    """
+    if not subsample:
+        return np.where(counts > 0, ALWAYS, 0).astype(np.uint64)
+    share = counts / max(1, counts.sum())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        chance = np.where(counts > 0, (np.sqrt(share / subsample) + 1) * subsample / share, 0.0)
+    return np.rint(np.minimum(chance, 1.0) * ALWAYS).astype(np.uint64)
+
+
+def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """uint32 [V] and int32 [V]: draw a place; it is taken where 32 bits are below the first, else the second is.
+
+    Walker's method, by Vose's two stacks: a draw takes the same time whatever the number of words.
+    """
+    size = len(weights)
+    accept, alias = np.full(size, ALWAYS - 1, np.uint32), np.arange(size, dtype=np.int32)
+    if not size:
+        return accept, alias
+    scaled = (weights / weights.sum() * size).tolist()
+    small = [place for place, mass in enumerate(scaled) if mass < 1.0]
+    large = [place for place, mass in enumerate(scaled) if mass >= 1.0]
+    while small and large:
+        place, giver = small.pop(), large[-1]
+        accept[place], alias[place] = min(ALWAYS - 1, int(scaled[place] * ALWAYS)), giver
+        scaled[giver] -= 1.0 - scaled[place]
+        if scaled[giver] < 1.0:
+            small.append(large.pop())
+    return accept, alias
+
+
+@dataclass(slots=True)
+class _Node:
+    count: int
+    place: int
+
+    def __lt__(self, other: _Node) -> bool:
+        # By the count alone: gensim decides ties by where its heap has them, and codes are to be the same.
+        return self.count < other.count
+
+
+def huffman(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 and float32 [V, P]: the path of each word that is counted, from the root down, and the turns on it.
+
+    Nodes are numbered in the order in which they are made, the rarest first; of two the rarer is turn 0.
+    """
+    words = np.flatnonzero(counts)
+    heap = [_Node(count, place) for place, count in enumerate(counts[words].tolist())]
+    heapq.heapify(heap)
+    above = np.full(2 * len(words), -1, np.int64)
+    turn = np.zeros(2 * len(words), np.float32)
+    for node in range(len(words), 2 * len(words) - 1):
+        rarer, other = heapq.heappop(heap), heapq.heappop(heap)
+        above[[rarer.place, other.place]] = node
+        turn[other.place] = 1.0
+        heapq.heappush(heap, _Node(rarer.count + other.count, node))
+    paths: list[list[int]] = []
+    for place in range(len(words)):
+        path, node = [], place
+        while above[node] >= 0:
+            path.append(node)
+            node = int(above[node])
+        paths.append(path[::-1])
+    depth = max(map(len, paths), default=0)
+    points, codes = np.full((len(counts), depth), -1, np.int64), np.zeros((len(counts), depth), np.float32)
+    for word, path in zip(words, paths, strict=True):
+        points[word, : len(path)] = above[path] - len(words)
+        codes[word, : len(path)] = turn[path]
+    return points, codes

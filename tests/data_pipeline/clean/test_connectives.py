@@ -1,0 +1,148 @@
+"""Clauses with a connective between them, from plain text to the question which it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_pipeline.clean import run_steps
+from data_pipeline.clean.connectives import SHIPPED, PairByConnective
+from data_pipeline.corpus.build import build_corpus
+from data_pipeline.document import Document, Dropped
+from data_pipeline.recipe import read_recipe
+from megaptm.data import Corpus, open_mix
+from megaptm.errors import UserError
+from megaptm.objectives.text_questions import QUESTIONS
+from megaptm.tokenizers import load
+
+ENGLISH = """The weather
+
+However, nobody came. The rain fell all day long. In  contrast, the south was dry, so farmers lost much.
+He, however, left. Because it was late, they slept. They all went home; because it had grown late.
+Buttons are nice things. Button up!
+
+Still waters run deep. Still, nobody is afraid of them."""
+CHINESE = (
+    "他昨天没有来。但是他今天来得非常早。天气很冷，因此大家都没有出门。然而，春天快要到来了！最后一次见面是在北京。"  # noqa: RUF001
+)
+
+
+def pairs(text: str, step: PairByConnective | None = None, **notes: object) -> list[tuple[str, ...]]:
+    """Label and parts of each document that the step makes."""
+    made = run_steps([step or PairByConnective()], [Document(text, "a", notes=notes)], Dropped())
+    return [(document.notes["label"], *document.text.split("\n")) for document in made]
+
+
+def test_each_two_clauses_are_a_pair_without_what_stood_between_them() -> None:
+    assert pairs(ENGLISH) == [
+        ("in contrast", "The rain fell all day long.", "the south was dry, so farmers lost much."),
+        ("so", "In  contrast, the south was dry", "farmers lost much."),
+        ("because", "They all went home", "it had grown late."),
+        ("still", "Still waters run deep.", "nobody is afraid of them."),
+    ]
+    assert pairs(CHINESE) == [
+        ("但是", "他昨天没有来。", "他今天来得非常早。"),
+        ("因此", "天气很冷", "大家都没有出门。"),
+        ("然而", "天气很冷，因此大家都没有出门。", "春天快要到来了！"),  # noqa: RUF001
+    ]
+
+
+def test_a_pair_says_where_it_was_and_keeps_what_is_known() -> None:
+    document = Document("It was cold there. But we went out.", "a.txt", notes={"url": "x", "turns": [[0, "user"]]})
+    dropped = Dropped()
+    [made] = run_steps([PairByConnective()], [document, Document("Nothing here.", "b.txt")], dropped)
+    assert made.source == "a.txt@19"
+    assert made.notes == {"url": "x", "label": "but", "parts": [0, 19]}
+    assert made.text[19:] == "we went out."
+    assert dropped.counts == {"pair-by-connective: no connective": 1}
+
+
+@pytest.mark.parametrize("line", [line for line in SHIPPED.read_text().splitlines() if not line.startswith("#")])
+def test_every_connective_that_is_shipped_is_found_as_its_label(line: str) -> None:
+    label, _, written = line.rpartition("\t")
+    text = f"This stood before it{written} this stood behind it."
+    if written[0] not in ",，":  # noqa: RUF001
+        text = f"This stood before it. {written.capitalize()} this stood behind it."
+    label = label or written.strip(",，")  # noqa: RUF001
+    assert [(found, second) for found, _, second in pairs(text)] == [(label, "this stood behind it.")]
+
+
+def test_as_many_are_shipped_as_the_question_tells_apart() -> None:
+    labels = PairByConnective().labels()
+    assert len(labels) == 148 <= QUESTIONS["discourse"].classes
+    assert {"however", "because", "但是", "因为"} <= {*labels}
+
+
+def test_a_file_of_the_users_takes_the_place_of_ours(tmp_path) -> None:
+    (tmp_path / "mine.tsv").write_text("# mine\nagainst\tbut\nagainst\thowever,\nwhy\t, for\n", encoding="utf-8")
+    step = PairByConnective(connectives=str(tmp_path / "mine.tsv"), least_bytes=1)
+    assert step.labels() == ("against", "why")
+    assert step.inputs() == (str(tmp_path / "mine.tsv"),)
+    assert pairs("One. But two. However, three, for four. For five. So six.", step) == [
+        ("against", "One.", "two."),
+        ("against", "But two.", "three, for four."),
+        ("why", "However, three", "four."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (None, "cannot be read"),
+        ("# none\n", "has no words: add one to a line"),
+        ("contrast\t,\n", "has a line without a connective"),
+        ("a\tbut\nb\tBut,\n", "gives `but` a second label: leave one"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, written, told) -> None:
+    if written is not None:
+        (tmp_path / "mine.tsv").write_text(written, encoding="utf-8")
+    with pytest.raises(UserError, match=rf"pair-by-connective: connectives: \S*mine\.tsv {told}"):
+        PairByConnective(connectives=str(tmp_path / "mine.tsv"))
+    with pytest.raises(UserError, match=r"least_bytes \(0\) must be 1 or more"):
+        PairByConnective(least_bytes=0)
+
+
+def test_what_stood_between_two_clauses_is_asked_and_not_shown(tmp_path) -> None:
+    """From plain text by a recipe; the labels are the step's."""
+    said = {"but": "it failed", "therefore,": "it passed", "for example,": "one did"}
+    text = [
+        f"The trial number {number} ended. {word.capitalize()} {said[word]} as told in {number}."
+        for number in range(90)
+        for word in [[*said][number % 3]]
+    ]
+    (tmp_path / "a.txt").write_text("\n".join(text), encoding="utf-8")
+    source = f"sources=[{{path: {tmp_path}/a.txt, documents: line}}]"
+    recipe = read_recipe(["x"], [source, "steps=[pair-by-connective]", "tokenizer.kind=wordpiece", "validation=0.1"])
+    build_corpus(recipe, tmp_path / "corpus", workers=0)
+    corpus = Corpus.open(tmp_path / "corpus")
+    labels = corpus.manifest.made_from["tables"]["labels"]
+    assert tuple(labels) == PairByConnective().labels()
+    tokenizer = load(tmp_path / "corpus/tokenizer")
+    mix = open_mix(
+        {str(tmp_path / "corpus"): 1.0},
+        objective={"relations": {"task": "discourse"}},
+        sequence=32,
+        seed=0,
+        special=tokenizer.special,
+    )
+    answers = set()
+    for number in range(mix.orders[0].per_epoch):
+        sample = mix.sample(number)
+        first, second = (
+            tokenizer.decode(sample["tokens"][(sample["segments"] == side) & (sample["document_ids"] > 0)])
+            for side in (0, 1)
+        )
+        assert "trial" in first
+        label = labels[int(sample["discourse"])]
+        answers.add(label)
+        assert said[next(word for word in said if word.startswith(label))] in second
+        assert not any(word.strip(",") in f"{first} {second}" for word in said)
+    assert answers == {"but", "therefore", "for example"}
+
+
+def test_sources_that_have_parts_are_refused(tmp_path) -> None:
+    source = f"sources=[{{path: {tmp_path}/a.jsonl, parts: [a, b]}}]"
+    with pytest.raises(
+        UserError, match="step pair-by-connective makes parts of plain text, and the sources have parts"
+    ):
+        read_recipe(["x"], [source, "steps=[pair-by-connective]"])

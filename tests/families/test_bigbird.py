@@ -1,0 +1,107 @@
+"""BigBird where rows are long enough for its blocks: it says what Hugging Face's says with the same blocks, and hides
+what they hide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
+
+from megaptm.bricks.pattern import SparseBlocks
+from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.tensor_rules import export_weights
+from megaptm.models import Model, build_model
+from megaptm.spec import change
+from tests.models.tiny import tiny_batch, tiny_model
+from tests.parity.reference import labels_everywhere, reference_of
+
+BLOCK, DRAWN, LENGTH = 4, 1, 64
+
+
+def long_model(**words: Any) -> Model:
+    """A tiny one with as many positions."""
+    tiny = tiny_model("bigbird")
+    family = tiny.spec.family
+    block = change(family.last_block, block=BLOCK, random_blocks=DRAWN, **words)
+    model = build_model(replace(tiny.spec, context=LENGTH, family=change(family, stacks={"encoder": block})))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape) + name.endswith("norm.weight"))
+    return model.eval()
+
+
+def our_blocks(self: BigBirdBlockSparseAttention, *args: Any, **kwargs: Any) -> list[np.ndarray]:
+    """In the place of what theirs draws: for each head and each block but the first and the last, ours."""
+    heads = range(self.num_attention_heads)
+    pattern = SparseBlocks(BLOCK, DRAWN, layer=self.seed, heads=heads)
+    table = pattern.table(LENGTH)
+    number = LENGTH // BLOCK
+    given = np.zeros((len(heads), number - 2, DRAWN), dtype=np.int64)
+    for head in heads:
+        for row in range(1, number - 1):
+            drawn = {*np.flatnonzero(table[head, row])} - {0, number - 1, row - 1, row, row + 1}
+            given[head, row - 1] = sorted(drawn)
+    return list(given)
+
+
+def test_logits_and_every_gradient_with_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs draws in train mode alone; without dropout that changes nothing else."""
+    monkeypatch.setattr(BigBirdBlockSparseAttention, "_bigbird_block_rand_mask_with_head", our_blocks)
+    monkeypatch.setattr(BigBirdBlockSparseAttention, "_get_rand_attn_plan", lambda *args: (None, None))
+    model, batch = long_model(), tiny_batch("bigbird", sequence=LENGTH)
+    theirs = reference_of(model)
+    theirs.train()
+    mask = (batch["document_ids"] > 0).long()
+    logits = theirs(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=mask)[0]
+    expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
+    loss, count = model(batch)["mlm"]
+    (loss / count).backward()
+    expected.backward()
+    real = mask > 0
+    assert (model.logits(batch)["mlm"][real] - logits[real]).abs().max() < 1e-5
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    their_parameters = dict(theirs.named_parameters())
+    for name, gradient in export_weights(counterpart_of(model.spec).rows, model.spec, ours).items():
+        assert (gradient - their_parameters[name].grad).abs().max() < 1e-5, name
+
+
+def moved(model: Model, batch: dict[str, Tensor], place: int) -> Tensor:
+    """Which positions of the first row say something else once another token is at a place."""
+    tokens = batch["tokens"].clone()
+    tokens[:, place] = tokens[:, place] % 100 + 1
+    with torch.no_grad():
+        before, after = (model.logits({**batch, "tokens": one})["mlm"][0] for one in (batch["tokens"], tokens))
+    return (after - before).abs().amax(-1) > 1e-6
+
+
+def test_one_layer_sees_the_blocks_of_its_table_and_no_others() -> None:
+    """Of any head."""
+    model = long_model()
+    del model.encoder["1"]
+    model.encoder.numbers = range(1)
+    batch = {"tokens": torch.arange(1, LENGTH + 1)[None] % 100, "segments": torch.zeros(1, LENGTH, dtype=torch.long)}
+    table = torch.from_numpy(SparseBlocks(BLOCK, DRAWN, heads=range(4)).table(LENGTH)).any(0)
+    assert not table.all()
+    for place in range(0, LENGTH, 3):
+        assert moved(model, batch, place).equal(table[:, place // BLOCK].repeat_interleave(BLOCK))
+
+
+def test_global_tokens_in_the_place_of_blocks_see_and_are_seen_by_all() -> None:
+    """The paper's ETC: without blocks that see all."""
+    model = long_model(edge_blocks=False)
+    del model.encoder["1"]
+    model.encoder.numbers = range(1)
+    marks = torch.zeros(1, LENGTH, dtype=torch.long)
+    marks[0, 1] = 1
+    batch = {"tokens": torch.arange(1, LENGTH + 1)[None] % 100, "segments": marks * 0, "global_tokens": marks}
+    assert moved(model, batch, 1).all()
+    assert not moved(model, batch, 0).all()
+    assert all(moved(model, batch, place)[1] for place in range(0, LENGTH, 5))
+    assert not all(moved(model, batch, place)[2] for place in range(0, LENGTH, 5))

@@ -1,0 +1,169 @@
+"""The compiled updates: those of gensim, those of the closed form, and noise that is drawn as it should be."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from megaptm.words import kernels
+from megaptm.words.vocabulary import alias_table, huffman, thresholds
+from tests.docs.page_edits import ROOT
+
+GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")
+SETTINGS = json.loads(str(GOLDEN["meta_json"]))["exact"]
+NONE = np.zeros(0, np.int64)
+
+
+def learn(text, inputs, outputs, *, cbow, window, tree=None, noise=None, negatives=0, exact=False, rate=0.05, seed=1):
+    """One pass over a text, with whole windows; loss and number of answers."""
+    accept, alias = alias_table(np.zeros(0) if noise is None else noise)
+    points, codes = tree or (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+    drawn = (window, False, negatives, accept, alias, points, codes)
+    borders, state = np.ones(len(text), np.int64), np.uint64(seed)
+    return kernels.learn(
+        *(cbow, inputs, outputs, text, borders, state, *drawn, rate, *kernels.tables(), exact, NONE, NONE)
+    )
+
+
+def test_the_tree_is_gensims():
+    points, codes = huffman(GOLDEN["counts"])
+    assert (points == GOLDEN["huffman_points"]).all()
+    assert (np.where(points < 0, -1, codes) == GOLDEN["huffman_codes"]).all()
+
+
+@pytest.mark.parametrize("name", ["exact_sg_hs", "exact_cbow_hs"])
+def test_a_sentence_moves_the_tables_as_gensim_moves_them(name):
+    words = [*GOLDEN["vocabulary"]]
+    text = np.array([words.index(word) for word in SETTINGS["sentence"]])
+    inputs, outputs = (np.ascontiguousarray(GOLDEN[f"{name}.{side}_before"]) for side in ("in", "out"))
+    learn(
+        text,
+        inputs,
+        outputs,
+        cbow="cbow" in name,
+        window=SETTINGS["window"],
+        tree=huffman(GOLDEN["counts"]),
+        rate=SETTINGS["alpha"],
+    )
+    assert np.abs(inputs - GOLDEN[f"{name}.in_before"]).max() > 1e-3
+    assert np.abs(inputs - GOLDEN[f"{name}.in_after"]).max() < 1e-6
+    assert np.abs(outputs - GOLDEN[f"{name}.out_after"]).max() < 1e-6
+
+
+@pytest.mark.parametrize("cbow", [False, True])
+@pytest.mark.parametrize("output", ["tree", "noise"])
+def test_an_update_is_the_gradient_of_the_closed_form(cbow, output):
+    """Two words, one of which says the other; of noise each of one other word."""
+    rng = np.random.default_rng(5)
+    inputs, outputs = (rng.normal(0, 0.4, (4, 6)).astype(np.float32) for _ in range(2))
+    counts = np.array([5, 4, 3, 2])
+    noise, tree = (np.array([0.0, 0.0, 0.0, 1.0]), None) if output == "noise" else (None, huffman(counts))
+    # At the first place word 0 stands, at the second word 1: windows of each other, learned one after the other.
+    text = np.array([0, 1])
+    before = [table.copy() for table in (inputs, outputs)]
+    rate, moved = 0.05, [torch.from_numpy(table).double() for table in before]
+    total = 0.0
+    for middle, other in ((0, 1), (1, 0)):
+        hidden = moved[0][other].clone()
+        if output == "noise":
+            asked = [(middle, 1.0), (3, 0.0), (3, 0.0)]
+        else:
+            points, codes = tree
+            asked = [(int(p), 1.0 - float(c)) for p, c in zip(points[middle], codes[middle], strict=True) if p >= 0]
+        # One after the other: each answer moves its row before the next is asked.
+        error = torch.zeros_like(hidden)
+        for row, label in asked:
+            loss_hidden = hidden.clone().requires_grad_()
+            loss_row = moved[1][row].clone().requires_grad_()
+            loss = -torch.nn.functional.logsigmoid((1 if label else -1) * (loss_hidden @ loss_row))
+            loss.backward()
+            total += loss.item()
+            error -= rate * loss_hidden.grad
+            moved[1][row] -= rate * loss_row.grad
+        moved[0][other] += error
+    loss, answers = learn(
+        text,
+        inputs,
+        outputs,
+        cbow=cbow,
+        window=1,
+        tree=tree,
+        noise=noise,
+        negatives=0 if noise is None else 2,
+        exact=True,
+    )
+    assert answers == 2
+    assert loss == pytest.approx(total, rel=1e-6)
+    for table, wanted, begun in zip((inputs, outputs), moved, before, strict=True):
+        assert np.abs(table - wanted.numpy()).max() < 1e-6
+        assert np.abs(table - begun).max() > 1e-3
+
+
+def test_noise_is_drawn_by_the_power_of_counts():
+    weights = np.array([900, 250, 80, 40, 11, 3], float) ** 0.75
+    accept, alias = alias_table(weights)
+    drawn = draws(accept, alias, 400_000)
+    wanted = weights / weights.sum() * drawn.sum()
+    chi = ((drawn - wanted) ** 2 / wanted).sum()
+    assert chi < 20.5  # of 5 degrees of freedom: one in a thousand is larger
+    assert drawn.min() > 0
+
+
+def draws(accept, alias, number):
+    """How often each word is drawn as noise for a word that is none of them."""
+    counts, state = np.zeros(len(accept), np.int64), np.uint64(3)
+    rows, labels = np.zeros(101, np.int64), np.zeros(101, np.float32)
+    for _ in range(number // 100):
+        n, state = kernels._noise(99, 100, accept, alias, rows, labels, np.uint64(state))
+        counts += np.bincount(rows[1:n], minlength=len(accept))
+    return counts
+
+
+def test_the_released_codes_table_is_a_thousandth_off():
+    sigmoid, logarithm = kernels.tables()
+    assert len(sigmoid) == 1000
+    assert kernels.SCALE == 83
+    assert sigmoid[500] == 0.5
+    assert np.exp(logarithm) == pytest.approx(sigmoid, rel=1e-6)
+
+
+def test_frequent_words_are_passed_over_as_often_as_the_released_code_does():
+    counts = np.array([0, 100_000, 10_000, 10])
+    chances = thresholds(counts, 1e-3) / 2**32
+    share = counts / counts.sum()
+    for word in (1, 2):
+        ratio = 1e-3 / share[word]
+        assert chances[word] == pytest.approx(min(1.0, np.sqrt(ratio) + ratio), rel=1e-6)
+    assert chances[0] == 0
+    assert chances[3] == 1
+    text = np.full(20_000, 1)
+    kept, borders = np.empty_like(text), np.empty_like(text)
+    count, _ = kernels.keep(text, np.ones_like(text), thresholds(counts, 1e-3), 9, kept, borders)
+    assert count / len(text) == pytest.approx(chances[1], abs=0.005)
+
+
+def test_a_window_ends_where_its_document_does():
+    inputs, outputs = np.full((4, 2), 0.5, np.float32), np.full((4, 2), 0.5, np.float32)
+    drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])))
+    text, borders = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
+    _, answers = kernels.learn(
+        *(False, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.1, *kernels.tables(), False, NONE, NONE)
+    )
+    assert answers == 4
+
+
+def test_what_is_walked_through_is_what_is_touched():
+    rng = np.random.default_rng(1)
+    text = rng.integers(0, 50, 40)
+    noise, borders, state = np.arange(1.0, 301.0), np.repeat([1, 2], 20), np.uint64(8)
+    for cbow in (False, True):
+        drawn = (4, True, 5, *alias_table(noise), np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+        marks = np.zeros((2, 300), np.bool_)
+        kernels.touch(cbow, text, borders, state, *drawn, *marks)
+        tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)
+        before = tables.copy()
+        kernels.learn(*(cbow, *tables, text, borders, state, *drawn, 0.1, *kernels.tables(), False, NONE, NONE))
+        assert ((tables != before).any(axis=2) == marks).all()
