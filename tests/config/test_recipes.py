@@ -10,6 +10,7 @@ from megaptm.config import Config, load, resolve_model
 from megaptm.config.learning_rate import rate_of
 from megaptm.config.read import Written
 from megaptm.config.schema import AdafactorConfig
+from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.objectives import Composed
 from megaptm.objectives.denoising import Denoising
@@ -404,3 +405,31 @@ def test_gpt2_has_its_published_batch_and_the_rate_of_gpt3_at_its_size(size):
     assert (found.data.sequence, found.train.batch) == (1024, 512)
     assert (resolve_model(found).context, resolve_model(found).vocabulary) == (1024, 50_257)
     assert found.optimizer.lr == config(f"gpt3/{size}").optimizer.lr
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_longformer_has_the_papers_recipe(size):
+    """arXiv:2004.05150, section 5; what it does not say is RoBERTa's."""
+    found = config(f"longformer/{size}")
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (4096, 64, 65_000)
+    block = resolve_model(found).family.last_block
+    assert (block.window, block.dilation, resolve_model(found).positions) == (512, 1, 4098)
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.power) == (3e-5, 500, "polynomial", 3.0)
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.98), 1e-6, 0.01)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_bigbird_has_the_papers_recipe(size):
+    """arXiv:2007.14062, appendix E.1."""
+    found = config(f"bigbird/{size}")
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (4096, 256, 500_000)
+    block = resolve_model(found).family.last_block
+    assert (block.block, block.random_blocks, block.edge_blocks) == (64, 3, True)
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (1e-4, 10_000, "linear", 0.0)
+
+
+def test_a_pattern_number_of_a_family_without_the_pattern_is_refused():
+    with pytest.raises(UserError, match=r"model\.window is of window attention, which bigbird has not"):
+        load(CONFIGS / "bigbird/base.yaml", ["model.window=64"])
