@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+import megaptm
+from megaptm.commands.imports import imports
 from megaptm.families import CATALOGUE
-from megaptm.hub.huggingface import from_hugging_face
+from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.models import build_model, fill
 from megaptm.spec import published
+from megaptm.tokenizers import train
+from tests.commands import run_command
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import inputs_of, model_of, random_reference
 
@@ -74,3 +83,19 @@ def test_maps_of_what_sees_all_get_gradients_only_where_something_does(marked: b
     gradients = [p.grad for name, p in model.named_parameters() if "global_qkv" in name]
     assert len(gradients) == 4
     assert all((gradient is not None) == marked for gradient in gradients)
+
+
+@pytest.mark.parametrize("family", ["longformer", "bigbird"])
+def test_a_run_begins_from_a_roberta(family: str, tmp_path: Path) -> None:
+    """By the command, on rows of its own length."""
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")
+    tokenizer = train("byte-bpe", [text], vocabulary=300, specials="roberta")
+    tokenizer.save(tmp_path / "tokenizer")
+    spec = replace(tiny_spec("roberta"), vocabulary=tokenizer.vocabulary)
+    fill(model := build_model(spec), seed=0)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "out")
+    run_command(imports, "hf", tmp_path / "out", tmp_path / "run", f"model.family={family}")
+    loaded = megaptm.load(tmp_path / "run")
+    assert (loaded.spec.name, loaded.spec.context) == (family, 4096)
+    assert loaded.model.embed.token.weight.equal(model.embed.token.weight)
