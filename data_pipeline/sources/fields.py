@@ -22,8 +22,20 @@ def text_of(record: Any, field: str, option: str = "text") -> str:
         )
         there = f", but in {', '.join(names[:20])}" if names else ""
         what = f"has no string in its field `{field}`{there}"
-        raise BadRecord("no text field", what, f"add it, or name another with `{option}`")
+        raise BadRecord("no text field", what, f"add it, or name another with `{option}`{_instead(record, option)}")
     return text
+
+
+def _instead(record: Any, option: str) -> str:
+    """The option that a record without a text needs, where it has a field with a conversation."""
+    if option != "text" or not isinstance(record, Mapping):
+        return ""
+    talks = [
+        name
+        for name, value in record.items()
+        if isinstance(value, list) and value and isinstance(value[0], Mapping) and {"role", "content"} <= {*value[0]}
+    ]
+    return f", or a conversation with `messages` (messages: {talks[0]})" if talks else ""
 
 
 def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:

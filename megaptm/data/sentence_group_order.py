@@ -27,9 +27,10 @@ class SentenceGroupOrder(Order):
         self.length, self.pieces = length, pieces
         check_annotated(corpus, (pieces, *options.get("annotations", ())))
         if pieces != "parts" and corpus.split(split).samples < 2:
+            held = ", or with a larger share of it held out (validation=0.1)" if split == "validation" else ""
             raise UserError(
                 f"{corpus.name} has a single document in its split `{split}`, so there is no other one to draw a "
-                "random next sentence from: build the corpus from more documents, or use objective masked-lm."
+                f"random next sentence from: build the corpus from more documents{held}, or use objective masked-lm."
             )
         super().__init__(corpus, split, **options)
         self.per_epoch = self.total

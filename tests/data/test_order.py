@@ -168,6 +168,12 @@ def test_one_document_has_no_other(tmp_path):
         pairs(Corpus.open(tmp_path))
 
 
+def test_one_document_held_out_asks_for_a_larger_share(tmp_path):
+    tiny_corpus(tmp_path, validation=1)
+    with pytest.raises(UserError, match=r"a single document in its split `validation`.*validation=0\.1"):
+        pairs(Corpus.open(tmp_path), split="validation")
+
+
 def test_pairs_need_sentence_boundaries(tmp_path):
     tiny_corpus(tmp_path, sentences=False)
     with pytest.raises(UserError, match=r"without the places of sentences.*annotate\.sentences=true"):

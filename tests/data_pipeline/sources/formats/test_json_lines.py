@@ -142,6 +142,11 @@ def test_elements_that_are_no_texts_are_counted_one_by_one(tmp_path, refusal):
     assert "line 1 has no string in its field `text`" in refusal(path)
 
 
+def test_a_conversation_that_nobody_named_is_told_of(tmp_path, refusal):
+    path = written(tmp_path / "a.jsonl", '{"talk": [{"role": "user", "content": "hello"}]}\n')
+    assert "or a conversation with `messages` (messages: talk)" in refusal(path)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
