@@ -1,6 +1,6 @@
 """What attention over long rows costs: operations and memory as rows grow, and time beside dense fused attention.
 
-    python benchmarks/long_inputs.py [--lengths 1024 2048 4096 8192 16384] [--timed 8192] [--heads 4] [--rounds 5]
+    python benchmarks/long_inputs.py [--lengths 1024 2048 4096 8192 16384] [--timed 8192] [--heads 4] [--rounds 3]
 
 One layer's attention, forward and backward, one row, heads 64 wide. Operations are those of products that torch counts;
 memory is the most that is allocated at a time, queries, keys and values left out. A slope is that of the logarithms,
@@ -100,8 +100,8 @@ def main() -> None:
     parser.add("--lengths", default=[1024, 2048, 4096, 8192, 16384], short=[1024, 2048], nargs="+", type=int)
     parser.add("--timed", default=8192, short=1024)
     parser.add("--heads", default=4, short=1)
-    parser.add("--rounds", default=5, short=1)
-    parser.add("--threads", default=2, short=1)
+    parser.add("--rounds", default=3, short=1)
+    parser.add("--threads", default=1, short=1)
     options = parser.read()
     torch.set_num_threads(options.threads)
     sparse = contenders(options.heads)

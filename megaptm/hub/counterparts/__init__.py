@@ -7,16 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import deberta, electra
+from megaptm.hub.counterparts import bigbird, deberta, electra, longformer
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
-from megaptm.hub.counterparts.bigbird import BIGBIRD
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
-from megaptm.hub.counterparts.longformer import LONGFORMER
 from megaptm.hub.counterparts.macbert import MACBERT
 from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
@@ -51,8 +49,10 @@ COUNTERPARTS = (
     XLNET,
     UNILM,
     TRANSFORMER,
-    LONGFORMER,
-    BIGBIRD,
+    longformer.LONGFORMER,
+    longformer.FROM_ROBERTA,
+    bigbird.BIGBIRD,
+    bigbird.FROM_ROBERTA,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
