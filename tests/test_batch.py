@@ -5,7 +5,7 @@ import pytest
 
 from megaptm.batch import IGNORED, READ, BatchSpec, Field, fields
 
-READS = ("tokens", "segments", "positions", "document_ids", "order")
+READS = ("tokens", "segments", "positions", "document_ids", "order", "global_tokens")
 SPEC = BatchSpec(
     {"": 4, "right_": 4},
     fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")

@@ -117,5 +117,5 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
     assert torch.get_rng_state().equal(before)
     blocks = model.spec.family.stacks.values()
     heads = ["heads"] if any(block.attention_dropout or block.ffn_dropout for block in blocks) else []
-    tables = ["replicated"] if any(block.distance_rows for block in blocks) else []
+    tables = ["replicated"] if any(block.distance_rows or block.relative for block in blocks) else []
     assert set(drawn) == {"residual", *heads, *tables}
