@@ -70,10 +70,10 @@ class ShardedTable:
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self._edges[self.exchange.rank] + np.arange(lanes)).reshape(-1)
 
-    def fill(self, seed: int) -> None:
-        """U(-1/2, 1/2) / D, whatever the number of ranks; nothing in rows beyond the last."""
+    def fill(self, seed: int, most: float) -> None:
+        """U(-most, most), whatever the number of ranks; nothing in rows beyond the last."""
         numbers = self.numbers()
-        fill_uniform(self.flat, numbers, seed, self.width)
+        fill_uniform(self.flat, numbers, seed, most)
         self.flat[numbers >= self.rows] = 0.0
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 
 from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
-from megaptm.families.words import WORD2VEC, WordSize, WordSpec
+from megaptm.families.words import FASTTEXT, WORD2VEC, WordSize, WordSpec
 from megaptm.objectives.windows import CBOW, SkipGram
 from megaptm.parallel.step_result import DivergedError
 from megaptm.words.engine import WordEngine
@@ -19,12 +19,16 @@ from tests.ranks import run_ranks
 
 VOCABULARY, LENGTH, ROWS, STEPS = 300, 60, 4, 3
 SPEC = WordSpec(family=WORD2VEC, size=WordSize(width=12), vocabulary=VOCABULARY)
+PIECES = WordSpec(family=FASTTEXT, size=WordSize(width=12, buckets=70, ngrams=(2, 3)), vocabulary=VOCABULARY)
 TASKS = {
     "skip-gram": SkipGram(min_count=1, subsample=0.01),
     "cbow": CBOW(min_count=1, subsample=0.01),
     "skip-gram tree": SkipGram(min_count=1, output="hierarchical-softmax"),
     "cbow tree": CBOW(min_count=1, output="hierarchical-softmax"),
+    "fasttext skip-gram": SkipGram(min_count=1, subsample=0.01),
+    "fasttext cbow": CBOW(min_count=1, subsample=0.01),
 }
+NAMES = [f"{number * number}" for number in range(VOCABULARY)]
 
 
 def text() -> np.ndarray:
@@ -50,7 +54,15 @@ def rows_of(step: int, rank: int, ranks: int, rows: int = ROWS) -> list[dict[str
 
 
 def engine_of(task: str, data: int) -> WordEngine:
-    return WordEngine(SPEC, Layout(data=data), TASKS[task], seed=7, special=frozenset({0}), count_words=count_words)
+    return WordEngine(
+        PIECES if task.startswith("fasttext") else SPEC,
+        Layout(data=data),
+        TASKS[task],
+        seed=7,
+        special=frozenset({0}),
+        names=NAMES,
+        count_words=count_words,
+    )
 
 
 def train(task: str, data: int, folder: str | None = None, start: int = 0, stop: int = STEPS, rows: int = ROWS):
@@ -81,12 +93,12 @@ def train(task: str, data: int, folder: str | None = None, start: int = 0, stop:
 
 def whole(results, name: str) -> np.ndarray:
     """float32 [V, D]: a table, put together from what ranks hold."""
-    table = np.full((384, 12), np.nan, np.float32)
+    table = np.full((sum(len(result["tables"][name][0]) for result in results), 12), np.nan, np.float32)
     for result in results:
         numbers, rows = result["tables"][name]
         table[numbers] = rows
     assert not np.isnan(table).any()
-    return table[:VOCABULARY]
+    return table
 
 
 @cache

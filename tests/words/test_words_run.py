@@ -69,7 +69,7 @@ def test_gensim_reads_what_is_exported(run, tmp_path, format_):
     file, vectors = tmp_path / "new/words", load_words(run)
     said = CliRunner().invoke(main, ["export", "words", str(run), str(file), "--format", format_])
     assert said.exit_code == 0, said.output
-    assert f"{len(vectors.words):,} vectors of 24 numbers" in said.output
+    assert "load_word2vec_format" in said.output
     theirs = gensim.models.KeyedVectors.load_word2vec_format(str(file), binary=format_.endswith("binary"))
     assert theirs.index_to_key == [*vectors.words]
     assert (theirs.vectors == vectors.vectors).all()
