@@ -81,7 +81,9 @@ def batch_of(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, *,
     if "task" in family.inputs:
         batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
     batch |= asked_fields(family, batch, draw, places=places, answers=lambda brick: torch.arange(rows) % brick.classes)
-    return {name: field for name, field in batch.items() if documents > 1 or not name.endswith("document_ids")}
+    # Pre-training marks no token that sees all.
+    left_out = ("global_tokens", *(("document_ids",) if documents == 1 else ()))
+    return {name: field for name, field in batch.items() if not name.endswith(left_out)}
 
 
 def theirs_of(heads: tuple[str, ...], model: str, batch: Fields, *, documents: int = 1) -> Fields:

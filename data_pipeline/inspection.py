@@ -101,7 +101,7 @@ def _samples(
 ) -> Iterator[Panel]:
     """The first samples a run with seed 0 would train on."""
     from megaptm.config.yamls import read_override
-    from megaptm.data.mix import open_mix
+    from megaptm.data.opening import open_mix
     from megaptm.objectives import objective_of
 
     task = objective_of(read_override(f"objective={objective}").values["objective"])

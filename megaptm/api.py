@@ -91,22 +91,27 @@ def open_dataset(
     split: str = "train",
     epochs: int = 1,
     seed: int = 1234,
-    document_mask: bool = True,
+    document_mask: bool | None = None,
     cache: PathLike | None = None,
 ) -> MixDataset:
     """Corpora as a map-style PyTorch data set: the samples that a run reads, in its order.
 
     `corpora` is a folder or a URL, or a mapping of several to their weights; `objective` is
-    what a config may say, or an `Objective`. `cache` is the folder that keeps shards of corpora at URLs.
+    what a config may say, or an `Objective`; `document_mask`: whether documents of a row are told apart (absent: yes,
+    unless rows go on where others ended). `cache` is the folder that keeps shards of corpora at URLs.
     """
     from megaptm.data import open_mix
     from megaptm.data.dataset import MixDataset
     from megaptm.data.shards import Corpus
+    from megaptm.objectives import Objective, objective_of
     from megaptm.run.corpora import tokenizer_of
     from megaptm.storage import Cache
 
     sequence, epochs = _integer("sequence", sequence, least=4), _integer("epochs", epochs, least=1)
     seed = _integer("seed", seed, least=0)
+    if document_mask is None:
+        found = objective if isinstance(objective, Objective) else objective_of(objective)
+        document_mask = found.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")
     mix = {_place(place): weight for place, weight in _weighted(corpora).items()}

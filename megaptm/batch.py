@@ -29,6 +29,8 @@ READ = (
         "global_tokens",
         "masked_positions",
         "draws",
+        "begins",
+        "backward",
     ),
     *("span_left", "span_right", "span_offset"),
 )
@@ -50,6 +52,8 @@ class BatchSpec:
     A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `document_ids` (0 is
     padding), `segments`, `order`, `global_tokens` (1: all of its document sees it and is seen by it), each [S].
     The first stack's have no prefix, another's that of its name: `decoder_tokens`. A row is of one task, `task_ids` [].
+    Where rows go on from step to step, `begins` [] is 1 of one that follows none; `backward` [] is 1 of one that is
+    read from its end.
     """
 
     streams: Mapping[str, int]

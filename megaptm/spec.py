@@ -38,6 +38,26 @@ SCORE_BIASES = ("t5-bias", "t5-bias-causal")
 BAND = 256
 
 
+class Visibility(NamedTuple):
+    """What a word of `Block.visibility` says. Who must know asks this, never the word: a new word that nobody has
+    thought of would pass for one that lets all be seen."""
+
+    causal: bool = False
+    """Whether a place sees none after it."""
+    ordered: bool = False
+    """Whether the batch's field `order` says whom it sees."""
+
+
+VISIBILITIES = {"full": Visibility(), "causal": Visibility(causal=True), "ordered": Visibility(ordered=True)}
+
+
+def visibility_of(word: str) -> Visibility:
+    """A `UserError` that names the words there are, if it is none of them."""
+    if word not in VISIBILITIES:
+        raise UserError(f"Block.visibility is {word!r}, which is unknown; use one of {', '.join(VISIBILITIES)}.")
+    return VISIBILITIES[word]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
@@ -50,9 +70,10 @@ class Block:
     """Who sees whom, always within one document: `full`, `causal`, or `ordered` (as the batch's field `order` says)."""
     attention: str | tuple[str, ...] = "dot"
     """How scores come about: `dot` (scaled dot product), `banded` (the same, of places less than `Size.band` apart),
-    `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa), `window` (of places near
-    each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks` (of
-    blocks near each other, some drawn ones, the first and the last: BigBird)."""
+    `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa), `relative` (by content and
+    by distance, from sines, and with what the layer remembers of the rows before: Transformer-XL), `window` (of places
+    near each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks`
+    (of blocks near each other, some drawn ones, the first and the last: BigBird)."""
     window: int | tuple[int, ...] = 512
     """Of `window`: places that are seen besides oneself, half to a side; where `visibility` is causal, all before."""
     dilation: int | tuple[int, ...] = 1
@@ -72,6 +93,17 @@ class Block:
     """Whether the table passes through a norm (DeBERTa-v2)."""
     distance_maps: str = "own"
     """What makes keys and queries of distances: maps of their `own`, or those of `tokens`."""
+    relative_biases: str = "stack"
+    """Of `relative`: whose are the two vectors that a head adds to queries, u and v: the `stack`'s, which all layers
+    have in common (Transformer-XL), or each `layer`'s own (XLNet)."""
+    relative_segments: bool = False
+    """Of `relative`: whether scores also say if a key is of the query's own segment (XLNet, arXiv:1906.08237, 2.5)."""
+    query_stream: bool = False
+    """Whether a second stream of queries runs beside the text, one for each place that is asked about, which see what
+    is before it in the rows' order and not the place itself (XLNet, arXiv:1906.08237, 2.3)."""
+    remembers: str = "row"
+    """Of `relative` with a memory: what later rows attend to, the whole `row` or its first `half` (XLNet, whose rows
+    begin where the half of the row before ended)."""
     position: str = "none"
     """How places are known: `learned` (a table at the input), `sinusoid` (sines and cosines at the input,
     arXiv:1706.03762, 3.5), `t5-bias` or `t5-bias-causal` (a learned bias on the
@@ -103,7 +135,7 @@ class Block:
     ffn_dropout: bool = False
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
-    """Dropout after the final norm (T5)."""
+    """Dropout after the last layer, and the final norm where there is one (T5, Transformer-XL)."""
     convolution: bool = False
     """A convolution of three neighbors beside the first layer (DeBERTa-v2)."""
     last_layer: str = "once"
@@ -115,6 +147,14 @@ class Block:
     """Consecutive groups of layers, each of which shares within itself."""
     cycle: int = 1
     """Layers of a group that differ, in turn."""
+
+    @property
+    def causal(self) -> bool:
+        return visibility_of(self.visibility).causal
+
+    @property
+    def ordered(self) -> bool:
+        return visibility_of(self.visibility).ordered
 
     def at(self, layer: int) -> Block:
         """The block of one layer: where a slot has several words, it has one of them."""
@@ -144,6 +184,11 @@ class Block:
         return 2 * (self.distances if self.distance_buckets is None else self.distance_buckets)
 
     @property
+    def relative(self) -> bool:
+        """Whether attention is `relative`, of all layers alike."""
+        return self.attention == "relative"
+
+    @property
     def score_bias(self) -> bool:
         """Whether the stack has a table of biases on the scores."""
         return self.position in SCORE_BIASES
@@ -164,8 +209,17 @@ class Size:
     """Heads of keys and values, each of which serves as many heads of queries (PaLM: 1). Absent: heads."""
     band: int | None = None
     """Places that one sees to a side where attention is `banded`, itself included. Absent: 256."""
+    memory: int | None = None
+    """Places before a row that each layer attends to where attention is `relative`: what the layer below said of them
+    in earlier steps. Absent: none."""
     embedding: int | None = None
     """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
+
+    cutoffs: tuple[int, ...] = ()
+    """Ids, most frequent first, from which on words are in the next cluster of an adaptive input and softmax; none: all
+    are in one table (arXiv:1809.10853)."""
+    division: int = 1
+    """What the width of each next cluster's table is divided by."""
 
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
     """Stack -> its own size, of stacks that are not as deep or wide as the others."""
@@ -184,6 +238,11 @@ class Size:
     def band_width(self) -> int:
         """Of `banded` attention."""
         return BAND if self.band is None else self.band
+
+    @property
+    def remembered(self) -> int:
+        """Places before a row that each layer attends to."""
+        return self.memory or 0
 
     @property
     def key_width(self) -> int:
@@ -235,6 +294,8 @@ class Family:
     its own, zero at first; and a norm of its own: arXiv:2111.09543, section 3.3)."""
     tied: bool = True
     """Output projection is the token table."""
+    output_bias: bool = False
+    """A learned number is added to each token's logit where the next token is asked for (Transformer-XL)."""
     logit_scale: str = "none"
     """`none`, or `rsqrt-width`: hidden states are multiplied by width**-0.5 before a tied projection (T5 v1.0,
     PaLM)."""
@@ -348,6 +409,11 @@ class ModelSpec:
 
     def size_of(self, stack: str) -> Size:
         return self.size.stacks.get(stack, self.size)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether layers attend to what they said in earlier steps, so that rows must go on from step to step."""
+        return any(self.size_of(stack).remembered for stack in self.family.stacks)
 
     def readings(self, head: str) -> tuple[Reading, ...]:
         """What a head reads."""

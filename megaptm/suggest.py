@@ -25,7 +25,7 @@ ELSEWHERE = {
     **dict.fromkeys(("task_type_vocab_size",), "tasks"),
     **dict.fromkeys(("vocab_size", "padded_vocab_size"), "vocabulary"),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), "context"),
-    **dict.fromkeys(("hidden_dropout", "hidden_dropout_prob", "attention_dropout", "dropout_rate"), "dropout"),
+    **dict.fromkeys(("hidden_dropout", "hidden_dropout_prob", "dropout_rate"), "dropout"),
     **dict.fromkeys(
         ("seq_length", "seq_len", "sequence_length", "max_seq_len", "max_seq_length", "block_size"), "sequence"
     ),

@@ -11,7 +11,7 @@ SPEC = BatchSpec(
     fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
     | {"draws": Field((4,), "float32")}
     | fields((4,), "span_left", "span_right", "span_offset")
-    | fields((), "task_ids")
+    | fields((), "task_ids", "begins", "backward")
     | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
 )
 
@@ -29,7 +29,7 @@ def test_what_a_model_reads_is_padding(prefix):
     assert made[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
     assert made[f"{prefix}segments"].tolist() == made[f"{prefix}order"].tolist() == [0, 0, 0, 0]
     assert made["masked_positions"].tolist() == made["draws"].tolist() == [0, 0, 0, 0]
-    assert made["task_ids"] == 0
+    assert made["task_ids"] == made["begins"] == made["backward"] == 0
     assert made["labels"].tolist() == [IGNORED] * 4
     assert set(READ) <= SPEC.fields.keys()
 

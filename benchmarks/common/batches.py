@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +20,19 @@ from megaptm.spec import Family, Reading, change
 Fields = dict[str, Tensor]
 
 
-def numbers_of(family: Family, *, embedding: int, band: int) -> dict[str, int]:
-    """Those of a small size that the family says and most do not: the width of its token table and the places of a
-    band, of those given, and its heads of keys, as many as were published."""
+def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) -> dict[str, Any]:
+    """Those of a small size that the family says and most do not: the width of its token table, the places of a band
+    and those that are remembered, of those given; its heads of keys, as many as were published; and clusters of a
+    hundred words and more."""
     sizes, found = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
         found["embedding"] = embedding
     if any("banded" in block.words for block in family.stacks.values()):
         found["band"] = band
+    if all(size.cutoffs for size in sizes):
+        found |= {"cutoffs": (20, 45, 80), "division": 2}
+    if memory and all(size.memory is not None for size in sizes):
+        found["memory"] = memory
     if published := {size.kv_heads for size in sizes} - {None}:
         found["kv_heads"] = min(published)
     return found
@@ -57,14 +63,21 @@ class Draw:
 
 def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> Fields:
     """Tokens of the streams whose documents [B, S] are given by prefix; and who sees whom, where rows say it: a third
-    of a row sees itself whole, and then each place what is before it; and which tokens see all, where some do."""
+    of a row sees itself whole, and then each place what is before it; of what is asked by queries beside the text, each
+    place sees what is behind it; and which tokens see all, where some do."""
     fields: Fields = {}
     for prefix, numbers in documents.items():
         fields |= {f"{prefix}tokens": draw.tokens(*numbers.shape), f"{prefix}document_ids": numbers}
         if any(block.visibility == "ordered" for block in family.stacks.values()):
             rows, length = numbers.shape
             order = (torch.arange(length) - length // 3).clamp(min=0)
+            if any(block.query_stream for block in family.stacks.values()):
+                order = torch.arange(length).flip(0)
             fields[f"{prefix}order"] = order.expand(rows, -1).clone()
+        if any(block.relative_segments for block in family.stacks.values()):
+            fields[f"{prefix}segments"] = (
+                (torch.arange(numbers.shape[1]) * 3 // numbers.shape[1]).expand_as(numbers).clone()
+            )
         if any("window" in block.words for block in family.stacks.values()):
             marks = torch.zeros_like(numbers)
             marks[:, 0] = marks[1::2, numbers.shape[1] // 2] = 1

@@ -55,7 +55,7 @@ class BandedAttentionBrick(SelfAttentionBrick):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         before = size.band_width - 1
-        self.pattern = SlidingWindow(before, 0 if block.visibility == "causal" else before)
+        self.pattern = SlidingWindow(before, 0 if block.causal else before)
 
 
 @register("attention", "window")
@@ -64,7 +64,7 @@ class WindowAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        window, dilation, causal = block.window, block.dilation, block.visibility == "causal"
+        window, dilation, causal = block.window, block.dilation, block.causal
         assert isinstance(window, int), "ask for the block `at` a layer"
         assert isinstance(dilation, int), "ask for the block `at` a layer"
         self.pattern = SlidingWindow(window if causal else window // 2, 0 if causal else window // 2, dilation)
@@ -102,6 +102,30 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
     def pairs(self, queries: int, keys: int) -> int:
         """Each query, and each key, with every distance that there can be, to both sides."""
         return queries * keys + queries * min(2 * keys, self.block.distance_rows)
+
+
+@register("attention", "relative")
+class RelativeAttentionBrick(SelfAttentionBrick):
+    """Scores by content and by distance, among a row and what is remembered before it. A distance becomes a key by a
+    map of its own; each head adds vectors to its queries."""
+
+    scored = True
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        place = Map(size.width, self.features, False, "columns", of_distances=True)
+        self.maps = {**self.maps, "place": place}
+        self.remembered = size.remembered
+
+    @property
+    def past_products(self) -> int:
+        return self.remembered * 2 * self.features * self.size.width
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Each query with each key, what is remembered among them; and with each distance that there can be."""
+        keys += self.remembered
+        distances = keys + (1 if self.block.causal else queries)
+        return queries * keys + queries * distances // 2
 
 
 @register("cross", "dot")

@@ -88,6 +88,8 @@ class Brick(ABC):
     """Whether each layer adds scores of its own to those of queries and keys."""
     biases: int = 0
     """Parameters beside the maps, which tensor ranks divide."""
+    remembered: int = 0
+    """Places before a row whose keys and values are made of what is remembered, in each row anew."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         """`memory` is the width of the stack that is attended to."""
@@ -100,6 +102,11 @@ class Brick(ABC):
     @abstractmethod
     def moved(self, element: int) -> Moved:
         """What goes through memory between products."""
+
+    @property
+    def past_products(self) -> int:
+        """Multiply-adds of a row for keys and values of what is remembered, to which no gradient goes."""
+        return 0
 
     def pairs(self, queries: int, keys: int) -> int:
         """Pairs of positions that are compared in a row, of all that there are."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import Map
 from megaptm.bricks.layer import norm_parameters
 from megaptm.errors import UserError
@@ -116,6 +117,11 @@ class HeadBrick(ABC):
         """Places of a row of this length that it reads; `asked` are those asked about, absent: all."""
         return asked if self.asked_only and asked is not None else length
 
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the products by which it projects on the vocabulary."""
+        return [(self.spec.size.table_width, self.spec.vocabulary)] if self.projects else []
+
     def mapped(self, places: int) -> int:
         """Of so many places of a row that it reads, those that its maps take."""
         return places
@@ -123,7 +129,7 @@ class HeadBrick(ABC):
     def multiply_adds(self, places: int) -> int:
         """Of a forward pass over so many places of a row."""
         products = self.mapped(places) * sum(one.weights for one in self.maps.values())
-        return products + (places * self.spec.size.table_width * self.spec.vocabulary if self.projects else 0)
+        return products + places * sum(inputs * outputs for inputs, outputs in self.projections)
 
     def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
         """Of so many places of a micro-batch, in elements of so many bytes, on one of so many tensor ranks: what it
@@ -161,11 +167,43 @@ class LanguageHeadBrick(HeadBrick):
     @property
     def maps(self) -> Mapping[str, Map]:
         width, table = self.size.width, self.spec.size.table_width
+        if self.spec.size.cutoffs:
+            return {"narrow": Map(width, table, False)} if cluster_maps(self.spec) else {}
         return {} if table == width else {"narrow": Map(width, table, True)}
 
     @property
+    def others(self) -> int:
+        if not self.spec.size.cutoffs:
+            return 0
+        # A bias a word, and a row with a bias for each cluster but the first.
+        return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
+
+    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
+        """Of clusters one after another, whole on each tensor rank, and the gradients of all their tables."""
+        if not self.spec.size.cutoffs:
+            return super().bytes(places, element, tensor=tensor, chunked=chunked)
+        table = 4 if places > ROWS_PROJECTED else element
+        products = projections(self.spec)
+        tables, rows = sum(inputs * outputs for inputs, outputs in products), max(outputs for _, outputs in products)
+        hidden = 2 * places * self.size.width * element
+        return HeadBytes(hidden + tables * table, min(places, ROWS_PROJECTED) * rows * (element + 4))
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """By clusters, each projects all places: see `models.adaptive`."""
+        if not self.spec.size.cutoffs:
+            return super().projections
+        products = projections(self.spec)
+        # What makes the narrower tables' inputs.
+        maps = [(self.size.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
+        return [*products, *maps]
+
+    @property
     def rows(self) -> int:
-        return 0 if self.spec.family.tied else self.spec.size.table_width
+        if self.spec.size.cutoffs:
+            return 0
+        own = 0 if self.spec.family.tied else self.spec.size.table_width
+        return own + self.spec.family.output_bias
 
     @property
     def published(self) -> int:
@@ -186,6 +224,18 @@ class MaskedHeadBrick(HeadBrick):
     @property
     def others(self) -> int:
         return norm_parameters(self.block, self.spec.size.table_width)
+
+
+class PermutationHeadBrick(HeadBrick):
+    """Words that are asked in an order, from queries beside the text: the token table and a bias a word (XLNet)."""
+
+    name = "permutation-lm"
+    asked_only = True
+    rows = 1
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
 
 
 class SpanBoundaryHeadBrick(HeadBrick):
@@ -332,6 +382,7 @@ HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
+        PermutationHeadBrick,
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),

@@ -110,6 +110,17 @@ def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
         yield Map(size.width, block.distance_rows, False)
     if block.convolution and 0 in layers:
         yield convolution_map(size.width)
+    if block.relative:
+        yield from _of_relative(block, size, layers)
+
+
+def _of_relative(block: Block, size: Size, layers: range) -> Iterator[Map]:
+    """What heads add to queries of relative attention, and vectors of segments."""
+    one = Map(size.heads, size.key_width, False, "rows")
+    own = {block.owner(layer, size.layers) for layer in layers} if "attention" in block.share else layers
+    yield from [one] * (2 if block.relative_biases == "stack" else 2 * len(own))
+    if block.relative_segments:
+        yield from [one, Map(size.heads, 2 * size.key_width, False, "rows")] * len(own)
 
 
 def norms_beside(block: Block, layers: range) -> int:
@@ -163,11 +174,14 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
             yield Map(width, spec.positions, False)
     for rows in input_tables(family).values():
         yield Map(width, rows, False)
+    yield from [Map(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
     yield from (one for name, one in widening(spec).items() if name in stacks)
 
 
 def widening(spec: ModelSpec) -> dict[str, Map]:
     """Stack -> the map from the width of the tables to its own, where they differ."""
+    if spec.size.cutoffs:  # whose clusters have maps of their own
+        return {}
     widths = {stack: spec.size_of(stack).width for stack in spec.family.stacks}
     return {
         stack: Map(spec.size.table_width, width, bias=True)

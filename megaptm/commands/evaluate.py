@@ -16,6 +16,8 @@ from megaptm.errors import UserError
 @click.option("--corpus", multiple=True, help="Corpus to measure on, in place of the run's own; may be given again.")
 @click.option("--rows", type=click.IntRange(1), help="Held-out rows to measure on; all by default.")
 @click.option("--sequence", type=click.IntRange(4), help="Tokens of a row; as in training by default, or 512.")
+@click.option("--memory", type=click.IntRange(0), help="Places that are remembered before a row; as in training.")
+@click.option("--farthest", type=click.IntRange(1), help="Distance that farther ones are taken for; none by default.")
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 @click.option("--word", "words", multiple=True, help="Of word vectors: show what is near it; may be given again.")
 @click.option(
@@ -29,6 +31,8 @@ def evaluate(
     corpus: tuple[str, ...],
     rows: int | None,
     sequence: int | None,
+    memory: int | None,
+    farthest: int | None,
     step: int | None,
     words: tuple[str, ...],
     analogies: Path | None,
@@ -44,6 +48,7 @@ def evaluate(
       megaptm evaluate runs/gpt2-tiny
       megaptm evaluate runs/gpt2-tiny --step 200 --rows 500 --json
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
+      megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000
 
     Of word vectors the held-out loss is in the metrics of the run; they are asked for neighbors and analogies.
 
@@ -70,13 +75,14 @@ def evaluate(
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(loaded, corpora=corpora, rows=rows, sequence=sequence, console=bars, tell=tell)
+    as_asked = {"rows": rows, "sequence": sequence, "memory": memory, "farthest": farthest}
+    found = evaluation.evaluate(loaded, corpora=corpora, **as_asked, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
         evaluation.show(found, Console())
     sys.stdout.flush()
-    if not corpora and sequence is None:
+    if not corpora and sequence is None and memory is None and farthest is None:
         tell("recording the result in the run folder and in MLflow")
         evaluation.record(loaded.config, found)
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from megaptm.config.model import model_spec, resolve_model
-from megaptm.config.objective_fit import misfit
+from megaptm.config.objective_fit import misfit, row_lengths
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import OF_PIECES, word_rules, word_shape
@@ -127,6 +127,25 @@ def _model(config: Config) -> Iterator[str]:
         )
     elif spec.longest is not None:
         yield from _longest_stream(config, spec.longest)
+    yield from _memory(config, spec)
+
+
+def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """A row of a batch goes on where the same row of the batch before ended: there must be as many in each."""
+    task, train = config.built_objective, config.train
+    goes_on = task.unit == "lane"
+    if spec.remembers and not goes_on:
+        yield (
+            f"model.memory is what rows before said, and the rows of objective ({task.name}) do not go on from step to "
+            f"step: set model.memory=0, or take {spec.family.objectives[0]}."
+        )
+    if goes_on and train.ramp is not None:
+        yield f"train.ramp changes the rows of a batch, and those of objective ({task.name}) go on: leave it off."
+    if goes_on and train.after:
+        yield (
+            f"train.after continues another phase, and rows of objective ({task.name}) go on only where its batches "
+            "have as many: leave it off."
+        )
 
 
 def _longest_stream(config: Config, longest: int) -> Iterator[str]:
@@ -173,7 +192,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         windows = (block.window,) if isinstance(block.window, int) else block.window
-        if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+        if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
             yield f"model.window ({odd[0]}) must be even: half of it is seen to each side."
         if block.share and block.groups * block.cycle > layers:
             yield (
@@ -241,9 +260,7 @@ def _communication(config: Config) -> Iterator[str]:
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Tokens of one row of each stack."""
-    lengths = config.built_objective.batch(config.data.sequence, config.data.document_mask).lengths(
-        spec.family.prefixes
-    )
+    lengths = row_lengths(config.built_objective.batch(config.data.sequence, config.data.document_mask), spec.family)
     for place, (name, length) in enumerate(lengths.items()):
         yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
 

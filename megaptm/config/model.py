@@ -15,10 +15,12 @@ from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 SHAPE = tuple(Shape.model_fields)
 OF_TABLES = tuple(one.name for one in fields(WordSize))
 """Keys of a config's model that are numbers of word vectors."""
+CLUSTERS = ("cutoffs", "division")
+"""Of the vocabulary."""
 LOSSES = ("z_loss", "label_smoothing")
 """Numbers of the loss of a token."""
 SHARING = ("share", "groups", "cycle")
-OF_BLOCKS = (*SHARING, *PATTERN_NUMBERS)
+OF_BLOCKS = (*SHARING, "attention_dropout", *PATTERN_NUMBERS)
 
 
 def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
@@ -80,9 +82,19 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     for name, own in model.stacks.items():
         stacks[name] = stacks.get(name, shape) | own.model_dump(exclude_none=True)
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
+    by_frequency: dict[str, Any] = {
+        name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
+        for name in CLUSTERS
+        for value in [getattr(model, name)]
+    }
     return ModelSpec(
         family=family,
-        size=Size(**shape, embedding=embedding, stacks={name: Size(**numbers) for name, numbers in stacks.items()}),
+        size=Size(
+            **shape,
+            embedding=embedding,
+            **by_frequency,
+            stacks={name: Size(**numbers) for name, numbers in stacks.items()},
+        ),
         vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
         context=family.context if model.context is None else model.context,
         dropout=family.dropout if model.dropout is None else model.dropout,
@@ -96,7 +108,7 @@ def resolved(config: Config) -> Config:
         pieces = {} if spec.size.buckets else {"buckets": None, "ngrams": None}
         written = {**vars(spec.size), "vocabulary": spec.vocabulary, **pieces}
         return config.model_copy(update={"model": config.model.model_copy(update=written)})
-    shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding")}
+    shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES}

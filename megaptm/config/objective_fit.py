@@ -18,6 +18,14 @@ ANY_SEQUENCE = 512
 """What a batch holds, but for its lengths, does not depend on it."""
 
 
+def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
+    """Stack -> places of a row of it, and of the queries beside its text."""
+    return {
+        stack: length + (batch.asked or 0 if family.stacks[stack].query_stream else 0)
+        for stack, length in batch.lengths(family.prefixes).items()
+    }
+
+
 def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
     reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
@@ -46,9 +54,11 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:
         yield f"it makes {_and(made)}, and this family reads {_and(read)}"
-    ordered = any(block.visibility == "ordered" for block in family.stacks.values())
+    ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
+    if "begins" in batch.fields and not any(block.relative for block in family.stacks.values()):
+        yield "its rows go on from step to step, and this family remembers nothing of them"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"
     along = next((name for name, block in family.stacks.items() if block.score_bias or block.distance_rows), None)
@@ -63,7 +73,7 @@ def _hidden(loss: str, family: Family) -> Iterator[str]:
     """Whether a head reads places that see their answer, or that do not see the text that it asks about."""
     read = family.reads.get(loss, next(reversed(family.stacks)))
     for stack in {Reading.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
-        causal = family.stacks[stack].visibility == "causal"
+        causal = family.stacks[stack].causal
         if HEADS[loss].next_token and not causal:
             yield f"it asks for the next token, and the {stack} sees it"
         if not HEADS[loss].next_token and causal:

@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-Numbers = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
+Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
 """One for all layers, or several, which they take in turn."""
 
 
@@ -53,6 +53,9 @@ class Shape(Section):
     """Heads of keys and values, each for as many of heads; absent: the size's, or heads."""
     band: Count | None = None
     """Places that one sees to a side where the family's attention is banded; absent: the size's, or 256."""
+    memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+    """Places before a row that each layer remembers from earlier steps, where the family's attention is relative;
+    absent: the size's, or none."""
 
 
 class ModelConfig(Shape):
@@ -82,6 +85,11 @@ class ModelConfig(Shape):
     """Of fastText: characters of the shortest and of the longest piece of a word; absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
+    cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
+    """Ids from which on words, most frequent first, are in the next cluster of an adaptive input and softmax, or [];
+    absent: the size's."""
+    division: Count | None = None
+    """What the width of each next cluster's table is divided by; absent: the size's."""
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> what of its numbers is not as above."""
     share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None
@@ -90,10 +98,12 @@ class ModelConfig(Shape):
     """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
     cycle: Count | None = None
     """Layers of a group that differ, in turn; absent: the family's."""
-    window: Numbers | None = None
+    attention_dropout: bool | None = None
+    """Whether dropout falls on what attention weighs by, too; absent: the family's."""
+    window: Counts | None = None
     """Places that one sees besides itself where the family's attention is a window, half to each side; or a list, which
     layers take in turn; absent: the family's."""
-    dilation: Numbers | None = None
+    dilation: Counts | None = None
     """Places from one that is seen to the next, where attention is a window; or a list; absent: the family's."""
     block: Count | None = None
     """Places of a block where the family's attention is of blocks; absent: the family's."""
@@ -127,7 +137,7 @@ class DataConfig(Section):
     """Epochs after which the same rows come again, with the same noise: 1 for masks that never change, 10 for BERT's
     data, written in ten copies. Absent: each epoch has an order and noise of its own (RoBERTa's dynamic masks)."""
     document_mask: bool = True
-    """Whether attention stops at document borders within a row."""
+    """Whether attention stops at document borders within a row; absent: yes, but where rows go on from step to step."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
     """Background processes that prepare samples, for each process that reads; 0: none, read in the training process."""
     verify: Literal["hash", "size", "none"] = "hash"
@@ -313,6 +323,29 @@ class TrackConfig(Section):
     """MLflow experiment."""
 
 
+def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
+    """An absent objective is the family's; of a family that is none, or not in the catalogue, others tell."""
+    if values.get("objective") is not None:
+        return values
+    model = values.get("model")
+    name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
+    family = None
+    with suppress(UserError):
+        family = find_family(name) if isinstance(name, str) else None
+    return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
+
+
+def _with_borders(values: dict[str, Any]) -> dict[str, Any]:
+    """An absent data.document_mask is false where rows go on: what is remembered is of any document."""
+    data = values.get("data")
+    if not isinstance(data, dict) or "document_mask" in data:
+        return values
+    with suppress(Exception):  # of an objective that is none, others tell
+        if objective_of(values["objective"]).unit == "lane":
+            return {**values, "data": {**data, "document_mask": False}}
+    return values
+
+
 class Config(Section):
     """One run."""
 
@@ -333,16 +366,8 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _objective_of_the_family(cls, values: Any) -> Any:
-        """Fill in an absent objective; of a family that is none, or not in the catalogue, others tell."""
-        if not isinstance(values, dict) or values.get("objective") is not None:
-            return values
-        model = values.get("model")
-        name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
-        family = None
-        with suppress(UserError):
-            family = find_family(name) if isinstance(name, str) else None
-        return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
+    def _what_is_absent(cls, values: Any) -> Any:
+        return _with_borders(_with_objective(values)) if isinstance(values, dict) else values
 
     @field_validator("objective", mode="before")
     @classmethod

@@ -20,7 +20,7 @@ def ways(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Way, ...]:
         speaker = family.stacks[spec.readings("lm")[0].stack]
         if speaker.cross is not None:
             found.append("fill")
-        elif speaker.visibility == "causal":
+        elif speaker.causal:
             # A decoder alone that read and answered in one row (`EncoderDecoder.joined`) may have seen holes only.
             found += ["generate"] if "text" in prompts or not holes else []
             found += ["fill"] if holes else []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from megaptm.data.mix import Mix, open_mix
+from megaptm.data.mix import Mix
+from megaptm.data.opening import open_mix
 from megaptm.data.shards import Corpus, ShardWriter, read_manifest, write_manifest
 
 if TYPE_CHECKING:

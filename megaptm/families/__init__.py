@@ -16,8 +16,10 @@ from megaptm.families.roberta import ROBERTA
 from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.transformer import TRANSFORMER
+from megaptm.families.transformer_xl import TRANSFORMER_XL, TRANSFORMER_XL_BYTES
 from megaptm.families.unilm import UNILM
 from megaptm.families.words import WORDS, WordFamily
+from megaptm.families.xlnet import XLNET
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
 
@@ -45,6 +47,9 @@ CATALOGUE: dict[str, Family] = {
         T5_V1_1,
         MT5,
         BART,
+        TRANSFORMER_XL,
+        TRANSFORMER_XL_BYTES,
+        XLNET,
         UNILM,
         LONGFORMER,
         BIGBIRD,

@@ -247,6 +247,8 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
     state = _without_zeros(counterpart, spec, state, where)
     theirs = _canonical(counterpart, state, shapes, where)
+    if (table := theirs.get(counterpart.repeated)) is not None:
+        theirs[counterpart.repeated] = _repeated(counterpart, spec, table, where)
     for name, tensor in theirs.items():
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -310,6 +312,15 @@ def _canonical(
         )
     found = {name: found[source] for name, source in counterpart.tied_if_absent.items() if source in found} | found
     return {name: found[name] for name in known if name in found}
+
+
+def _repeated(counterpart: Counterpart, spec: ModelSpec, table: Tensor, where: str) -> Tensor:
+    """Their table of positions with its rows taken in turn, until all places of ours have one."""
+    begin = counterpart.repeated_from
+    if table.dim() != 2 or len(table) <= begin:
+        raise UserError(f"{where}: {counterpart.repeated} is {list(table.shape)}, no table of positions; restore it.")
+    turns = torch.arange(spec.context) % (len(table) - begin)
+    return torch.cat([table[begin - spec.family.first_position : begin], table[begin + turns]])
 
 
 def _some(names: list[str]) -> str:

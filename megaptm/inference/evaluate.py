@@ -89,18 +89,26 @@ def evaluate(
     corpora: dict[str, float] | None = None,
     rows: int | None = None,
     sequence: int | None = None,
+    memory: int | None = None,
+    farthest: int | None = None,
     console: Console | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Evaluation:
     """Measure the model on the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
 
-    A row is of `sequence` tokens; absent: as many as in training, and of an exported model 512, or its context.
-    `tell` is called with what begins.
+    A row is of `sequence` tokens; absent: as many as in training, and of an exported model 512, or its context. A model
+    that remembers what was before a row remembers `memory` places of it; absent: as many as in training; distances
+    above `farthest` are taken for it, absent: none. `tell` is called with what begins.
     """
     if sequence is not None:
         data = loaded.config.data.model_copy(update={"sequence": sequence})
         loaded = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
     config, corpora = loaded.config, corpora or loaded.config.data.mix
+    goes_on = config.built_objective.unit == "lane"
+    if not goes_on and (memory is not None or farthest is not None):
+        raise UserError(
+            f"memory and farthest are for rows that go on; {config.built_objective.name} has no such: leave them out."
+        )
     held_out, training = (_open(loaded, corpora, split) for split in ("validation", "train"))
     rows = held_out.fresh_samples if rows is None else min(rows, held_out.fresh_samples)
     if not rows:
@@ -114,6 +122,11 @@ def evaluate(
     contrasts = {name for name in names if HEADS[name].contrasts}
     # A row is found among those of a whole batch, as in training.
     each = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
+    if goes_on:
+        each = min(each, rows)
+        held_out = _open(loaded, corpora, "validation", lanes=each)
+        rows = min(rows // each * each, held_out.fresh_samples)
+    pasts = loaded.model.empty_pasts(each, places=memory, farthest=farthest) if goes_on else {}
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, each)
     judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn
@@ -123,7 +136,8 @@ def evaluate(
     for batch in _read(held_out, rows, each, "held-out loss", console):
         tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
         with torch.inference_mode():
-            found = cast(dict[str, Loss], loaded.model(tensors))
+            found = cast(dict[str, Loss], loaded.model(tensors, pasts=pasts))
+            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
             if judged:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
@@ -203,7 +217,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
     console.print(table)
 
 
-def _open(loaded: LoadedModel, corpora: dict[str, float], split: str) -> Mix:
+def _open(loaded: LoadedModel, corpora: dict[str, float], split: str, *, lanes: int | None = None) -> Mix:
     config = loaded.config
     mix = open_mix(
         corpora,
@@ -218,6 +232,7 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str) -> Mix:
         size_exponent=config.data.size_exponent,
         size_limit=config.data.size_limit,
         size_limits=config.data.size_limits,
+        lanes=lanes,
     )
     if mix.fingerprint != loaded.tokenizer.fingerprint:
         raise UserError(

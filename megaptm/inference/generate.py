@@ -103,6 +103,9 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
     limit = loaded.spec.longest
     decoder = loaded.model.stack(stack_of_words(loaded))
     assert decoder is not None
+    if decoder.block.relative:
+        yield from _remembered_ids(loaded, ids, tokens=tokens, draw=draw)
+        return
     with with_cache(decoder) as memory:
         seen: list[int] = []
         for _ in range(tokens):
@@ -121,6 +124,23 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
             yield id_
             seen += ids
             ids = [id_]
+
+
+def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+    """Of a decoder that attends to what it remembers: each token is a row that follows the one before. It remembers as
+    many places as in training, a row and what was before it."""
+    spec, end = loaded.spec, loaded.tokenizer.special.end
+    places = spec.context + spec.size_of(stack_of_words(loaded)).remembered
+    pasts = loaded.model.empty_pasts(1, places=places)
+    for _ in range(tokens):
+        with torch.inference_mode():
+            logits = loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)}, pasts=pasts)
+            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+            id_ = draw(logits["lm"][0, -1])
+        if id_ == end:
+            return
+        yield id_
+        ids = [id_]
 
 
 class CachedAttend(nn.Module):

@@ -16,6 +16,7 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
 from megaptm.layers.sparse import Marked, attend_by_tiles
 from megaptm.layers.split import Dropout, HeadBias, Linear
+from megaptm.spec import visibility_of
 
 
 class Attend(nn.Module):
@@ -55,7 +56,7 @@ class PatternAttend(Attend):
     (`Mask.numbers`), and computes what the pattern leaves, where that is less than all."""
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
-        super().__init__(causal=brick.block.visibility == "causal", scale=score_scale(brick), dropout=dropout)
+        super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
         assert brick.pattern is not None
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
 
@@ -67,7 +68,7 @@ class PatternAttend(Attend):
 
     def marks(self, numbers: Tensor | None) -> bool:
         """Whether these numbers mark tokens that see all."""
-        return numbers is not None and len(numbers) > 1 + (self.visibility == "ordered")
+        return numbers is not None and len(numbers) > 1 + visibility_of(self.visibility).ordered
 
     def forward(
         self,
@@ -114,7 +115,7 @@ def attend_of(brick: Brick, *, dropout: float) -> Attend:
     """As its brick says who is compared with whom."""
     if brick.pattern is not None:
         return PatternAttend(brick, dropout=dropout)
-    return Attend(causal=brick.block.visibility == "causal", scale=score_scale(brick), dropout=dropout)
+    return Attend(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
 
 
 class SelfAttention(nn.Module):

@@ -20,10 +20,11 @@ from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
+from megaptm.layers.relative import RelativeAttention, distance_sines
 from megaptm.layers.split import Dropout, Embedding, HeadTable
 from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
-from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, Block, Size
+from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, VISIBILITIES, Block, Size
 
 # The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
@@ -33,6 +34,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
         "window": WindowAttention,
         "blocks": SelfAttention,
         "disentangled": DisentangledAttention,
+        "relative": RelativeAttention,
     },
     "cross": {"dot": CrossAttention},
 }
@@ -42,7 +44,7 @@ PATTERNED = ("banded", "window", "blocks")
 
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
-    "visibility": ("full", "causal", "ordered"),
+    "visibility": (*VISIBILITIES,),
     "attention": (*BRICKS["attention"],),
     "position": ("none", "learned", "sinusoid", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
@@ -51,6 +53,8 @@ WORDS: dict[str, tuple[str | bool, ...]] = {
     "attention_bias": (True, False, "no-keys"),
     "scale": ("sqrt", "sqrt-3", "none"),
     "distance_maps": ("own", "tokens"),
+    "relative_biases": ("stack", "layer"),
+    "remembers": ("row", "half"),
     "last_layer": ("once", "mask-decoder"),
 }
 
@@ -64,16 +68,36 @@ def check_words(block: Block) -> None:
                 raise UserError(
                     f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
                 )
+    if "relative" in block.words and not block.relative:
+        raise UserError(f"Block.attention is {block.attention}: `relative` attention is that of all layers or of none.")
     _check_pattern(block)
     if unknown := set(block.share) - {"attention", "cross", "ffn"}:
         raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
 
 
+def _check_relative(block: Block, size: Size) -> None:
+    """An error where other words of the block mean nothing beside relative attention."""
+    wrong = {
+        f"position is {block.position}": block.position != "none",
+        "norm_place is parallel": block.norm_place == "parallel",
+        "attention_bias is no-keys": block.attention_bias == "no-keys",
+        f"cross is {block.cross}": block.cross is not None,
+        f"last_layer is {block.last_layer}": block.last_layer != "once",
+        "convolution is on": block.convolution,
+    }
+    if named := [word for word, is_so in wrong.items() if is_so]:
+        raise UserError(f"Block.attention is relative, but Block.{named[0]}, which it does not know: change either.")
+    if size.key_heads != size.heads:
+        raise UserError(f"kv_heads is {size.key_heads}: relative attention has as many as heads; leave it out.")
+    if size.width % 2:
+        raise UserError(f"Block.attention is relative, whose sines are pairs: a width of {size.width} has one left.")
+
+
 def _check_pattern(block: Block) -> None:
     windows = (block.window,) if isinstance(block.window, int) else block.window
-    if "window" in block.words and block.visibility != "causal" and (odd := [one for one in windows if one % 2]):
+    if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
         raise UserError(f"Block.window is {odd[0]}, half of which is seen to each side: make it even.")
-    if "blocks" in block.words and block.visibility == "causal":
+    if "blocks" in block.words and block.causal:
         raise UserError(
             "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
         )
@@ -126,11 +150,14 @@ class Layer(nn.Module):
         memory_mask: Tensor | None = None,
         position_state: Tensor | None = None,
         keys: Tensor | None = None,
+        past: Tensor | None = None,
+        *known: Tensor | None,
     ) -> Tensor:
         """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered.
 
         `position_state` is what attention knows of places: a rotation of queries and keys, or a table of distances.
-        `keys` are what x attends to, where it is not itself.
+        `keys` are what x attends to, where it is not itself; `past`, what it attends to besides; `known` is what else
+        attention is told.
         """
         if self.place == "parallel":
             normed = self.attention_norm(x)
@@ -138,7 +165,10 @@ class Layer(nn.Module):
             if memory is not None:
                 x = x + self.dropout(self.cross(normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
-        x = self._sublayer(self.attention_norm, self.attention, x, mask, position_state, keys)
+        if past is not None and self.place == "pre":
+            past = self.attention_norm(past)
+        besides = () if past is None and not known else (past, *known)
+        x = self._sublayer(self.attention_norm, self.attention, x, mask, position_state, keys, *besides)
         if memory is not None:
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
@@ -162,7 +192,8 @@ def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
 class Stack(nn.ModuleDict):
     """Some consecutive layers of an encoder or a decoder, under their global numbers.
 
-    Children: `bias_table` (of a score bias, which the whole stack shares), `distance_table` and `distance_norm` (shared
+    Children: `bias_table` (of a score bias, which the whole stack shares), `content_bias` and `place_bias` (of relative
+    attention, where they are the stack's), `distance_table` and `distance_norm` (shared
     too), `convolution` (beside the first layer), `place_table` (of a mask decoder), `shared` (sub-layers that layers
     share, by the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A
     chunk of a pipeline holds fewer of them, under the same names.
@@ -195,6 +226,13 @@ class Stack(nn.ModuleDict):
                 f"Block.position is {block.position}, a bias on all scores; {', '.join(sorted(apart))} attention "
                 "computes few of them: use another position, or dot."
             )
+        if block.relative:
+            _check_relative(block, size)
+        elif size.remembered or block.relative_segments or block.query_stream:
+            raise UserError(
+                f"Block.attention is {block.attention!r}: a memory, segments in scores and a stream of queries are "
+                "known to `relative` attention alone."
+            )
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
@@ -203,8 +241,14 @@ class Stack(nn.ModuleDict):
         """Applied to what every rank has and each uses with heads of its own."""
         self.scatter_sequence: Callable[[Tensor], Tensor] = same
         """Of something along the whole sequence the part that is here."""
+        self.gather_sequence: Callable[[Tensor], Tensor] = same
+        """The whole sequence of something of which a part is here."""
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
+        if block.relative and layers:
+            self["place_dropout"] = Dropout(dropout, region="replicated")
+            for name in ("content_bias", "place_bias") if block.relative_biases == "stack" else ():
+                self[name] = HeadTable(size.key_width, size.heads)
         if block.distance_rows and layers:
             self["distance_table"] = Embedding(block.distance_rows, size.width)
             if block.distance_norm:
@@ -221,6 +265,8 @@ class Stack(nn.ModuleDict):
             self[str(number)] = Layer(
                 block.at(number), size, dropout=dropout, memory=memory, shared=theirs, number=number
             )
+        if block.norm_place == "post" and block.final_dropout and size.layers - 1 in layers:
+            self["final"] = Dropout(dropout, region="residual")
         if block.norm_place != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width,
@@ -259,6 +305,8 @@ class Stack(nn.ModuleDict):
         """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it; `positions`
         [B, S] are places, absent: 0, 1, 2 ... Into `outputs` go those of the layers in `read`. Without `decode` a mask
         decoder is a layer as the others."""
+        if self.block.relative:
+            return self._run_relative(x, mask, outputs)
         scores = self._scores(mask)
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         turned, table = self._rotation(mask, positions), self._distances()
@@ -274,6 +322,35 @@ class Stack(nn.ModuleDict):
             if number == 0 and "convolution" in self:
                 documents = None if mask.documents is None else mask.documents[0]
                 x = cast(Convolution, self["convolution"])(before, x, documents)
+            if outputs is not None and number in self.read:
+                outputs[number] = x
+        return self["final"](x) if "final" in self else x
+
+    def _run_relative(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None) -> Tensor:
+        """With what is remembered, which each layer's input joins."""
+        past = mask.past
+        sines = distance_sines(
+            mask.length[0],
+            past.length if past else 0,
+            width=self.size.width,
+            both_sides=not self.block.causal,
+            farthest=past.farthest if past else None,
+            backward_B=mask.backward,
+            device=mask.device,
+        )
+        told = self["place_dropout"](sines.to(x.dtype))
+        names = ("content_bias", "place_bias")
+        biases = [cast(HeadTable, self[name]).weight if name in self else None for name in names]
+        kept = mask.length[0] // 2 if self.block.remembers == "half" else mask.length[0]
+        for number in self.numbers:
+            before = None
+            if past is not None:
+                before = past.states[number]
+                with torch.no_grad():
+                    past.seen[number] = self.gather_sequence(x.detach())[:kept]
+            x = self.run_layer(
+                self[str(number)], x, mask.dense, None, None, told, None, before, *biases, mask.apart, mask.asked
+            )
             if outputs is not None and number in self.read:
                 outputs[number] = x
         return self["final"](x) if "final" in self else x

@@ -1,6 +1,7 @@
 """Who may look at whom: document numbers, the block's visibility and its pattern, turned into what attention takes."""
 
-# B batch, Q query positions, K key positions, H heads, S positions of one stream
+# B batch, Q query positions, K key positions, H heads, S positions of one stream,
+# A places asked about, M places remembered
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
+from megaptm.layers.past import Past
+from megaptm.spec import Block, visibility_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class Mask:
     """Who sees whom by place; None: all."""
     marks: Tensor | None = None
     """[B, S], not 0 at positions that see, and are seen, whatever the pattern says."""
+    asked: Tensor | None = None
+    """[B, A]: where queries stand that run beside the text; they see what is before them in the order, not themselves.
+    They are queries behind the Q."""
+    past: Past | None = None
+    """What is remembered of the rows before, which every position sees; keys before the K."""
+    segments: Tensor | None = None
+    """[B, Q]: the text that a position is of, for attention that tells; what is remembered is of text 0."""
+    backward: Tensor | None = None
+    """[B]: 1 of a row that is read from its end, for attention that knows distances."""
 
     def within(self, pattern: Pattern) -> Mask:
         """The same, with a pattern; itself, where that hides nothing."""
@@ -80,7 +92,50 @@ class Mask:
             torch.arange(number, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
             for place, number in enumerate((rows, heads, *self.length))
         )
-        return self.seen(batch, head, query, key).expand(rows, heads, *self.length)
+        seen = self.seen(batch, head, query, key).expand(rows, heads, *self.length)
+        if self.asked is not None:
+            beside = self._beside(self.asked)
+            seen = torch.cat([seen.expand(len(beside), -1, -1, -1), beside], 2)
+        return seen if self.past is None else self._with_past(seen, self.past)
+
+    def _beside(self, asked: Tensor) -> Tensor:
+        """[B, 1, A, K]: what queries beside the text see."""
+        if self.order is None:
+            raise UserError("queries beside the text see by an order, and the batch has none: give it `order`.")
+        seen = self.order[:, None, None, :] < self.order.gather(1, asked)[:, None, :, None]
+        if self.documents is None:
+            return seen
+        query, key = self.documents[0].gather(1, asked)[:, None, :, None], self.documents[1][:, None, None, :]
+        return seen & ((query == key) | (query == 0))
+
+    def _with_past(self, seen: Tensor, past: Past) -> Tensor:
+        """[B, 1, Q, M + K]: of what is remembered only the last places may be there."""
+        if self.documents is not None:
+            raise UserError(
+                "rows with several documents cannot be told from what is remembered of rows before: set "
+                "data.document_mask=false, or model.memory=0."
+            )
+        there = torch.arange(past.length, device=self.device) >= past.length - past.filled[:, None]
+        there = there[:, None, None, :].expand(-1, 1, seen.shape[2], -1)
+        if past.same_length:
+            # A place sees as many as are remembered, itself among them.
+            ages = torch.arange(self.length[0], device=self.device)[:, None] + past.length
+            there = there & (ages - torch.arange(past.length, device=self.device) < past.length)
+            seen = seen.tril().triu(1 - past.length)
+        return torch.cat([there, seen.expand(len(there), -1, -1, -1)], 3)
+
+    @functools.cached_property
+    def apart(self) -> Tensor | None:
+        """[B, Q, K] of attention that tells segments: which keys, what is remembered among them, are of another."""
+        if self.segments is None:
+            return None
+        queries = self.segments
+        if self.asked is not None:
+            queries = torch.cat([queries, queries.gather(1, self.asked)], 1)
+        keys = self.segments
+        if self.past is not None:
+            keys = torch.cat([keys.new_zeros(len(keys), self.past.length), keys], 1)
+        return queries[:, :, None] != keys[:, None, :]
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
         """What is added to (or, as booleans, filters) the scores.
@@ -110,8 +165,8 @@ class Mask:
         cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern
     ) -> Mask:
         """From `numbers`, of a stack that sees so."""
-        ordered = visibility == "ordered"
-        mask = cls((length, length), device, causal=visibility == "causal").within(pattern)
+        causal, ordered = visibility_of(visibility)
+        mask = cls((length, length), device, causal=causal).within(pattern)
         if numbers is None:
             return mask
         marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
@@ -119,21 +174,28 @@ class Mask:
         return replace(mask, documents=documents, order=numbers[1] if ordered else None, marks=marks)
 
 
-def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
+def self_mask(
+    batch: dict[str, Tensor], prefix: str, visibility: str, *, block: Block | None = None, past: Past | None = None
+) -> Mask:
     """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids`, `order` and
-    `global_tokens`."""
+    `global_tokens`; of a block also what relative attention is told."""
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
-    if visibility == "ordered" and order is None:
+    causal, ordered = visibility_of(visibility)
+    if ordered and order is None:
         raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
     return Mask(
         (tokens.shape[1], tokens.shape[1]),
         tokens.device,
         (documents, documents) if documents is not None else None,
-        causal=visibility == "causal",
-        order=order if visibility == "ordered" else None,
+        causal=causal,
+        order=order if ordered else None,
         marks=marks,
+        asked=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
+        past=past,
+        segments=batch.get(f"{prefix}segments") if block is not None and block.relative_segments else None,
+        backward=batch.get(f"{prefix}backward"),
     )
 
 

@@ -57,6 +57,10 @@ class TokenLoss(nn.Module):
         return F.linear(hidden, weight_VD[: self.vocabulary], bias)
 
 
+class WholeTokenLoss(TokenLoss):
+    """The same where tensor ranks each have the whole table, and compute the same."""
+
+
 def drops_unasked(hidden_ND: Tensor) -> bool:
     """Whether rows that ask nothing are dropped before the product.
 

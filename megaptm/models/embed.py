@@ -15,6 +15,7 @@ from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
+from megaptm.models.adaptive import AdaptiveTokens
 from megaptm.spec import Family, ModelSpec
 
 INPUTS = ("token", "segment", "task")
@@ -44,7 +45,13 @@ class Embed(nn.Module):
             known = ", ".join(scales)
             raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
         self.scale = scales[family.embedding_scale]
-        self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
+        self.token: Embedding | AdaptiveTokens
+        if spec.size.cutoffs:
+            # What it gives is as wide as the stream.
+            self.token = AdaptiveTokens(spec, embeds=bool(stacks))
+            self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
+        else:
+            self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
         self.segment = self.task = None
         if not stacks:
             return
@@ -63,6 +70,8 @@ class Embed(nn.Module):
             if family.embedding_norm:
                 block = family.stacks[name]
                 self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
+            if family.stacks[name].query_stream:
+                self.add_module(f"{prefix}query", Embedding(1, width))
         if "segment" in family.inputs:
             self.segment = Embedding(family.segments, width)
         if "task" in family.inputs:
@@ -77,8 +86,8 @@ class Embed(nn.Module):
                 self.add_module(self.widenings[name], Linear.of(map_))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S, B, D] from the stack's `tokens`, `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids`
-        [B] (absent: 0)."""
+        """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
+        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids` [B] (absent: 0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
         x = self.token(ids_SB)
@@ -96,6 +105,10 @@ class Embed(nn.Module):
             x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
+        asked = batch.get(f"{prefix}masked_positions")
+        if (query := self._modules.get(f"{own}query")) is not None and asked is not None:
+            # Queries beside the text begin alike: their places are all that they know.
+            x = torch.cat([x, query(torch.zeros_like(asked.t()))])
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)

@@ -16,6 +16,7 @@ from megaptm.bricks import HeadBrick, heads
 from megaptm.bricks.heads import (
     LanguageHeadBrick,
     MaskedHeadBrick,
+    PermutationHeadBrick,
     ReplacedHeadBrick,
     RowClassHeadBrick,
     SpanBoundaryHeadBrick,
@@ -26,6 +27,7 @@ from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import TokenLoss
+from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.draw import DRAWS
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
@@ -58,16 +60,21 @@ class LanguageHead(nn.Module):
             self.narrow = Linear.of(brick.maps["narrow"])
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output_bias else None
         self.project = _token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
-        loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), None, labels_SB.reshape(-1))
+        loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias, labels_SB.reshape(-1))
         return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V]"""
-        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), None)
+        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
+
+    @property
+    def _bias(self) -> Tensor | None:
+        return None if self.vocabulary is None else self.vocabulary.bias
 
     def _read(self, x_SBD: Tensor) -> Tensor:
         return (x_SBD if self.narrow is None else self.narrow(x_SBD)) * self.scale
@@ -112,6 +119,32 @@ class MaskedHead(nn.Module):
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(x)))
+
+
+class PermutationHead(nn.Module):
+    """Words that are asked in an order, as in XLNet: what the queries beside the text say, which are at its end; or the
+    text, where the batch does not say which places are asked."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        if not spec.family.tied or spec.size.table_width != brick.size.width:
+            raise UserError(
+                f"{spec.name}: the `permutation-lm` head projects on a token table as wide as the stream; set "
+                "tied=True, and leave model.embedding out."
+            )
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
+        self.project = _token_loss(spec)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        labels_BA = batch["labels"]
+        assert tied is not None
+        x = x_SBD[len(x_SBD) - labels_BA.shape[1] :].transpose(0, 1).flatten(0, 1)
+        return self.project(x, tied, self.vocabulary.bias, labels_BA.reshape(-1)), count_labels(labels_BA)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, V]: of all that it is given."""
+        assert tied is not None
+        return self.project.logits(x_SBD.transpose(0, 1), tied, self.vocabulary.bias)
 
 
 class SpanBoundaryHead(nn.Module):
@@ -222,9 +255,15 @@ class Head(Protocol):
         ...
 
 
+def language_head(spec: ModelSpec, brick: HeadBrick) -> nn.Module:
+    """The head for the next token, of one table or of clusters."""
+    return AdaptiveHead(spec, brick) if spec.size.cutoffs else LanguageHead(spec, brick)
+
+
 MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
-    LanguageHeadBrick: LanguageHead,
+    LanguageHeadBrick: language_head,
     MaskedHeadBrick: MaskedHead,
+    PermutationHeadBrick: PermutationHead,
     SpanBoundaryHeadBrick: SpanBoundaryHead,
     ReplacedHeadBrick: ReplacedHead,
     RowClassHeadBrick: RowClassHead,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,15 @@ from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import cross_mask, self_mask
+from megaptm.layers.past import Past
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import Head, Loss, build_heads
-from megaptm.spec import ModelSpec, Reading
+from megaptm.spec import Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
+NOTHING_PAST: Mapping[str, Past] = MappingProxyType({})
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
@@ -38,9 +40,14 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
     return chunks(spec, number)
 
 
-def stream_lengths(batch: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, int]:
-    """Stack -> places of a row of it."""
-    return {name: batch[f"{prefix}tokens"].shape[1] for name, prefix in prefixes.items()}
+def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
+    """Stack -> places of a row of it, and of the queries beside its text."""
+    lengths = {}
+    for name, prefix in family.prefixes.items():
+        lengths[name] = batch[f"{prefix}tokens"].shape[1]
+        if family.stacks[name].query_stream and (asked := batch.get(f"{prefix}masked_positions")) is not None:
+            lengths[name] += asked.shape[1]
+    return lengths
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
@@ -87,16 +94,22 @@ class Model(nn.Module):
             self.head = build_heads(spec, self.chunk.heads)
 
     def forward(
-        self, batch: dict[str, Tensor], x: Tensor | None = None, *, features: bool = False
+        self,
+        batch: dict[str, Tensor],
+        x: Tensor | None = None,
+        *,
+        features: bool = False,
+        pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> Tensor | dict[str, Loss] | dict[str, Tensor]:
         """One stage's work.
 
         `batch` has ids [B, S] and masks of every stream, on every chunk; `x` [S, B, D] is what the chunk before gave.
         All chunks but the last give such a stream, encoder and decoder concatenated along the sequence. The last gives
         {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled; with `features`
-        {loss name: features [B, F]} of the losses that compare rows.
+        {loss name: features [B, F]} of the losses that compare rows. `pasts`: stack -> what its layers remember of rows
+        before, which is told what they read now.
         """
-        streams, inner = self._run(batch, x)
+        streams, inner = self._run(batch, x, pasts=pasts)
         batch = self._answered(batch, streams)
         asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         if not self.chunk.last:
@@ -122,7 +135,8 @@ class Model(nn.Module):
         name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
         assert stack is not None
-        mask = self_mask(batch, "", stack.block.visibility)
+        batch = self._alone(batch)
+        mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
         x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
@@ -132,11 +146,39 @@ class Model(nn.Module):
         return self._answered(batch, self._run(batch, None)[0])
 
     def logits(
-        self, batch: dict[str, Tensor], x: Tensor | None = None, *, ended: Mapping[str, Tensor] = NONE_ENDED
+        self,
+        batch: dict[str, Tensor],
+        x: Tensor | None = None,
+        *,
+        ended: Mapping[str, Tensor] = NONE_ENDED,
+        pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> dict[str, Tensor]:
         """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]. `ended`:
-        stack -> what it gives [S, B, D], where that is known."""
-        return self._logits(*self._run(batch, x, ended))
+        stack -> what it gives [S, B, D], where that is known. `pasts`: as `forward`. Of a text with queries beside it,
+        what the text says; `asked_logits` has what they say."""
+        return self._logits(*self._run(self._alone(batch), x, ended, pasts))
+
+    def asked_logits(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> dict[str, Tensor]:
+        """What each head says of the text, and behind it of the queries beside it, [B, S + A, vocabulary]."""
+        return self._logits(*self._run(batch, None, pasts=pasts))
+
+    def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without queries beside the text."""
+        if not any(block.query_stream for block in self.spec.family.stacks.values()):
+            return batch
+        return {field: value for field, value in batch.items() if field != "masked_positions"}
+
+    def empty_pasts(
+        self, rows: int, *, places: int | None = None, farthest: int | None = None, like: Tensor | None = None
+    ) -> dict[str, Past]:
+        """Of the stacks that remember: room for `places` (absent: as many as the size says) and nothing in it yet."""
+        found, like = {}, next(self.parameters()) if like is None else like
+        for name, layers in self.chunk.layers.items():
+            size = self.spec.size_of(name)
+            length = size.remembered if places is None else places
+            if layers and length and self.spec.family.stacks[name].relative:
+                found[name] = Past.empty(layers, (length, rows, size.width), like=like.detach(), farthest=farthest)
+        return found
 
     def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
         read = self._read(streams, inner, self._heads())
@@ -162,23 +204,32 @@ class Model(nn.Module):
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     @property
-    def _table(self) -> Tensor | None:
+    def _table(self) -> Any:
+        """What heads project on: the token table, or the clusters of one."""
+        if self.embed is not None and self.spec.size.cutoffs:
+            return self.embed.token
         return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
 
     def _run(
-        self, batch: dict[str, Tensor], x: Tensor | None, ended: Mapping[str, Tensor] = NONE_ENDED
+        self,
+        batch: dict[str, Tensor],
+        x: Tensor | None,
+        ended: Mapping[str, Tensor] = NONE_ENDED,
+        pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
         """From the embedding, or from the stream of the chunk before, through the layers held here but those of stacks
         that have ended; and what heads read of single layers on the way."""
         prefixes = self.spec.family.prefixes
         inner: dict[Reading, Tensor] = {}
-        streams = self._embed(batch, ended) if x is None else self._divide(batch, prefixes, x)
+        streams = self._embed(batch, ended) if x is None else self._divide(batch, x)
         for name, prefix in prefixes.items():
             if name in self.spec.family.drawn and name in self.chunk.begins:
                 inner |= self._draw(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue
-            mask = self_mask(batch, prefix, stack.block.visibility)
+            if (past := pasts.get(name)) is not None and "begins" in batch:
+                past.begin(batch["begins"])
+            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, past=past)
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
@@ -229,10 +280,11 @@ class Model(nn.Module):
             batch = {**batch, REPLACED: torch.where(batch[REPLACED] == IGNORED, IGNORED, changed_BS.long())}
         return batch
 
-    def _divide(self, batch: dict[str, Tensor], prefixes: dict[str, str], x: Tensor) -> dict[str, Tensor]:
+    def _divide(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
         """The concatenated stream, cut where one ends and the next begins; ranks may hold a slice of each."""
-        lengths = [*stream_lengths(batch, prefixes).values()]
-        streams = zip(prefixes, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
+        found = stream_lengths(batch, self.spec.family)
+        lengths = [*found.values()]
+        streams = zip(found, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
         return {name: stream[..., : self.spec.size_of(name).width] for name, stream in streams}
 
     def _filled(self, stream_SBD: Tensor) -> Tensor:

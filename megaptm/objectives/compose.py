@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, must_be, nearest
+from megaptm.errors import UserError, must_be, nearest, told_value
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import Objective
@@ -161,6 +161,8 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
         if details["type"] == "value_error":
             raise UserError(f"objective.{label}: {details['ctx']['error']}") from None
         where = ".".join(map(str, ("objective", label, *details["loc"])))
+        if details["type"] == "missing":
+            raise UserError(f"{where} is missing from {told_value(details['input'])}: add it.") from None
         raise UserError(f"{where} {must_be(details)}") from None
     except UserError:
         raise

@@ -65,6 +65,10 @@ class DocumentSlice:
     `words`, `sentences`, `parts`, int32 [n]: the first token of each that begins here; `capitals`: tokens. `phrases`,
     int32 [n, 2], and `tags`, [n, 3]: first token, the one after the last, label, of those that lie here whole. `turns`,
     int32 [n, 2]: first token, role; the first row is the turn that goes on here."""
+    begins: bool = False
+    """Whether its row follows none, of those that go on where the row of the step before ended (unit `lane`)."""
+    backward: bool = False
+    """Whether its row is one that reads its text from the end; tokens are here as they stand."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +140,15 @@ class Objective(ABC):
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
-    unit: Literal["stream", "sentence-group", "document"] = "stream"
+    unit: Literal["stream", "lane", "sentence-group", "document"] = "stream"
     """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
-    `SentenceGroup`."""
+    `SentenceGroup`. Of a `lane` the row goes on where the same row of the batch before ended."""
     pieces: Literal["sentences", "turns", "parts"] = "sentences"
     """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
     segments: int = 1
     """Texts that it tells apart by their segments; a family must have as many."""
+    both_ways: bool = False
+    """Whether every second row of a batch reads its text from the end (unit `lane`)."""
     restarts: bool = False
     """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
     answers: int = 0

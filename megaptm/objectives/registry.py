@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.ordered import OrderedMaskedLM
+from megaptm.objectives.permutation import PermutationLM
 from megaptm.objectives.questions import Capitalization, TokenDocument
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
@@ -22,6 +24,7 @@ TASKS: dict[str, type[Objective]] = {
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
     "cbow": CBOW,
+    "continued-causal-lm": ContinuedCausalLM,
     "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
@@ -29,6 +32,7 @@ TASKS: dict[str, type[Objective]] = {
     "masked-lm-span-boundary": SpanBoundary,
     "masked-text": MaskedText,
     "ordered-masked-lm": OrderedMaskedLM,
+    "permutation-lm": PermutationLM,
     "prefix-lm": PrefixLM,
     "replaced-token-detection": ReplacedTokens,
     "skip-gram": SkipGram,
@@ -42,6 +46,7 @@ OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
     for objective in (
         CausalLM(),
+        ContinuedCausalLM(),
         MaskedLM(),
         MaskedLM(hide="whole-words"),
         MaskedLMWithQuestion("next-sentence"),
@@ -67,6 +72,7 @@ OBJECTIVES: dict[str, Objective] = {
         Denoising(hide="whole-words", mean=3.5, random=0.1),
         ReplacedTokens(),
         Translation(),
+        PermutationLM(),
         TranslationLM(),
         UNILM,
         ERNIE_2,

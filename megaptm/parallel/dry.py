@@ -23,6 +23,7 @@ from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.split import Dropout
 from megaptm.models.model import Model, even_chunks, stream_lengths
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
+from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.split import mark_parameters, split_model
 from megaptm.parallel.stage import Stage, transformer_config
 from megaptm.spec import ModelSpec
@@ -123,11 +124,14 @@ def _without_randomness(model: Model) -> Model:
 def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout) -> None:
     given = None
     if not stage.model.chunk.first:
-        length = sum(stream_lengths(batch, stage.model.spec.family.prefixes).values())
+        length = sum(stream_lengths(batch, stage.model.spec.family).values())
         length //= layout.tensor if layout.sequence_parallel else 1
         given = torch.zeros(length, layout.microbatch, stage.model.spec.width, dtype=stage.config.params_dtype)
         given.requires_grad_()
     stage.set_input_tensor([given])
+    if stage.model.spec.remembers:
+        stage.memory = RowMemory(stage.model)
+        stage.memory.begin(layout.microbatch)
     output = stage(batch)
     if isinstance(output, dict):
         output = torch.stack([loss for loss, _ in output.values()])

@@ -18,6 +18,7 @@ from megaptm.batch import IGNORED, MicroBatch
 from megaptm.bricks import HEADS
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
+from megaptm.errors import UserError
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
@@ -25,6 +26,7 @@ from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.inner_losses import InnerLosses
 from megaptm.parallel.main_grad import attach_main_grads
+from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.pipeline import Pipeline, no_tokens
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
@@ -66,6 +68,12 @@ class Engine:
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner
+        if spec.remembers and self._compared:
+            raise UserError(
+                f"{spec.name} remembers what it reads, and {self._compared[0]} compares rows in two passes: set "
+                "model.memory=0, or take another objective."
+            )
+        self.memories, self._held_out = self._new_memories(), self._new_memories()
         self.tied_parameters = TiedParameters(self.stages, layout, self.ranks, timeout_minutes=timeout_minutes)
         overlap_grad_reduce = communication.overlap_grad_reduce and self.ranks.data_size > 1
         data_config = DistributedDataParallelConfig(
@@ -133,14 +141,24 @@ class Engine:
                 f"step {step + 1} was refused before it changed a weight: its loss is {loss:.6g} and the norm of its "
                 f"gradient {norm}; {REMEDY}"
             )
+        # Not before: a step that is refused has not been, and is not remembered.
+        for memory in self.memories:
+            memory.keep()
         return StepResult(losses, loss, norm, counts)
+
+    def _new_memories(self) -> list[RowMemory]:
+        """What each chunk remembers, of a model that does."""
+        return [RowMemory(stage.model) for stage in self.stages] if self.spec.remembers else []
 
     @torch.no_grad()
     def evaluate(self, batches: list[MicroBatch] | None) -> StepResult:
-        """Losses of micro-batches without dropout, and without learning."""
+        """Losses of micro-batches without dropout, and without learning. What is remembered from one call to the next
+        is not what training remembers."""
         for chunk in self.chunks:
             chunk.eval()
         losses, counts = self._run(self._share(batches))
+        for memory in self._held_out:
+            memory.keep()
         return StepResult(losses, self._weighted(losses), 0.0, counts)
 
     def _weighted(self, losses: Mapping[str, float]) -> float:
@@ -154,6 +172,10 @@ class Engine:
         """Means and counts of the losses; with a step also its dropout, and gradients."""
         # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
         counts = self._global_counts(batches)
+        memories = self.memories if step is not None else self._held_out
+        for stage, memory in zip(self.stages, memories, strict=False):
+            memory.begin(sum(len(batch["tokens"]) for batch in batches), anew=step is None)
+            stage.memory = memory
         scale = (self._weights / counts.clamp(min=1)).float()
         for inner in self._inner_losses:
             inner.begin(dict(zip(self.losses, scale, strict=True)))

@@ -45,7 +45,7 @@ class Pipeline:
             return chunk(next(iterator), **options), reduce
 
         # Of the one stream that travels between stages: all stacks' lie end to end.
-        length = sum(stream_lengths(batches[0], self.last.spec.family.prefixes).values())
+        length = sum(stream_lengths(batches[0], self.last.spec.family).values())
         kept: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(batches) for _ in self.chunks],

@@ -31,7 +31,7 @@ from megaptm.layers.attention import PatternAttend
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
-from megaptm.losses.token import ROWS_DRAWN, TokenLoss, pick, summed_shares
+from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, summed_shares
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
@@ -199,6 +199,8 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
             module.copy_to_tensor_ranks = copy_to_tensor_model_parallel_region
         if isinstance(module, (Stack, Convolution)) and sequence_parallel:
             module.scatter_sequence = lambda x: x.chunk(ranks)[rank]
+        if isinstance(module, Stack) and sequence_parallel:
+            module.gather_sequence = gather_from_sequence_parallel_region
         if isinstance(module, Convolution) and sequence_parallel:
             module.gather = gather_from_sequence_parallel_region
         if isinstance(module, PatternAttend):
@@ -258,6 +260,8 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
                 case VocabularyBias():
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
+                case WholeTokenLoss():
+                    pass
                 case TokenLoss():
                     parent._modules[name] = VocabularySplitTokenLoss(child, rank)
 

@@ -17,6 +17,7 @@ from megaptm.layers.window import WindowAttention
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, even_chunks
 from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import ModelSpec
 
@@ -37,12 +38,19 @@ class Stage(MegatronModule):
         self.placements = placements
         self.vp_stage = chunk
         self._input: Tensor | None = None
+        self.memory: RowMemory | None = None
+        """What layers remember from pass to pass, of models that do."""
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         self._input = tensors[0]
 
     def forward(self, batch: dict[str, Tensor], *, features: bool = False) -> Output:
-        return self.model(batch, self._input, features=features)
+        if self.memory is None:
+            return self.model(batch, self._input, features=features)
+        pasts = self.memory.of_rows(len(batch["tokens"]))
+        output = self.model(batch, self._input, features=features, pasts=pasts)
+        self.memory.note(pasts)
+        return output
 
     def placed_parameters(self) -> Iterable[tuple[Placement, nn.Parameter]]:
         for name, parameter in self.model.named_parameters():

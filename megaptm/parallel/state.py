@@ -1,7 +1,8 @@
 """What an engine has to remember - weights, and what the optimizer knows of them - as named pieces of whole tensors.
 
 Names: `weight/<parameter>` (fp32: the master copy where the model runs in bf16), and what the update rule knows of the
-weight: `exp_avg/<parameter>`, `exp_avg_sq/<parameter>` of AdamW. The same names and shapes for every layout, so that
+weight: `exp_avg/<parameter>`, `exp_avg_sq/<parameter>` of AdamW; `memory/<stack>.<layer>`, what layers remember, by
+row of the global batch. The same names and shapes for every layout, so that
 any layout reads what any other wrote.
 """
 
@@ -32,10 +33,13 @@ def pieces(engine: Engine) -> Iterator[TensorPiece]:
                 shape, box = _factor(part, tensor)
                 data = _remembered(engine, part, kind, tensor, box.shape)
                 yield TensorPiece(f"{kind}/{part.place.name}", shape, box.offset, box.shape, data)
+    for chunk, memory in enumerate(engine.memories):
+        yield from memory.pieces(engine.ranks, first=engine.ranks.pipeline == 0 and chunk == 0)
 
 
 def restore(engine: Engine, reader: TensorReader, *, step: int) -> None:
-    """Set weights and what is known of them from a checkpoint of any layout; `step` updates have been made to them."""
+    """Set weights and what is known of them from a checkpoint of any layout, and what is remembered of rows; `step`
+    updates have been made to them."""
     with torch.no_grad():
         for part in engine.optimizer.parts:
             place = part.place
@@ -48,6 +52,8 @@ def restore(engine: Engine, reader: TensorReader, *, step: int) -> None:
                     if tensor.like != "weight" or part.master is not None:
                         known = _read(reader, part, kind, tensor).to(part.key.device, copy=True)
                         engine.optimizer.rule.state[part.key][kind] = known
+    for memory in engine.memories:
+        memory.restore(reader, engine.ranks)
     if step > 0:
         set_steps(engine.optimizer.rule, engine.optimizer.parts, step)
 

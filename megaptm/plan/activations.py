@@ -37,6 +37,8 @@ def layer(work: Workload, stack: str, block: Block | None = None, *, recompute: 
         saved = sub.brick.kept(element, dropout=bool(work.spec.dropout))
         asked = work.layout.microbatch * work.lengths[keys]
         kept += (tokens * saved.own + asked * saved.memory) / work.layout.tensor
+        # Keys and values of what is remembered; of that itself, which the step holds anyway, nothing more.
+        kept += work.layout.microbatch * sub.brick.remembered * 2 * sub.brick.features * element / work.layout.tensor
         if sub.brick.features:
             kept += _scores(work, sub.brick, stack, keys, recompute)
     return kept
@@ -58,7 +60,8 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
     if brick.scored:
         # The sum of what is added, which every layer and head has of its own.
-        added = rows * asking * work.lengths[keys] * size.heads * element / layout.tensor
+        asked = work.lengths[keys] + brick.remembered
+        added = rows * asking * asked * size.heads * element / layout.tensor
         return rows * asking * size.heads * 4 / layout.tensor + added
     shared = (
         pairs * element

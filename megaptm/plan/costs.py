@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width, runs, sublayers
+from megaptm.bricks.adaptive import projections
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective
 from megaptm.plan.workload import Workload
@@ -138,7 +139,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     own = work.lengths[queries]
     whole = not (work.masked or brick.masked(own) or brick.tiled(own))
-    causal = brick.block.visibility == "causal" and queries == keys and whole
+    causal = brick.block.causal and queries == keys and whole
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
@@ -235,8 +236,12 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     maps = sum(product(machine, work, taken, one.inputs, one.outputs) for one in brick.maps.values())
     if not brick.projects:
         return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
-    vocabulary = spec.padded_vocabulary / tensor
-    forward = maps + product(machine, work, rows * places, spec.size.table_width, vocabulary)
+    if spec.size.cutoffs:  # which each tensor rank has whole
+        vocabulary = float(sum(outputs for _, outputs in projections(spec)))
+        forward = maps + sum(product(machine, work, rows * places, *one) for one in brick.projections)
+    else:
+        vocabulary = spec.padded_vocabulary / tensor
+        forward = maps + product(machine, work, rows * places, spec.size.table_width, vocabulary)
     passes = rows * places * vocabulary / machine.bandwidth
     stream = rows * length * brick.size.width * work.element
     gathered = collective(machine, stream, ranks=tensor, stride=1)

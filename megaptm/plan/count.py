@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.bricks import heads, held, memory_width, runs, sublayers, widening
+from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm
 from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
@@ -25,7 +26,8 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
     differences = len(spec.family.gradient_disentangled) if with_heads else 0
-    total = spec.vocabulary * spec.size.table_width * (1 + differences) + embedding_tables(spec, stacks)
+    tokens = token_parameters(spec) if spec.size.cutoffs else spec.vocabulary * spec.size.table_width
+    total = tokens * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
         layers = held(block, size, range(size.layers), memory_width(spec, name))
@@ -42,7 +44,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
     Maps of a table of distances, which are done once a pass, do not count.
     `asked` is how many positions a row heads read that read only these; absent, all.
     """
-    multiply_adds = 0
+    multiply_adds, of_past = 0, 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -52,7 +54,11 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
                 maps = [one for one in sub.brick.maps.values() if not (one.of_distances or one.of_marked)]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
+                of_past += layers * sub.brick.past_products
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
+    # Every place goes through each cluster's map.
+    multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.places(lengths[head.stack], asked))
-    return 3 * 2 * rows * multiply_adds
+    # Keys and values of what is remembered have a gradient for their map, and none for what they are made of.
+    return 2 * rows * (3 * multiply_adds + 2 * of_past)

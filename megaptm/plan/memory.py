@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from megaptm.bricks import ModelChunk
 from megaptm.plan import activations
 from megaptm.plan.optimizer import Remembered
 from megaptm.plan.stages import CountedStage, counted_stages
@@ -25,6 +26,8 @@ class Memory:
     buffers: float
     compared: float = 0.0
     """What a comparison of all rows needs for a moment, beyond the memory that the pass after it takes."""
+    remembered: float = 0.0
+    """What layers remember of rows before: in training, what a step adds until it is done, and in validation."""
 
     @property
     def total(self) -> float:
@@ -66,7 +69,20 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
         workspace=workspace,
         buffers=buffers,
         compared=max(0.0, compared - kept - logits - workspace - buffers),
+        remembered=3.0 * remembered(work, held),
     )
+
+
+def remembered(work: Workload, held: Sequence[ModelChunk]) -> float:
+    """Bytes that the layers of some chunks remember of a data rank's rows, on each tensor rank
+    (`parallel.memory.RowMemory`)."""
+    sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
+    places = sum(
+        len(layers) * sizes[name].remembered * sizes[name].width
+        for chunk in held
+        for name, layers in chunk.layers.items()
+    )
+    return float(work.own * places * work.element)
 
 
 def states(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import Map, ModelChunk, chunks, memory_width
 from megaptm.bricks import heads as heads_of
+from megaptm.bricks.adaptive import cluster_maps, clusters
 from megaptm.bricks.layer import decoding_places, input_maps, maps_beside, own_sublayers
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import ModelSpec
@@ -55,9 +56,12 @@ def remembered(
 
 
 def checkpoint_bytes(config: Config, parameters: int) -> int:
-    """Of a checkpoint of a model of so many parameters: float32 weights, and what the rule remembers of them."""
+    """Of a checkpoint of a model of so many parameters: float32 weights, what the rule remembers of them, and layers of
+    rows."""
     spec = resolve_model(config)
-    return 4 * (parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
+    sizes = [spec.size_of(stack) for stack in spec.family.stacks]
+    rows = config.train.batch * sum(size.layers * size.remembered * size.width for size in sizes)
+    return 4 * (rows + parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
 def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
@@ -66,12 +70,18 @@ def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str
     for chunk in held:
         yield from _of_layers(spec, chunk)
         here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
-        if chunk.begins:
+        if spec.size.cutoffs and (chunk.begins or any(head.projects for head in here.values())):
+            yield from (Map(one.width, one.rows, False) for one in clusters(spec))
+            yield from cluster_maps(spec)[bool(not chunk.begins and spec.size.division > 1) :]
+            if any(head.projects for head in here.values()):
+                yield Map(spec.size.table_width, len(spec.size.cutoffs), False)
+        elif chunk.begins:
             yield tokens
             yield from (tokens for name in chunk.begins if name in spec.family.gradient_disentangled)
-            yield from input_maps(spec, chunk.begins)
         elif spec.family.tied and any(head.projects for head in here.values()):
             yield tokens
+        if chunk.begins:
+            yield from input_maps(spec, chunk.begins)
         for head in (head for name, head in here.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:

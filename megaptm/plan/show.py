@@ -54,7 +54,7 @@ def _memory(plan: Plan, console: Console) -> None:
     for stage, name in sorted(stages.items()):
         table.add_column(name if len(plan.memory) == 1 else f"stage {stage} ({name})", justify="right")
     for part in plan.memory[0].parts():
-        if part == "compared" and not any(one.compared for one in plan.memory):
+        if part in ("compared", "remembered") and not any(getattr(one, part) for one in plan.memory):
             continue
         table.add_row(part, *(f"{plan.memory[stage].parts()[part] / GIB:.2f}" for stage in sorted(stages)))
     table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")

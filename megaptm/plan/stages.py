@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import ModelChunk, chunks, memory_width
 from megaptm.bricks import held as layers_held
+from megaptm.bricks.adaptive import clusters, token_parameters
 from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm, kinds, sublayers
 from megaptm.plan.optimizer import Remembered, remembered
 from megaptm.plan.workload import Workload
@@ -69,17 +70,23 @@ def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
         projects = any(head.projects for head in here.values())
         if chunk.begins:
             differences = sum(name in spec.family.gradient_disentangled for name in chunk.begins)
-            trained += (1 + differences) * table_size(spec) // tensor + embedding_tables(spec, chunk.begins)
+            tokens = held_tokens(spec, tensor, embeds=True)
+            trained += (1 + differences) * tokens + embedding_tables(spec, chunk.begins)
         elif spec.family.tied and projects:
-            trained += table_size(spec) // tensor
+            trained += held_tokens(spec, tensor, embeds=False)
         if chunk.begins or projects:
-            tables = table_size(spec) // tensor
+            tables = max((one.rows * one.width for one in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in here.items():
             if work.trained_heads is None or name in work.trained_heads:
                 trained += head.held(tensor)
             else:
                 frozen += head.held(tensor)
     return Parameters(trained, frozen, max(tables, largest // tensor))
+
+
+def held_tokens(spec: ModelSpec, tensor: int, *, embeds: bool) -> int:
+    """Parameters of the token table on one of so many tensor ranks; of clusters each has all."""
+    return token_parameters(spec, embeds=embeds) if spec.size.cutoffs else table_size(spec) // tensor
 
 
 def table_size(spec: ModelSpec) -> int:

@@ -10,6 +10,7 @@ from typing import Literal
 from megaptm.bricks import HeadBrick
 from megaptm.bricks import heads as heads_of
 from megaptm.config import Config, Layout, OptimizerConfig, resolve
+from megaptm.config.objective_fit import row_lengths
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import step_flops
@@ -108,7 +109,7 @@ def workload_of(config: Config) -> Workload:
     batch = objective.batch(config.data.sequence, config.data.document_mask)
     return Workload(
         spec=spec,
-        lengths=batch.lengths(spec.family.prefixes),
+        lengths=row_lengths(batch, spec.family),
         layout=config.layout,
         batch=config.train.batch,
         precision=config.train.precision,

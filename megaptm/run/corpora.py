@@ -11,16 +11,19 @@ import numpy as np
 from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
-from megaptm.data.mix import annotations_of
+from megaptm.data.opening import annotations_of
 from megaptm.data.order import REMEDIES, check_annotated
 from megaptm.data.statistics import token_counts
 from megaptm.errors import UserError
 from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Composed, Task
-from megaptm.spec import Family
+from megaptm.spec import Family, ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
+
+BY_FREQUENCY = "words"
+"""The kind of tokenizers whose ids are in the order of frequency."""
 
 
 class RunCorpora:
@@ -75,6 +78,7 @@ class RunCorpora:
             dupe_factor=data.dupe_factor,
             size_limits=data.size_limits,
             schedule=self.config.batches if split == "train" else None,
+            lanes=self.config.train.batch,
         )
 
 
@@ -161,7 +165,14 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
     """The model must have a row for each id of the tokenizer of the corpus at `place`."""
-    vocabulary = resolve(config).vocabulary
+    spec = resolve(config)
+    if isinstance(spec, ModelSpec) and spec.size.cutoffs and tokenizer.kind != BY_FREQUENCY:
+        raise UserError(
+            f"model.cutoffs are places in a vocabulary whose words come by frequency, as those of tokenizer.kind="
+            f"{BY_FREQUENCY} do; that of {place} is of kind {tokenizer.kind}: build the corpus with tokenizer.kind="
+            f"{BY_FREQUENCY}, or set model.cutoffs=[]."
+        )
+    vocabulary = spec.vocabulary
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "

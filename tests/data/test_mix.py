@@ -38,6 +38,8 @@ def same(first, second):
 @pytest.mark.parametrize("document_mask", [True, False])
 def test_samples_have_the_promised_shapes_and_depend_on_their_number_alone(folders, objective, document_mask):
     weights = {folders[0]: 0.7, folders[1]: 0.3}
+    if document_mask and OBJECTIVES[objective].unit == "lane":
+        pytest.skip("what is remembered is of any document")
     mix = opened(weights, objective, document_mask=document_mask)
     numbers = np.random.default_rng(0).integers(0, 3 * BLOCK, 20).tolist()
     for number in numbers:

@@ -6,18 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from megaptm.bricks.pattern import SparseBlocks
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model
 from megaptm.spec import change
+from tests.hub.reloaded import drawing_ours
 from tests.models.tiny import tiny_batch, tiny_model
 from tests.parity.reference import labels_everywhere, reference_of
 
@@ -37,27 +35,9 @@ def long_model(**words: Any) -> Model:
     return model.eval()
 
 
-def our_blocks(self: BigBirdBlockSparseAttention, *args: Any, **kwargs: Any) -> list[np.ndarray]:
-    """In the place of what theirs draws: for each head and each block but the first and the last, ours."""
-    heads = range(self.num_attention_heads)
-    pattern = SparseBlocks(BLOCK, DRAWN, layer=self.seed, heads=heads)
-    table = pattern.table(LENGTH)
-    number = LENGTH // BLOCK
-    given = np.zeros((len(heads), number - 2, DRAWN), dtype=np.int64)
-    for head in heads:
-        for row in range(1, number - 1):
-            drawn = {*np.flatnonzero(table[head, row])} - {0, number - 1, row - 1, row, row + 1}
-            given[head, row - 1] = sorted(drawn)
-    return list(given)
-
-
-def test_logits_and_every_gradient_with_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Theirs draws in train mode alone; without dropout that changes nothing else."""
-    monkeypatch.setattr(BigBirdBlockSparseAttention, "_bigbird_block_rand_mask_with_head", our_blocks)
-    monkeypatch.setattr(BigBirdBlockSparseAttention, "_get_rand_attn_plan", lambda *args: (None, None))
+def test_logits_and_every_gradient_with_the_same_blocks() -> None:
     model, batch = long_model(), tiny_batch("bigbird", sequence=LENGTH)
-    theirs = reference_of(model)
-    theirs.train()
+    theirs = drawing_ours(reference_of(model))
     mask = (batch["document_ids"] > 0).long()
     logits = theirs(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=mask)[0]
     expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())

@@ -8,14 +8,19 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import MethodType
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from megaptm.batch import IGNORED
+from megaptm.bricks.pattern import SparseBlocks
 from megaptm.losses.token import pick, summed_shares
 from megaptm.spec import Family
 from tests.parity.reference import labels_everywhere
@@ -34,7 +39,31 @@ def reload(folder: Path, *, passed_over: str = "-") -> PreTrainedModel:
     assert not info["missing_keys"]
     assert not info["mismatched_keys"]
     assert all(key.startswith(passed_over) for key in info["unexpected_keys"]), info["unexpected_keys"]
-    return model.eval()
+    return drawing_ours(model).eval()
+
+
+def drawing_ours(theirs: PreTrainedModel) -> PreTrainedModel:
+    """The same model; if it is a BigBird, one that sees the blocks that are drawn here. Theirs draws others in train
+    mode, and in eval mode none."""
+
+    def blocks(
+        self: BigBirdBlockSparseAttention, *, from_seq_length: int, from_block_size: int, **_: Any
+    ) -> list[np.ndarray]:
+        """For each head and each block but the first and the last, those drawn."""
+        number, heads = from_seq_length // from_block_size, range(self.num_attention_heads)
+        pattern = SparseBlocks(from_block_size, self.num_random_blocks, layer=self.seed, heads=heads)
+        table = pattern.table(from_seq_length)
+        drawn = [
+            [sorted({*np.flatnonzero(table[head, row])} - {0, number - 1, row - 1, row, row + 1}) for row in rows]
+            for head in heads
+            for rows in [range(1, number - 1)]
+        ]
+        return [np.array(one) for one in drawn]
+
+    for module in theirs.modules():
+        if isinstance(module, BigBirdBlockSparseAttention):
+            module._bigbird_block_rand_mask_with_head = MethodType(blocks, module)
+    return theirs
 
 
 def documents_of(family: Family, batch: Batch) -> Iterator[Batch]:

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, asked_fields, read_fields, small_patterns
+from benchmarks.common.batches import Draw, asked_fields, numbers_of, read_fields, small_patterns
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE
-from megaptm.spec import Family, ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.grammar import VARIANTS, variant
 from tests.models.tiny import generators, tiny_numbers
 
@@ -45,8 +45,10 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
     stacks = generators(table, narrow)
-    numbers = tiny_numbers(table)
+    numbers = tiny_numbers(table) | numbers_of(table, embedding=16, band=5, memory=24)
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
+    if size.remembered:  # so that what is remembered weighs: of weights of 0.02 the loss knows the fifth digit
+        table = change(table, init="fan-in")
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 
@@ -68,6 +70,8 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     def places() -> tuple[Tensor, Tensor]:
         at = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
         asked = torch.ones_like(at, dtype=torch.bool)
+        if table.last_block.query_stream:  # tensor ranks divide a row with its queries
+            at, asked = (torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (at, asked))
         asked[1::4, 2] = False
         return at, asked
 
@@ -96,7 +100,13 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
     if "task" in table.inputs:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
-    return fields | asked_fields(table, fields, draw, places=places, answers=answers)
+    fields |= asked_fields(table, fields, draw, places=places, answers=answers)
+    if any(size.memory for size in table.sizes.values()):
+        # What is remembered is of any document. Some rows begin anew where others go on.
+        del fields["document_ids"]
+        fields["begins"] = torch.zeros(ROWS, dtype=torch.int64)
+        fields["begins"][step % ROWS :: 3] = 1
+    return fields
 
 
 def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> list[dict[str, Tensor]]:

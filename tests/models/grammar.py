@@ -31,6 +31,11 @@ TOWERS = {
     "encoder": Block(position="learned", norm_place="post"),
     "decoder": Block(visibility="causal", position="rope", ffn="swiglu"),
 }
+# Longformer's encoder, and a decoder that sees all of it (LED, arXiv:2004.05150, section 7).
+LED = {
+    "encoder": Block(position="learned", norm_place="post", attention="window", window=4),
+    "decoder": Block(visibility="causal", position="learned", norm_place="post", cross="encoder"),
+}
 BOTH = ("attention", "ffn")
 VARIANTS = {
     "all layers are one": Variant("bert", bert(share=BOTH), {}),
@@ -65,6 +70,10 @@ VARIANTS = {
     "queries that share heads of keys": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
     "one head of keys, and a normalizer near one": Variant(
         "bert", change(bert(attention=("banded", "dot")), z_loss=1e-2), {"kv_heads": 1, "band": 3}
+    ),
+    "windows in an encoder, under a decoder": Variant("t5", change(T5, stacks=LED, init="normal"), {}),
+    "windows of a decoder, wider and dilated from layer to layer": Variant(
+        "gpt2", gpt(attention="window", window=(2, 3, 5), dilation=(1, 2)), {}
     ),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }

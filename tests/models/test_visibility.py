@@ -12,14 +12,20 @@ from torch import Tensor, nn
 from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
+from megaptm.layers.mask import self_mask
 from megaptm.models import Model, build_model, fill
 from megaptm.objectives import OBJECTIVES
-from megaptm.spec import change
+from megaptm.spec import VISIBILITIES, change
 from tests.data.corpora import tiny_special
 from tests.models.tiny import FAMILIES, VOCABULARY, last_prefix, tiny_batch, tiny_model, tiny_spec
 from tests.objectives.rows import part
 
-CAUSAL = [name for name, family in CATALOGUE.items() if family.last_block.visibility == "causal"]
+CAUSAL = [name for name, family in CATALOGUE.items() if family.last_block.causal]
+SEEN = {
+    "full": lambda query, key: True,
+    "causal": lambda query, key: key <= query,
+    "ordered": lambda query, key: key >= query,
+}
 
 
 def says(model: Model, family: str, batch: dict[str, Tensor]) -> Tensor:
@@ -32,6 +38,16 @@ def changed(batch: dict[str, Tensor], field: str, places: Tensor) -> dict[str, T
     """The batch with another token at each place, a boolean [B, S]."""
     tokens = batch[field]
     return {**batch, field: torch.where(places, tokens % (VOCABULARY - 1) + 1, tokens)}
+
+
+@pytest.mark.parametrize("word", VISIBILITIES)
+def test_each_word_says_who_is_seen(word: str) -> None:
+    """A word that is not in `SEEN` fails here; one that is not in the table is refused."""
+    batch = {"tokens": torch.zeros(1, 5, dtype=torch.int64), "order": torch.arange(5).flip(0)[None]}
+    dense = self_mask(batch, "", word).dense.expand(1, 1, 5, 5)[0, 0]
+    assert dense.tolist() == [[SEEN[word](query, key) for key in range(5)] for query in range(5)]
+    with pytest.raises(UserError, match="'prefix', which is unknown; use one of full, causal, ordered"):
+        self_mask(batch, "", "prefix")
 
 
 @pytest.mark.parametrize("document_numbers", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,7 @@ def generators(table: Family, narrow: Size) -> dict[str, Size]:
     return {stack: narrow for stack in table.scaffolds if size.stacks[stack].width < size.width}
 
 
-def tiny_numbers(table: Family) -> dict[str, int]:
+def tiny_numbers(table: Family) -> dict[str, Any]:
     """Of a tiny size, where the family has others than most."""
     return numbers_of(table, embedding=16, band=5)
 

@@ -154,9 +154,9 @@ def test_it_is_one_task_beside_others_and_refused_where_it_cannot_be():
     )
     assert (both.losses, both.segments, both.restarts) == ({"mlm": 1.0}, 2, True)
     assert both.batch(64, True) == TASK.batch(64, True)
-    with pytest.raises(UserError, match=r"objective\.translation-lm\.places \(anew\)"):
+    with pytest.raises(UserError, match=r"objective\.translation-lm\.places must be .*, not 'anew'"):
         objective_of({"translation-lm": {"places": "anew"}})
-    with pytest.raises(UserError, match=r"objective\.translation-lm\.languages\.1 \(-1\)"):
+    with pytest.raises(UserError, match=r"objective\.translation-lm\.languages\.1 must be at least 0, not -1\."):
         objective_of({"translation-lm": {"languages": [0, -1]}})
 
 

@@ -20,6 +20,7 @@ from tests.layouts.test_layouts import CASES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/families.md"
+GOLDEN_XL = "golden values of transformers 4.34.1 and the authors' code"
 RECORD = Path(__file__).with_name("differences.yaml")
 HEAD = """# Families
 
@@ -72,7 +73,7 @@ def measure() -> dict[str, dict[str, str]]:
     """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
     from tests.families import test_deberta_v3, test_electra, test_unilm
     from tests.models.tiny import has_counterpart
-    from tests.parity import test_gpt_neo
+    from tests.parity import test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
 
     def said(what: str, seen: tuple[float, float], reference: str = "") -> dict[str, str]:
@@ -87,6 +88,8 @@ def measure() -> dict[str, dict[str, str]]:
         "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),
         "unilm": said("logits", worst, "BertForPreTraining that is given the mask (gradients: the token table's)"),
         "electra": said("losses", authors, "a training step of the authors' code, whose gradients reach 25"),
+        "transformer-xl": said("logits", test_transformer_xl.differences(clusters=True), GOLDEN_XL),
+        "transformer-xl-bytes": said("logits", test_transformer_xl.differences(clusters=False), GOLDEN_XL),
         "deberta-v3": said("losses", written, "a training step written out in plain torch, whose gradients reach 15"),
     }
 

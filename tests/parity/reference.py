@@ -74,7 +74,22 @@ def inputs_of(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         inputs["task_type_ids"] = batch["task_ids"][:, None].expand_as(batch["tokens"])
     for prefix in CATALOGUE[family].prefixes.values():
         inputs[f"{prefix}attention_mask"] = (batch[f"{prefix}document_ids"] > 0).long()
+    if "order" in batch and CATALOGUE[family].first_block.query_stream:
+        # What their text sees of itself it sees whatever the mask says.
+        order = batch["order"]
+        unseen = order[:, None, :] > order[:, :, None]
+        inputs["perm_mask"] = unseen.float()
     return inputs
+
+
+def inputs_with_queries(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """And a query at each place that is asked about. One mask serves both streams there, in which no place is before
+    itself."""
+    inputs, length = inputs_of(family, batch), batch["order"].shape[1]
+    places = F.one_hot(batch["masked_positions"], length)
+    itself = torch.diag_embed(places.amax(1)).float()
+    mapping = places * (batch["labels"] != -100)[:, :, None]
+    return inputs | {"perm_mask": torch.maximum(inputs["perm_mask"], itself), "target_mapping": mapping.float()}
 
 
 def labels_everywhere(batch: dict[str, Tensor]) -> Tensor:
@@ -101,7 +116,11 @@ def differences(family: str) -> tuple[float, float]:
     theirs, head = reference_of(model), CATALOGUE[family].heads[0]
     real = batch[f"{last_prefix(family)}document_ids"] > 0
     logits = theirs(**inputs_of(family, batch))[0]
-    expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
+    if CATALOGUE[family].first_block.query_stream:
+        said = theirs(**inputs_with_queries(family, batch))[0]
+        expected = F.cross_entropy(said.flatten(0, 1), batch["labels"].flatten())
+    else:
+        expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
     loss, count = model(batch)[head]
     (loss / count).backward()
     expected.backward()

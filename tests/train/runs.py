@@ -21,6 +21,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "data.sequence=32", "layout.microbatch=2"]
 KINDS = {
     "gpt2": ("byte-bpe", 300),
+    "transformer-xl-bytes": ("byte-bpe", 300),
     "bert": ("wordpiece", 150),
     "unilm": ("wordpiece", 150),
     "electra": ("wordpiece", 150),

@@ -7,16 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import deberta, electra
+from megaptm.hub.counterparts import bigbird, deberta, electra, longformer
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
-from megaptm.hub.counterparts.bigbird import BIGBIRD
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
-from megaptm.hub.counterparts.longformer import LONGFORMER
 from megaptm.hub.counterparts.macbert import MACBERT
 from megaptm.hub.counterparts.palm import PALM
 from megaptm.hub.counterparts.roberta import ROBERTA
@@ -24,6 +22,7 @@ from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.hub.counterparts.transformer import TRANSFORMER
 from megaptm.hub.counterparts.unilm import UNILM
+from megaptm.hub.counterparts.xlnet import XLNET
 from megaptm.spec import Block, Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
@@ -47,10 +46,13 @@ COUNTERPARTS = (
     T5,
     T5_V1_1,
     MT5,
+    XLNET,
     UNILM,
     TRANSFORMER,
-    LONGFORMER,
-    BIGBIRD,
+    longformer.LONGFORMER,
+    longformer.FROM_ROBERTA,
+    bigbird.BIGBIRD,
+    bigbird.FROM_ROBERTA,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (

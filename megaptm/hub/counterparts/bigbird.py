@@ -1,8 +1,12 @@
 """`BigBirdForMaskedLM`. It draws other blocks than we do, and in eval mode none: of rows of more than (5 + 2 x random
 blocks) x block tokens it says other things than the same weights say here."""
 
+from dataclasses import replace
+
 from megaptm.hub.counterparts.bert import BERT, MASKED, encoder
 from megaptm.hub.counterparts.counterpart import Counterpart
+from megaptm.hub.counterparts.roberta import ROBERTA
+from megaptm.hub.tensor_rules import Form
 
 BIGBIRD = Counterpart(
     family="bigbird",
@@ -23,4 +27,19 @@ BIGBIRD = Counterpart(
     # Its class has a pooler, which its own loss does not read.
     zeros=lambda spec: {"bert.pooler.weight": (spec.width, spec.width), "bert.pooler.bias": (spec.width,)},
     unused=("bert.pooler.",),
+)
+
+# The paper's appendix E.1: begun from RoBERTa, whose positions are copied until there are enough. Its norms' eps
+# and its feed-forward's function are BigBird's from then on.
+ONE_FOR_BOTH = Form(lambda w, spec: [w[:1].clone()], lambda ws, spec: ws[0].repeat(spec.family.segments, 1))
+FROM_ROBERTA = replace(
+    ROBERTA,
+    family="bigbird",
+    model_type="roberta",
+    import_only=True,
+    numbers={theirs: ours for theirs, ours in ROBERTA.numbers.items() if ours not in ("positions", "norm_eps")},
+    rows=tuple(replace(row, form=ONE_FOR_BOTH) if row.ours == "embed.segment.weight" else row for row in ROBERTA.rows),
+    repeated="roberta.embeddings.position_embeddings.weight",
+    repeated_from=2,
+    places_after_pad=False,
 )

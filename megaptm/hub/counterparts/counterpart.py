@@ -47,6 +47,11 @@ class Counterpart:
     """What the names of the bare model, saved without its heads (`BertModel`), begin with inside `model`."""
     special: dict[str, int | None] = field(default_factory=dict)
     """Special ids where no tokenizer says otherwise; by those of pad, begin and end, which of them the others are."""
+    repeated: str = ""
+    """Their table of positions, where it may have fewer than ours: its rows are then taken in turn. Of models that only
+    begin here (`import_only`)."""
+    repeated_from: int = 0
+    """Which of its rows is that of the first place."""
     places_after_pad: bool = False
     """Whether they number the places of a text from their pad token's id on."""
     unused: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""`LongformerForMaskedLM`."""
+"""`LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which Longformer begins."""
+
+from dataclasses import replace
 
 from megaptm.hub.counterparts.bert import encoder
 from megaptm.hub.counterparts.counterpart import Counterpart
@@ -31,4 +33,26 @@ LONGFORMER = Counterpart(
     special=ROBERTA.special,
     places_after_pad=True,
     unused=("longformer.pooler.",),
+)
+
+# Section 5 of the paper: positions are copied until there are enough of them, and the maps of what sees all begin as
+# those of all tokens.
+OF_ALL = "roberta.encoder.layer.{n}.attention.self"
+FROM_ROBERTA = replace(
+    ROBERTA,
+    family="longformer",
+    model_type="roberta",
+    import_only=True,
+    numbers={theirs: ours for theirs, ours in ROBERTA.numbers.items() if ours != "positions"},
+    rows=(
+        *ROBERTA.rows,
+        *pair(
+            "encoder.{n}.attention.global_qkv",
+            *(f"{OF_ALL}.{name}" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+    ),
+    repeated="roberta.embeddings.position_embeddings.weight",
+    repeated_from=2,
 )

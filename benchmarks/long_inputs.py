@@ -1,0 +1,134 @@
+"""What attention over long rows costs: operations and memory as rows grow, and time beside dense fused attention.
+
+    python benchmarks/long_inputs.py [--lengths 1024 2048 4096 8192 16384] [--timed 8192] [--heads 4] [--rounds 3]
+
+One layer's attention, forward and backward, one row, heads 64 wide. Operations are those of products that torch counts;
+memory is the most that is allocated at a time, queries, keys and values left out. A slope is that of the logarithms,
+from the shortest row to the longest: 2 is quadratic, 1 linear. `scores` is attention that keeps all scores, up to 4,096
+places; `fused` is torch's own, whose memory is linear too, but whose operations are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from common.options import Options
+from common.rounds import median_seconds
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from megaptm.bricks.pattern import Pattern, SlidingWindow, SparseBlocks
+from megaptm.layers.mask import Mask
+from megaptm.layers.sparse import attend_by_tiles
+
+KEY = 64
+MOST_SCORES = 4096
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of queries, keys and values [S, 1, H, K]."""
+
+
+def by_tiles(pattern: Pattern) -> Attention:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = Mask((len(q), len(q)), q.device, causal=pattern == BANDED, pattern=pattern)
+        return attend_by_tiles(q, k, v, mask, None, scale=KEY**-0.5, dropout=0.0)
+
+    return attend
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*(one.permute(1, 2, 0, 3) for one in (q, k, v)))
+
+
+def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return dense(q, k, v)
+
+
+BANDED = SlidingWindow(255, 0)
+
+
+def contenders(heads: int) -> dict[str, Attention]:
+    """As the families have them."""
+    return {
+        "longformer": by_tiles(SlidingWindow(256, 256)),
+        "longformer_dilated": by_tiles(SlidingWindow(256, 256, dilation=2)),
+        "bigbird": by_tiles(SparseBlocks(64, 3, heads=range(heads))),
+        "gpt3_banded": by_tiles(BANDED),
+    }
+
+
+def given(length: int, heads: int) -> list[Tensor]:
+    joint = torch.randn(length, 1, heads, 3, KEY, generator=torch.Generator().manual_seed(0))
+    return [one.detach().requires_grad_() for one in joint.unbind(3)]
+
+
+def step(attend: Attention, x: list[Tensor]) -> Callable[[], object]:
+    back = torch.ones(()).expand(attend(*x).shape)
+    return lambda: torch.autograd.grad(attend(*x), x, back)
+
+
+def operations(attend: Attention, length: int, heads: int) -> int:
+    x = given(length, heads)
+    with FlopCounterMode(display=False) as counter:
+        mixed = attend(*x)
+        torch.autograd.grad(mixed, x, torch.ones_like(mixed))
+    counted: int = counter.get_total_flops()
+    return counted
+
+
+def peak_bytes(attend: Attention, length: int, heads: int) -> int:
+    x = given(length, heads)
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        mixed = attend(*x)
+        torch.autograd.grad(mixed, x, torch.ones_like(mixed))
+    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+    return max(accumulate(taken))
+
+
+def slope(values: dict[int, int]) -> float:
+    (first, low), (last, high) = min(values.items()), max(values.items())
+    return math.log(high / low) / math.log(last / first)
+
+
+def main() -> None:
+    parser = Options(__doc__)
+    parser.add("--lengths", default=[1024, 2048, 4096, 8192, 16384], short=[1024, 2048], nargs="+", type=int)
+    parser.add("--timed", default=8192, short=1024)
+    parser.add("--heads", default=4, short=1)
+    parser.add("--rounds", default=3, short=1)
+    parser.add("--threads", default=1, short=1)
+    options = parser.read()
+    torch.set_num_threads(options.threads)
+    sparse = contenders(options.heads)
+    print(f"{'':20} {'places':>8} {'GFLOP':>8} {'MiB':>8}")
+    slopes: dict[str, tuple[float, float]] = {}
+    for name, attend in {**sparse, "scores": with_scores}.items():
+        lengths = [n for n in options.lengths if name != "scores" or n <= MOST_SCORES]
+        counted = {n: operations(attend, n, options.heads) for n in lengths}
+        taken = {n: peak_bytes(attend, n, options.heads) for n in lengths}
+        for n in lengths:
+            print(f"{name:20} {n:8,} {counted[n] / 1e9:8.2f} {taken[n] / 2**20:8.1f}")
+        slopes[name] = slope(counted), slope(taken)
+    for name, (of_operations, of_memory) in slopes.items():
+        print(f"{name:20} slopes: operations {of_operations:.2f}, memory {of_memory:.2f}")
+
+    x = given(options.timed, options.heads)
+    seconds = median_seconds(
+        {name: step(attend, x) for name, attend in {**sparse, "fused": dense}.items()}, options.rounds
+    )
+    for name, taken_seconds in seconds.items():
+        print(f"{name:20} {options.timed:8,} places {taken_seconds * 1e3:8.1f} ms")
+    for name in sparse:
+        of_operations, of_memory = slopes[name]
+        print(f"METRIC {name}_operations_slope {of_operations:.3f} ratio goal <=1.2")
+        print(f"METRIC {name}_memory_slope {of_memory:.3f} ratio goal <=1.15")
+        print(f"METRIC {name}_over_fused {seconds['fused'] / seconds[name]:.2f} ratio goal >=3")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Rows that go on where others ended: an epoch's documents laid end to end, cut into as many lanes as read at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from megaptm.data.lru import LRUCache
+from megaptm.data.shards import Corpus
+from megaptm.data.stream_order import StreamOrder
+from megaptm.errors import UserError
+from megaptm.objectives.objective import DocumentSlice, RowWindow
+
+SHUFFLED = 1
+"""Shards whose documents are shuffled together: lanes lie far from each other, and each keeps its own open."""
+
+
+class LaneOrder(StreamOrder):
+    """Position p is row p // lanes of lane p % lanes: consecutive stretches of the stream, each read in its order.
+
+    With `both_ways` every second lane is read from its end. An epoch deals documents anew and begins every lane anew;
+    rows that do not fill all lanes are left out.
+    """
+
+    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, lanes: int, both_ways: bool, **options: Any):
+        super().__init__(corpus, split, cut=cut, **{**options, "window": SHUFFLED})
+        self.lanes, self.rows, self.both_ways = lanes, self.per_epoch, both_ways
+        self.per_lane = self.rows // lanes
+        if not self.per_lane:
+            raise UserError(
+                f"{corpus.name} holds {self.rows} rows in its split `{split}`, and {lanes} rows of a batch each read a "
+                "text of their own on and on: lower train.batch, shorten data.sequence, or build the corpus from more "
+                "text."
+            )
+        self.per_epoch = self.per_lane * lanes
+        # Each lane is in a window of its own, or between two.
+        self.shards.get = LRUCache(self.shards.get.build, 2 * lanes * SHUFFLED + 2)
+        self._window = LRUCache(self._shuffle, 2 * lanes + 2)
+
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
+        first, *others = super().piece(epoch, position)
+        return [replace(first, begins=position < self.lanes, backward=self._backward(position)), *others]
+
+    def _backward(self, position: int) -> bool:
+        return self.both_ways and position % self.lanes % 2 == 1
+
+    def _find(self, epoch: int, position: int) -> tuple[int, int]:
+        step, lane = divmod(position, self.lanes)
+        if self._backward(position):
+            step = self.per_lane - 1 - step
+        row = lane * self.per_lane + step
+        return int(np.searchsorted(self._epoch(epoch).samples, row, side="right")) - 1, row
+
+    def _samples_before(self, measures: np.ndarray) -> np.ndarray:
+        return np.minimum(-(-measures // self.cut.stride), self.rows)

@@ -1,0 +1,190 @@
+"""Corpora opened as a mix, once it is known that they go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from megaptm.batch_schedule import BatchSchedule
+from megaptm.data.lane_mix import LaneMix, deal_lanes
+from megaptm.data.lane_order import LaneOrder
+from megaptm.data.mix import Mix, MixSource
+from megaptm.data.order import WINDOW, Order, check_annotated
+from megaptm.data.sentence_group_order import SentenceGroupOrder
+from megaptm.data.shards import Corpus, Verify
+from megaptm.data.stream_order import DocumentOrder, StreamOrder
+from megaptm.errors import UserError
+from megaptm.objectives import Composed, Task, objective_of
+from megaptm.objectives.objective import Objective
+from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.storage import Cache
+
+
+def open_mix(
+    mix: Mapping[str, float],
+    *,
+    split: str = "train",
+    objective: str | Mapping[str, Any] | Objective,
+    sequence: int,
+    seed: int,
+    document_mask: bool = True,
+    special: SpecialTokens,
+    verify: Verify = "hash",
+    window: int = WINDOW,
+    cache: Cache | None = None,
+    opened: Mapping[str, Corpus] | None = None,
+    schedule: BatchSchedule | None = None,
+    size_exponent: float | None = None,
+    size_limit: int | None = None,
+    dupe_factor: int | None = None,
+    size_limits: Mapping[str, int] | None = None,
+    lanes: int | None = None,
+) -> Mix:
+    """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
+
+    Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
+    touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
+    `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
+    objectives whose shares change by step. With a `size_exponent` weights count documents, and are multiplied by that
+    power of the documents that a corpus has, at most `size_limit`, or its own of `size_limits`. After `dupe_factor`
+    epochs the same rows come again, with the same noise. `lanes`: rows of a batch, of objectives whose rows
+    go on from batch to batch; absent: one for each corpus.
+    """
+    whole = objective if isinstance(objective, Objective) else objective_of(objective)
+    if not mix:
+        raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
+    whole.check(special, sequence)
+    corpora = {name: Corpus.open(name, cache) for name in mix} if opened is None else dict(opened)
+    _refuse_doubles(corpora)
+    _refuse_mixed_tokenizers(corpora, special)
+    if verify != "none":
+        for corpus in corpora.values():
+            corpus.check(split, "size")
+    limits = dict.fromkeys(mix, size_limit) | dict(size_limits or {})
+    weights = {
+        name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, limits[name])
+        for name, weight in mix.items()
+    }
+    tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
+    for name, corpus in corpora.items():
+        asked = [task.objective.of_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
+        check_annotated(corpus, chain(*map(annotations_of, asked)))
+    _refuse_lanes_beside_others(tasks)
+    on_and_on = whole.unit == "lane"
+    dealt = deal_lanes(weights, len(weights) if lanes is None else lanes) if on_and_on else {}
+    sources: list[MixSource] = []
+    for task in tasks:
+        # Each task goes through the text by itself, in an order of its own.
+        label = task.label if len(tasks) > 1 else ""
+        options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
+        for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
+            if task.corpora and name not in task.corpora:
+                continue
+            own = task.objective.of_corpus(corpus.manifest.fields)
+            if own is not task.objective:
+                own.check(special, sequence)
+                _refuse_longer(own, task.objective, name, sequence, document_mask)
+            order = _order(own, corpus, split, sequence, document_mask, options, lanes=dealt.get(name, 1))
+            shown = f"{name} ({label})" if label else name
+            sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
+    if not sources:
+        raise UserError(f"objective: no task reads any of {', '.join(corpora)}: name one of them in its `corpora`.")
+    return (LaneMix if on_and_on else Mix)(
+        sources,
+        objective=whole,
+        sequence=sequence,
+        seed=seed,
+        document_mask=document_mask,
+        special=special,
+        schedule=schedule,
+        dupe_factor=dupe_factor,
+    )
+
+
+def _refuse_lanes_beside_others(tasks: tuple[Task, ...]) -> None:
+    """Rows that go on from batch to batch are those of one task: what another's row reads would come between."""
+    if len(tasks) > 1:
+        for task in tasks:
+            if task.objective.unit == "lane":
+                raise UserError(
+                    f"objective: the rows of {task.label} go on from step to step, so it cannot share a batch with "
+                    "other tasks: name it alone."
+                )
+
+
+def _refuse_longer(own: Objective, asked: Objective, corpus: str, sequence: int, document_mask: bool) -> None:
+    """What is asked of a corpus in an objective's place makes rows that fit into its own."""
+    room, wanted = (one.batch(sequence, document_mask).streams for one in (asked, own))
+    for prefix, length in wanted.items():
+        if length > room[prefix]:
+            raise UserError(
+                f"objective {asked.name} asks {own.name} of {corpus}, in {prefix}rows of {length} places, and its own "
+                f"have {room[prefix]}: raise `targets`, or leave the corpus out."
+            )
+
+
+def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
+    """The weight in tokens that draws documents as T5 (arXiv:1910.10683, 3.5.2) and mT5 (arXiv:2010.11934, 3.1) draw
+    examples; by the training split, so that other splits are read in the same shares."""
+    held = corpus.split("train")
+    documents = held.samples if limit is None else min(held.samples, limit)
+    return weight * float(documents) ** exponent * held.tokens / held.samples
+
+
+def annotations_of(objective: Objective) -> tuple[str, ...]:
+    """What a corpus must have been built with."""
+    pieces = (objective.pieces,) if objective.unit == "sentence-group" else ()
+    return (*dict.fromkeys((*pieces, *objective.annotations)),)
+
+
+def _order(
+    task: Objective,
+    corpus: Corpus,
+    split: str,
+    sequence: int,
+    document_mask: bool,
+    options: Mapping[str, Any],
+    *,
+    lanes: int,
+) -> Order:
+    known = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
+    if "labels" in task.annotations and known > task.answers:
+        raise UserError(
+            f"{corpus.name} has {known} labels, and the question {task.name} has {task.answers} answers: build it with "
+            "fewer (annotate.labels), or ask another question."
+        )
+    if task.unit == "sentence-group":
+        length, pieces = task.raw_length(sequence), task.pieces
+        return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
+    cut = task.cut(sequence, document_mask)
+    if task.unit == "lane":
+        return LaneOrder(
+            corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, both_ways=task.both_ways, **options
+        )
+    order = DocumentOrder if task.unit == "document" else StreamOrder
+    return order(corpus, split, cut=cut, annotations=task.annotations, **options)
+
+
+def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:
+    seen: dict[str, str] = {}
+    for name, corpus in corpora.items():
+        if (other := seen.setdefault(corpus.manifest.id, name)) != name:
+            raise UserError(f"data.mix names one corpus twice, as {other} and as {name}: keep one and add the weights.")
+
+
+def _refuse_mixed_tokenizers(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
+    first, *others = corpora.items()
+    for name, corpus in others:
+        if corpus.manifest.tokenizer["fingerprint"] != first[1].manifest.tokenizer["fingerprint"]:
+            raise UserError(
+                f"data.mix: {first[0]} and {name} were made with different tokenizers: build one of them again with "
+                "the tokenizer of the other."
+            )
+    for name, corpus in corpora.items():
+        if (ids := corpus.manifest.tokenizer["vocabulary"]) > special.size:
+            raise UserError(
+                f"data.mix: {name} was made with a tokenizer of {ids:,} ids, more than the {special.size:,} of the "
+                "tokenizer in use: use the tokenizer in the corpus folder."
+            )

@@ -1,0 +1,50 @@
+"""Transformer-XL (Dai et al., 2019): a decoder that attends to what it read in the steps before."""
+
+from megaptm.spec import Block, Family, Size, change
+
+LAYER = Block(
+    visibility="causal",
+    attention="relative",
+    norm_place="post",
+    ffn="relu",
+    attention_bias=False,
+    attention_dropout=False,
+    ffn_dropout=True,
+    final_dropout=True,
+)
+
+# Table 2 of the paper and the released run scripts, of enwik8, whose text is 204 different bytes. The context is that
+# of the smaller one; rows and memory of the larger are 768 places.
+TRANSFORMER_XL_BYTES = Family(
+    name="transformer-xl-bytes",
+    paper="arXiv:1901.02860",
+    vocabulary=204,
+    tokenizer="byte-bpe",
+    context=512,
+    embedding_scale="sqrt-width",
+    stacks={"decoder": LAYER},
+    heads=("lm",),
+    output_bias=True,
+    objectives=("continued-causal-lm",),
+    sizes={
+        "base": Size(layers=12, width=512, heads=8, ffn=2048, memory=512),
+        "large": Size(layers=24, width=1024, heads=8, ffn=3072, memory=768),
+    },
+)
+
+# Of WikiText-103, a vocabulary of words by frequency. Rows and memory of the larger are 384 places.
+TRANSFORMER_XL = change(
+    TRANSFORMER_XL_BYTES,
+    name="transformer-xl",
+    vocabulary=267_735,
+    tokenizer="words",
+    context=150,
+    sizes={
+        "base": Size(
+            layers=16, width=410, heads=10, ffn=2100, head_width=41, memory=150, cutoffs=(20_000, 40_000, 200_000)
+        ),
+        "large": Size(
+            layers=18, width=1024, heads=16, ffn=4096, memory=384, cutoffs=(20_000, 40_000, 200_000), division=4
+        ),
+    },
+)

@@ -1,0 +1,146 @@
+"""Relative attention (Transformer-XL, arXiv:1901.02860, 3.3; XLNet, arXiv:1906.08237): scores by content and distance,
+among a row and what is remembered of the rows before it."""
+
+# S sequence, A places asked about, Q = S + A queries, M places remembered, K = M + S keys, B batch, H heads, D width,
+# F features of a head, L distances
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.bricks import Brick
+from megaptm.layers.attention import Attend, score_scale
+from megaptm.layers.split import HeadTable, Linear
+
+
+def distance_sines(
+    length: int,
+    remembered: int,
+    *,
+    width: int,
+    both_sides: bool,
+    farthest: int | None = None,
+    backward_B: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Sines and cosines of the distances from a query back to a key, the farthest first, [L, 1 or B, D].
+
+    They go from M + S - 1 down to -1, or, where keys lie on both sides, to -S. Of rows that are read backward distances
+    change their sign.
+    """
+    least = length if both_sides else 1
+    distances = torch.arange(remembered + length - 1, -least - 1, -1, device=device, dtype=torch.float64)[:, None]
+    if farthest is not None:
+        distances = distances.clamp(-farthest, farthest)
+    if backward_B is not None:
+        distances = distances * (1 - 2 * backward_B.double())
+    exponents = torch.arange(0, width, 2, device=device, dtype=torch.float64) / width
+    angles = distances[..., None] * 10_000.0**-exponents
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+class RelativeAttention(nn.Module):
+    """Rows of `qkv` are ordered (head, [q, k, v], F). Of queries beside the text, at its end, there are no keys.
+
+    The score of a query q and a key k at a distance with the map r is (q + u) k + (q + v) r, and (q + s) e besides, e
+    one of two vectors: of a key in the query's segment, or in another.
+    """
+
+    content_bias: HeadTable
+    place_bias: HeadTable
+    segment_bias: HeadTable
+    segment_table: HeadTable
+
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
+        super().__init__()
+        block, size = brick.block, brick.size
+        self.key_width = size.key_width
+        self.qkv, self.place, self.output = (Linear.of(brick.maps[name]) for name in ("qkv", "place", "output"))
+        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=dropout)
+        if block.relative_biases == "layer":
+            for name in ("content_bias", "place_bias"):
+                self.add_module(name, HeadTable(size.key_width, size.heads))
+        if block.relative_segments:
+            self.segment_bias = HeadTable(size.key_width, size.heads)
+            self.segment_table = HeadTable(2 * size.key_width, size.heads)
+
+    def forward(
+        self,
+        x_QBD: Tensor,
+        mask: Tensor,
+        sines_LXD: Tensor,
+        keys: Tensor | None = None,
+        past_MBD: Tensor | None = None,
+        content_bias_FH: Tensor | None = None,
+        place_bias_FH: Tensor | None = None,
+        apart_BQK: Tensor | None = None,
+        asked_BA: Tensor | None = None,
+    ) -> Tensor:
+        """`mask` [B or 1, 1, Q, K]; the biases are the stack's; `apart` says which keys are of another segment;
+        `asked`: places of the queries beside the text."""
+        assert keys is None, "keys are made of what queries are made of"
+        if content_bias_FH is None or place_bias_FH is None:
+            content_bias_FH, place_bias_FH = self.content_bias.weight, self.place_bias.weight
+        q, k, v = self.qkv(x_QBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
+        if asked_BA is not None:
+            text = len(q) - asked_BA.shape[1]
+            k, v = k[:text], v[:text]
+        if past_MBD is not None:
+            k_past, v_past = self._of_past(past_MBD)
+            k, v = torch.cat([k_past, k]), torch.cat([v_past, v])
+        scores = self._by_place(q + place_bias_FH.t(), sines_LXD, len(k), asked_BA)
+        if apart_BQK is not None:
+            scores = scores + self._by_segment(q, apart_BQK)
+        scores = scores * self.attend.scale
+        # Without a key to be seen, which the first of an order may be, the softmax would be of nothing.
+        blind = ~mask.any(-1, keepdim=True) if asked_BA is not None else None
+        scores = scores.masked_fill(~mask if blind is None else ~(mask | blind), -math.inf)
+        mixed_QBA = self.attend(q + content_bias_FH.t(), k, v, scores)
+        if blind is not None:
+            mixed_QBA = mixed_QBA.masked_fill(blind[:, 0].transpose(0, 1), 0.0)
+        return self.output(mixed_QBA)
+
+    def _of_past(self, past_MBD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [M, B, H, F], by the weights, not by calling the map: each rank has all that is remembered,
+        and what is split over ranks would take it for a slice of the sequence."""
+        weight = self.qkv.weight.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten(0, 2)
+        bias = None if self.qkv.bias is None else self.qkv.bias.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten()
+        k, v = F.linear(past_MBD, weight, bias).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
+        return k, v
+
+    def _by_place(self, q_QBHF: Tensor, sines_LXD: Tensor, keys: int, asked_BA: Tensor | None) -> Tensor:
+        """[B, H, Q, K]"""
+        r_LXHF = F.linear(sines_LXD.to(q_QBHF.dtype), self.place.weight).unflatten(-1, (-1, self.key_width))
+        if r_LXHF.shape[1] == 1:
+            of_distances = torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF[:, 0])
+        else:
+            of_distances = torch.einsum("sbhf,lbhf->bhsl", q_QBHF, r_LXHF)
+        if asked_BA is None:
+            return shifted(of_distances, keys)
+        of_text, of_asked = of_distances.split([len(q_QBHF) - asked_BA.shape[1], asked_BA.shape[1]], 2)
+        # A distance later for each place that the query stands earlier.
+        first_B1A1 = (of_text.shape[2] - 1 - asked_BA)[:, None, :, None]
+        rows = first_B1A1 + torch.arange(keys, device=q_QBHF.device)
+        at_asked = of_asked.gather(-1, rows.expand(-1, of_asked.shape[1], -1, -1))
+        return torch.cat([shifted(of_text, keys), at_asked], 2)
+
+    def _by_segment(self, q_QBHF: Tensor, apart_BQK: Tensor) -> Tensor:
+        """[B, H, Q, K]"""
+        table_2FH = self.segment_table.weight.unflatten(0, (2, self.key_width))
+        same_or_not = torch.einsum("sbhf,tfh->bhst", q_QBHF + self.segment_bias.weight.t(), table_2FH)
+        same, other = same_or_not.unsqueeze(-1).unbind(3)
+        return torch.where(apart_BQK[:, None], other, same)
+
+
+def shifted(of_distances_BHSL: Tensor, keys: int) -> Tensor:
+    """[B, H, S, K] of scores by distance, the farthest first: each query's begin one later than the next one's.
+
+    A view of the same memory: a row that is one shorter than it is stored begins one later each time.
+    """
+    length, distances = of_distances_BHSL.shape[2:]
+    flat = of_distances_BHSL.flatten(2)[:, :, length - 1 : length - 1 + length * (distances - 1)]
+    return flat.unflatten(2, (length, distances - 1))[..., :keys]

@@ -1,0 +1,172 @@
+"""Adaptive input and softmax: tables by frequency, which embed tokens and tell the next one.
+
+Tensor ranks each have all of it, and compute the same. No row is picked out for its cluster: an accelerator would stop
+to tell the host how many there are; on the CPU rows that ask for no word of a cluster are not projected on it.
+"""
+
+# S sequence, B batch, D width, N rows, V vocabulary
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.batch import IGNORED
+from megaptm.bricks import HeadBrick
+from megaptm.bricks.adaptive import cluster_maps, clusters
+from megaptm.errors import UserError
+from megaptm.layers.split import Linear
+from megaptm.losses.token import WholeTokenLoss
+from megaptm.spec import ModelSpec
+
+
+class Table(nn.Module):
+    """Rows of a cluster, whole on each rank. Its gradients come from several sides, so none goes past autograd."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+
+class RowBias(nn.Module):
+    """A number for each row."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(rows))
+
+
+class AdaptiveTokens(nn.Module):
+    """The clusters' `tables`, and `maps` from them to the stream."""
+
+    def __init__(self, spec: ModelSpec, *, embeds: bool) -> None:
+        """Where it does not embed, an output that is tied to it reads it."""
+        super().__init__()
+        check_adaptive(spec)
+        self.clusters, self.width = clusters(spec), spec.width
+        self.tables = nn.ModuleList(Table(one.rows, one.width) for one in self.clusters)
+        maps = cluster_maps(spec)
+        self.shared_map = len(maps) == 1
+        # The softmax has a map of its own in the place of the first.
+        skipped = 0 if embeds or self.shared_map else 1
+        self.maps = nn.ModuleDict({str(n): Linear.of(one) for n, one in enumerate(maps) if n >= skipped})
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the most frequent words."""
+        return self.table(0)
+
+    def table(self, cluster: int) -> Tensor:
+        weight = self.tables[cluster].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def map(self, cluster: int) -> Tensor | None:
+        """[D, width of the cluster], where there is one."""
+        if not len(self.maps):
+            return None
+        weight = self.maps["0" if self.shared_map else str(cluster)].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., D]"""
+        total: Tensor | None = None
+        for number, one in enumerate(self.clusters):
+            inside = (ids >= one.first) & (ids < one.first + one.rows)
+            rows = F.embedding((ids - one.first).clamp(0, one.rows - 1), self.table(number))
+            if (weight := self.map(number)) is not None:
+                rows = F.linear(rows, weight)
+            rows = rows * inside[..., None]
+            total = rows if total is None else total + rows
+        assert total is not None
+        return total
+
+
+class AdaptiveHead(nn.Module):
+    """The next token: one of the most frequent words, or a cluster, and then a word of it."""
+
+    narrow: Linear | None
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        check_adaptive(spec)
+        self.clusters = clusters(spec)
+        first, *others = self.clusters
+        self.narrow = Linear.of(brick.maps["narrow"]) if "narrow" in brick.maps else None
+        self.cluster = Table(len(others), first.width)
+        self.cluster_bias = RowBias(len(others))
+        self.word_bias = nn.ModuleList(RowBias(one.rows) for one in self.clusters)
+        self.project = nn.ModuleList(
+            WholeTokenLoss(rows) for rows in (first.rows + len(others), *(one.rows for one in others))
+        )
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: AdaptiveTokens) -> tuple[Tensor, Tensor]:
+        labels_N, x_ND = batch["labels"].t().reshape(-1), x_SBD.flatten(0, 1)
+        asked = labels_N != IGNORED
+        total = x_ND.new_zeros((), dtype=torch.float32)
+        head_N = labels_N
+        for number, one in enumerate(self.clusters[1:], 1):
+            inside = (labels_N >= one.first) & asked
+            head_N = torch.where(inside, self.clusters[0].rows + number - 1, head_N)
+            word_N = torch.where(inside & (labels_N < one.first + one.rows), labels_N - one.first, IGNORED)
+            total = total + self.project[number](*self._of(number, x_ND, tied), word_N)
+        total = total + self.project[0](*self._of(0, x_ND, tied), head_N)
+        return total, asked.sum().float()
+
+    def logits(self, x_SBD: Tensor, tied: AdaptiveTokens) -> Tensor:
+        """Log-probabilities [B, S, V]."""
+        x_BSD = x_SBD.transpose(0, 1)
+        first = self.clusters[0].rows
+        head = self._said(0, x_BSD, tied)
+        said = [head[..., :first]]
+        for number in range(1, len(self.clusters)):
+            said.append(head[..., first + number - 1 : first + number] + self._said(number, x_BSD, tied))
+        return torch.cat(said, -1)
+
+    def _said(self, number: int, x: Tensor, tied: AdaptiveTokens) -> Tensor:
+        hidden, weight, bias = self._of(number, x, tied)
+        return F.linear(hidden, weight, bias).log_softmax(-1)
+
+    def _of(self, number: int, x: Tensor, tied: AdaptiveTokens) -> tuple[Tensor, Tensor, Tensor]:
+        """What is projected on which table, with which bias, in the softmax of a cluster; clusters are rows of the
+        first, behind its words."""
+        bias = self.word_bias[number].bias
+        assert isinstance(bias, Tensor)
+        if number == 0:
+            hidden = x if self.narrow is None else self.narrow(x)
+            weight = torch.cat([tied.table(0), self.cluster.weight])
+            return hidden, weight, torch.cat([bias, self.cluster_bias.bias])
+        to_stream, table = tied.map(number), tied.table(number)
+        # Not the parameter itself: the loss would add to its gradient past autograd, which has another part of it.
+        return x if to_stream is None else F.linear(x, to_stream.t()), table.view_as(table), bias
+
+
+def check_adaptive(spec: ModelSpec) -> None:
+    """An error where a family has what clusters do not go with."""
+    family, found = spec.family, clusters(spec)
+    edges = [0, *spec.size.cutoffs, spec.vocabulary]
+    if edges != sorted(set(edges)):
+        raise UserError(
+            f"{spec.name}: cutoffs {[*spec.size.cutoffs]} must rise from above 0 to below the vocabulary of "
+            f"{spec.vocabulary:,}: change model.cutoffs."
+        )
+    if min(one.width for one in found) < 1:
+        raise UserError(
+            f"{spec.name}: a table {spec.size.table_width} wide is divided by {spec.size.division} for each cluster, "
+            "and the last has no width left: lower model.division."
+        )
+    wrong = {
+        "several stacks": len(family.stacks) > 1,
+        "inputs besides tokens": family.inputs != ("token",),
+        "tied=False": not family.tied,
+        "a norm of the inputs": family.embedding_norm,
+        "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
+        "positions at the input": any(block.position in ("learned", "sinusoid") for block in family.stacks.values()),
+        "output_bias=False": not family.output_bias,
+        "z_loss": bool(family.z_loss),
+        "label_smoothing": bool(family.label_smoothing),
+    }
+    if named := [word for word, is_so in wrong.items() if is_so]:
+        raise UserError(f"{spec.name}: model.cutoffs do not go with {named[0]}: change either.")

@@ -1,0 +1,42 @@
+"""Left to right along one text, row after row: each goes on where the row of the step before ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megaptm.batch import BatchSpec, Field, fields
+from megaptm.errors import UserError
+from megaptm.objectives.causal import CausalLM
+from megaptm.objectives.objective import Piece, Sample
+from megaptm.objectives.vocabulary import SpecialTokens
+
+
+@dataclass(frozen=True)
+class ContinuedCausalLM(CausalLM):
+    """GPT's objective for models that remember (Transformer-XL, arXiv:1901.02860, 3.2): a row of the batch reads one
+    text on and on, through documents, each closed by the `end` token. `begins` is 1 of the row that begins it anew."""
+
+    name = "continued-causal-lm"
+    unit = "lane"
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        if document_mask:
+            raise UserError(
+                f"objective {self.name} remembers what was before a row, whatever document it is of, and "
+                "data.document_mask hides other documents: set data.document_mask=false."
+            )
+        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "labels"), "begins": Field(())})
+
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        assert isinstance(piece, list)
+        made = super().make(piece, special, rng, sequence, document_mask)
+        return {"tokens": made["tokens"], "labels": made["labels"], "begins": np.array(piece[0].begins, dtype=np.int64)}
