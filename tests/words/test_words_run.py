@@ -106,6 +106,9 @@ def test_the_command_line_says_what_is_near_and_answers_analogies(run, tmp_path)
     plain = CliRunner().invoke(main, ["evaluate", str(run), "--word", "quick", "--analogies", str(asked)])
     assert plain.output.startswith("quick: rapid ")
     assert "1 of 1 analogies (100.0%); 1 more have words without a vector" in plain.output
+    frequent = json.loads(CliRunner().invoke(main, ["evaluate", str(run), "--json"]).output)
+    assert len(frequent["nearest"]) == 5
+    assert frequent["analogies"] is None
 
 
 def test_what_cannot_be_asked_is_told(run, tmp_path):
