@@ -21,7 +21,7 @@ from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
-from megaptm.words.sharded_table import Exchange, ShardedTable
+from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
 from megaptm.words.vocabulary import COUNTS, WordTables, word_tables
 
@@ -156,29 +156,29 @@ class WordEngine:
     def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
         """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""
         touched = [self._touched(row) for row in rows]
-        asked = [_union([one[side] for one in touched]) for side in (0, 1)]
+        asked = [_union([one[side][0] for one in touched]) for side in (0, 1)]
         begun = [table.fetch(some) for table, some in zip((self._in, self._out), asked, strict=True)]
         found: list[tuple[float, int]] = []
-        changes: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [])
+        changes: tuple[list[RowChange], ...] = ([], [])
         for row, rows_UR in zip(rows, touched, strict=True):
             before, after = [], []
-            for side, some in enumerate(rows_UR):
+            for side, (some, _) in enumerate(rows_UR):
                 before.append(begun[side][np.searchsorted(asked[side], some)])
                 after.append(before[-1].copy())
                 self._places[side][some] = np.arange(len(some))
             found.append(self._learn(row, after, self._places, 0.0 if rate is None else rate))
-            for side, some in enumerate(rows_UR):
-                changes[side].append((some, after[side] - before[side]))
+            for side, (some, moves) in enumerate(rows_UR):
+                changes[side].append(RowChange(some, moves, after[side] - before[side]))
         if rate is not None:
-            self._in.add(changes[0])
-            self._out.add(changes[1])
+            self._in.add(changes[0], rate)
+            self._out.add(changes[1], rate)
         return found
 
-    def _touched(self, row: WordRow) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [U] twice: the rows of either table that a row of text touches, rising."""
-        marks = [np.zeros(table.rows, np.bool_) for table in (self._in, self._out)]
-        kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *marks)
-        return np.flatnonzero(marks[0]), np.flatnonzero(marks[1])
+    def _touched(self, row: WordRow) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of either table the rows that a row of text moves, rising, and how often: int64 [U] twice."""
+        moves = [np.zeros(table.rows, np.int64) for table in (self._in, self._out)]
+        kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *moves)
+        return [(some, one[some]) for one in moves for some in [np.flatnonzero(one)]]
 
     def _result(self, mine: list[tuple[float, int]]) -> StepResult:
         """Of all ranks, in the order of the rows."""

@@ -267,10 +267,10 @@ def touch(
     codes,
     starts,
     pieces,
-    in_touched,
-    out_touched,
+    in_moves,
+    out_moves,
 ):
-    """Mark the rows that `learn` will touch, bool [rows] of either table. It draws what that draws."""
+    """Count how often `learn` will move each row, int64 [rows] of either table. It draws what that draws."""
     count, bags = kept.shape[0], starts.shape[0] > 0
     rows = np.empty(max(negatives + 1, points.shape[1]), np.int64)
     labels = np.empty(rows.shape[0], np.float32)
@@ -287,21 +287,35 @@ def touch(
             else:
                 n = _path(answer, points, codes, rows, labels)
             for t in range(n):
-                out_touched[rows[t]] = True
+                out_moves[rows[t]] += 1
         middle = bags and not cbow
+        times = last - first - 1 if middle else 1
         for k in range(i if middle else first, i + 1 if middle else last):
             if k == i and not middle:
                 continue
             if bags:
                 for p in range(starts[kept[k]], starts[kept[k] + 1]):
-                    in_touched[pieces[p]] = True
+                    in_moves[pieces[p]] += times
             else:
-                in_touched[kept[k]] = True
+                in_moves[kept[k]] += 1
 
 
 @njit(cache=True, nogil=True)
-def add_rows(table_RD, rows, changes_UD):
-    """Add a change to each of some rows, one after the other; a row may come again."""
+def add_rows(table_RD, rows, moves, changes_UD, rate):
+    """Add a change to each of some rows, one after the other; a row that comes again gets a share of each.
+
+    `moves` [U]: of how many updates each change is made. Few small ones, each of which leaves most of the way to go,
+    may be added up. Where each change went all the way by itself their sum would overshoot, and grow from step to step:
+    what then counts is their mean. So of m changes each counts 1 / (1 + (m - 1) s), where s, at most 1, is the rate
+    times the updates of one.
+    """
+    times, made = np.zeros(table_RD.shape[0], np.int64), np.zeros(table_RD.shape[0], np.int64)
     for u in range(rows.shape[0]):
+        times[rows[u]] += 1
+        made[rows[u]] += moves[u]
+    for u in range(rows.shape[0]):
+        row = rows[u]
+        done = min(1.0, rate * made[row] / times[row])
+        share = np.float32(1.0 / (1.0 + (times[row] - 1) * done))
         for d in range(table_RD.shape[1]):
-            table_RD[rows[u], d] += changes_UD[u, d]
+            table_RD[row, d] += share * changes_UD[u, d]
