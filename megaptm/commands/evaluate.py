@@ -10,6 +10,9 @@ import click
 from megaptm.commands.output import print_json
 from megaptm.errors import UserError
 
+FREQUENT = 100
+"""Of so many words, the most frequent, none is asked for: they are of every company."""
+
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
@@ -50,18 +53,20 @@ def evaluate(
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
       megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000
 
-    Of word vectors the held-out loss is in the metrics of the run; they are asked for neighbors and analogies.
+    Of word vectors the held-out loss is in the metrics of the run; they are asked for neighbors, of some frequent words
+    where none is named, and for analogies.
 
     \b
       megaptm evaluate runs/word2vec-tiny --word list --analogies questions-words.txt
     """
-    if words or analogies:
-        _ask_words(model, words, analogies, step, as_json)
-        return
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
-    if not (is_run(model, step) or corpus):
+    a_run = is_run(model, step)
+    if words or analogies or (a_run and _of_words(model)):
+        _ask_words(model, words, analogies, step, as_json)
+        return
+    if not (a_run or corpus):
         raise UserError(f"{model} is an exported model, which has no corpora of its own: give --corpus FOLDER.")
     tell = TimedLog(stream=sys.stderr)
     tell("loading PyTorch")
@@ -87,11 +92,21 @@ def evaluate(
         evaluation.record(loaded.config, found)
 
 
+def _of_words(run: Path) -> bool:
+    from megaptm.config import load, resolve
+    from megaptm.families.words import WordSpec
+    from megaptm.run.folder import CONFIG
+
+    return isinstance(resolve(load(run / CONFIG)), WordSpec)
+
+
 def _ask_words(run: Path, words: tuple[str, ...], analogies: Path | None, step: int | None, as_json: bool) -> None:
     """What is near some words, and how many analogies are answered."""
     from megaptm.words.vectors import load_words, read_questions
 
     vectors = load_words(run, step=step)
+    if not words and not analogies:
+        words = tuple(vectors.words[FREQUENT : FREQUENT + 5] or vectors.words[-5:])
     near = {word: vectors.nearest(word) for word in words}
     right, known = vectors.accuracy(questions := read_questions(analogies)) if analogies else (0, 0)
     if as_json:

@@ -7,6 +7,15 @@ from pathlib import Path
 
 import click
 
+READ_BY = {
+    "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
+    "word2vec-binary": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, binary=True)",
+    "fasttext-vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
+    "fasttext-bin": "; in Python: fasttext.load_model({0!r}), gensim.models.fasttext.load_facebook_model({0!r})",
+    "safetensors": "",
+}
+"""Format of word vectors -> how it is read."""
+
 
 @click.group()
 def export() -> None:
@@ -25,7 +34,7 @@ def export() -> None:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["word2vec", "word2vec-binary", "safetensors"]),
+    type=click.Choice([*READ_BY]),
     default="word2vec",
     show_default=True,
 )
@@ -35,16 +44,14 @@ def words(run: Path, file: Path, step: int | None, format_: str) -> None:
     \b
       megaptm export words runs/word2vec-tiny exported/words.txt
       megaptm export words runs/word2vec-tiny exported/words.bin --format word2vec-binary
+      megaptm export words runs/fasttext-tiny exported/model.bin --format fasttext-bin
     """
+    from megaptm.run.checkpoint import open_checkpoint
     from megaptm.words.export import export as write
-    from megaptm.words.vectors import load_words
 
-    vectors = load_words(run, step=step)
-    write(vectors, file, format_)
-    click.echo(f"{len(vectors.words):,} vectors of {vectors.vectors.shape[1]} numbers are in {file}")
-    if format_ != "safetensors":
-        binary = ", binary=True" if format_ == "word2vec-binary" else ""
-        click.echo(f"in Python: gensim.models.KeyedVectors.load_word2vec_format({str(file)!r}{binary})")
+    checkpoint = open_checkpoint(run, step=step)
+    write(checkpoint, file, format_)
+    click.echo(f"step {checkpoint.step} of {run} is in {file}{READ_BY[format_].format(str(file))}")
 
 
 @export.command("hf")

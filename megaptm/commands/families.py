@@ -80,10 +80,12 @@ def _show_words(family: WordFamily) -> None:
 
     title = f"{family.name}: word vectors, {family.paper}; {', '.join(family.objectives)}"
     table = Table("size", title=title, title_justify="left")
-    for column in ("parameters", "words", "width"):
+    for column in ("parameters", "words", "width", "buckets"):
         table.add_column(column, justify="right")
     for size, row in _word_numbers(family)["sizes"].items():
-        table.add_row(size, f"{row['parameters']:,}", f"{family.vocabulary:,}", f"{row['width']:,}")
+        table.add_row(
+            size, f"{row['parameters']:,}", f"{family.vocabulary:,}", f"{row['width']:,}", f"{row['buckets']:,}"
+        )
     Console().print(table)
 
 

@@ -9,7 +9,7 @@ from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
-from megaptm.config.word_rules import word_rules, word_shape
+from megaptm.config.word_rules import OF_PIECES, word_rules, word_shape
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, WORDS, find_family
 from megaptm.families.words import WordFamily
@@ -170,6 +170,9 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _shape(model: ModelConfig) -> Iterator[str]:
+    for key in OF_PIECES:
+        if getattr(model, key) is not None:
+            yield f"model.{key} means nothing to {_title(model)}, which has no rows for pieces of words; remove it."
     spec = model_spec(model)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"

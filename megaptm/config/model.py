@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from typing import Any
 
 from megaptm.config.schema import Config, ModelConfig, Shape
@@ -12,6 +13,8 @@ from megaptm.families.words import WordFamily, WordSize, WordSpec
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 SHAPE = tuple(Shape.model_fields)
+OF_TABLES = tuple(one.name for one in fields(WordSize))
+"""Keys of a config's model that are numbers of word vectors."""
 CLUSTERS = ("cutoffs", "division")
 """Of the vocabulary."""
 LOSSES = ("z_loss", "label_smoothing")
@@ -50,11 +53,10 @@ def resolve_model(config: Config) -> ModelSpec:
 
 def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
     """Word vectors, of the section alone."""
-    table = family.sizes.get(model.size)
-    width = model.width if model.width is not None or table is None else table.width
-    assert width is not None
+    table = family.sizes.get(model.size, next(iter(family.sizes.values())))
+    said = {name: value for name in OF_TABLES if (value := getattr(model, name)) is not None}
     vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
-    return WordSpec(family=family, size=WordSize(width=width), vocabulary=vocabulary)
+    return WordSpec(family=family, size=replace(table, **said), vocabulary=vocabulary)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
@@ -103,7 +105,8 @@ def resolved(config: Config) -> Config:
     """The same config with every number of the model written out, so that a later change of a table changes no run."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
-        written = {**vars(spec.size), "vocabulary": spec.vocabulary}
+        pieces = {} if spec.size.buckets else {"buckets": None, "ngrams": None}
+        written = {**vars(spec.size), "vocabulary": spec.vocabulary, **pieces}
         return config.model_copy(update={"model": config.model.model_copy(update=written)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}

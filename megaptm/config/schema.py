@@ -79,6 +79,10 @@ class ModelConfig(Shape):
     """Share of the probability that is asked of all tokens alike, in training; absent: the published one."""
     tasks: Count | None = None
     """Ids of tasks, which a family with a table of them tells from each other; absent: the published number."""
+    buckets: Count | None = None
+    """Of fastText: rows that pieces of words share by a hash; absent: the size's."""
+    ngrams: Annotated[tuple[Count, Count], Strict(False)] | None = None
+    """Of fastText: characters of the shortest and of the longest piece of a word; absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.config.schema import Config, Layout, ModelConfig, OptimizerConfig
-from megaptm.families.words import LANES
+from megaptm.families import find_family
+from megaptm.families.words import LANES, WordFamily
 
-OF_TABLES = ("family", "size", "vocabulary", "width")
-"""Keys of `model` that mean something to them."""
+OF_PIECES = ("buckets", "ngrams")
+OF_ALL = ("family", "size", "vocabulary", "width")
+"""Keys of `model` that mean something to all of them."""
 ALONE = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
 OF_RATE = ("name", "lr", "warmup_steps", "stable_steps", "decay", "power", "final", "decay_steps", "counts")
 """Keys of `optimizer` that do."""
@@ -27,10 +29,19 @@ def word_rules(config: Config) -> Iterator[str]:
 
 
 def word_shape(model: ModelConfig) -> Iterator[str]:
-    """Every key of a model that its tables have no use for."""
+    """Every key of a model that its tables have no use for, and pieces of words that cannot be."""
+    family = find_family(model.family)
+    assert isinstance(family, WordFamily)
+    pieces = any(size.buckets for size in family.sizes.values())
     for key, value in model:
-        if key not in OF_TABLES and value not in (None, {}):
+        if key in OF_ALL or value in (None, {}):
+            continue
+        if key not in OF_PIECES:
             yield f"model.{key} means nothing to {model.family}, which has no layers; remove it."
+        elif not pieces:
+            yield f"model.{key} means nothing to {model.family}, which knows no pieces of words; use fasttext."
+    if pieces and model.ngrams is not None and model.ngrams[0] > model.ngrams[1]:
+        yield f"model.ngrams ({model.ngrams[0]}, {model.ngrams[1]}) must be the shorter and then the longer."
 
 
 def _layout(config: Config) -> Iterator[str]:

@@ -34,6 +34,7 @@ def build_engine(
             task,
             seed=config.train.seed,
             special=corpora.tokenizer.special.specials,
+            names=[corpora.tokenizer.name(id_) for id_ in range(spec.vocabulary)] if spec.size.buckets else (),
             count_words=partial(corpora.word_counts, spec.vocabulary),
             timeout_minutes=timeout_minutes,
         )

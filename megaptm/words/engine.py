@@ -21,7 +21,8 @@ from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
-from megaptm.words.sharded_table import Exchange, ShardedTable
+from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
+from megaptm.words.subwords import bags_of
 from megaptm.words.vocabulary import COUNTS, WordTables, word_tables
 
 NONE = np.zeros(0, np.int64)
@@ -57,20 +58,23 @@ class WordEngine:
         *,
         seed: int,
         special: frozenset[int],
+        names: Sequence[str] = (),
         count_words: CountWords,
         timeout_minutes: float = 30.0,
     ) -> None:
-        """`special` are ids that are no words; `count_words` is asked when the tables are filled, for a checkpoint has
-        the counts."""
+        """`special` are ids that are no words, `names` what all are called, for their pieces; `count_words` is asked
+        when the tables are filled, for a checkpoint has the counts."""
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         self.exchange = _open_exchange(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
-        self._in = ShardedTable("input", spec.vocabulary, spec.size.width, self.exchange)
+        size = spec.size
+        self._in = ShardedTable("input", spec.vocabulary + size.buckets, size.width, self.exchange)
         # Inner nodes of the tree, one less than words, take the place of words: the shape is the same.
-        self._out = ShardedTable("output", spec.vocabulary, spec.size.width, self.exchange)
-        self._places = np.zeros((2, spec.vocabulary), np.int64)
+        self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
+        self._places = tuple(np.zeros(table.rows, np.int64) for table in (self._in, self._out))
+        self._bags = bags_of(names, size.ngrams, size.buckets) if size.buckets else (NONE, NONE)
         self._sigmoid, self._logarithm = kernels.tables()
         self.counts = NONE
         self._tables: WordTables
@@ -83,7 +87,7 @@ class WordEngine:
         """Begin with the initial vectors, after the words of the corpora are counted."""
         mine = self._count_words(self.exchange.rank, self.exchange.ranks)
         self._know(self.exchange.all_gather(mine).sum(axis=0))
-        self._in.fill(self.seed)
+        self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
         self._out.held[:] = 0.0
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -146,34 +150,35 @@ class WordEngine:
         """What windows and noise are drawn by."""
         tables, task = self._tables, self.task
         negatives = 0 if task.output == HUFFMAN else task.negatives
-        return task.window, task.shrink, negatives, tables.accept, tables.alias, tables.points, tables.codes
+        noise = (negatives, tables.accept, tables.alias)
+        return task.window, task.shrink, *noise, tables.points, tables.codes, *self._bags
 
     def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
         """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""
         touched = [self._touched(row) for row in rows]
-        asked = [_union([one[side] for one in touched]) for side in (0, 1)]
+        asked = [_union([one[side][0] for one in touched]) for side in (0, 1)]
         begun = [table.fetch(some) for table, some in zip((self._in, self._out), asked, strict=True)]
         found: list[tuple[float, int]] = []
-        changes: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [])
+        changes: tuple[list[RowChange], ...] = ([], [])
         for row, rows_UR in zip(rows, touched, strict=True):
             before, after = [], []
-            for side, some in enumerate(rows_UR):
+            for side, (some, _) in enumerate(rows_UR):
                 before.append(begun[side][np.searchsorted(asked[side], some)])
                 after.append(before[-1].copy())
                 self._places[side][some] = np.arange(len(some))
-            found.append(self._learn(row, after, (*self._places,), 0.0 if rate is None else rate))
-            for side, some in enumerate(rows_UR):
-                changes[side].append((some, after[side] - before[side]))
+            found.append(self._learn(row, after, self._places, 0.0 if rate is None else rate))
+            for side, (some, moves) in enumerate(rows_UR):
+                changes[side].append(RowChange(some, moves, after[side] - before[side]))
         if rate is not None:
-            self._in.add(changes[0])
-            self._out.add(changes[1])
+            self._in.add(changes[0], rate)
+            self._out.add(changes[1], rate)
         return found
 
-    def _touched(self, row: WordRow) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [U] twice: the rows of either table that a row of text touches, rising."""
-        marks = np.zeros((2, self.spec.vocabulary), np.bool_)
-        kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *marks)
-        return np.flatnonzero(marks[0]), np.flatnonzero(marks[1])
+    def _touched(self, row: WordRow) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of either table the rows that a row of text moves, rising, and how often: int64 [U] twice."""
+        moves = [np.zeros(table.rows, np.int64) for table in (self._in, self._out)]
+        kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *moves)
+        return [(some, one[some]) for one in moves for some in [np.flatnonzero(one)]]
 
     def _result(self, mine: list[tuple[float, int]]) -> StepResult:
         """Of all ranks, in the order of the rows."""

@@ -1,4 +1,4 @@
-"""Word vectors in the formats in which others are: word2vec's two and safetensors."""
+"""Word vectors in the formats in which others are: word2vec's two, fastText's two and safetensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 from safetensors.numpy import save
 
 from megaptm.errors import UserError
+from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import AtomicFile
-from megaptm.words.vectors import WordVectors
+from megaptm.words.fasttext_file import fasttext_model
+from megaptm.words.vectors import WordVectors, vectors_of
 
 
 def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
@@ -42,14 +44,16 @@ def _heading(vectors: WordVectors) -> bytes:
 FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
     "word2vec": word2vec_text,
     "word2vec-binary": word2vec_binary,
+    "fasttext-vec": word2vec_text,  # the same lines, of the means over words' pieces
     "safetensors": safetensors,
 }
 
 
-def export(vectors: WordVectors, path: Path, format_: str) -> None:
+def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
     """Write a file, whole or not at all."""
+    content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](vectors_of(checkpoint))
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file that is to be written.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as part, part.open("wb") as file:
-        file.writelines(FORMATS[format_](vectors))
+        file.writelines(content)

@@ -39,13 +39,13 @@ def _next(state):
 
 
 @njit(cache=True, nogil=True)
-def fill_uniform(table_RD, rows, seed, width):
-    """Row r of the table := U(-1/2, 1/2) / D, a function of the seed and of its number in the whole, `rows[r]`."""
+def fill_uniform(table_RD, rows, seed, most):
+    """Row r of the table := U(-most, most), a function of the seed and of its number in the whole, `rows[r]`."""
     for r in range(table_RD.shape[0]):
         state = np.uint64(seed) ^ (np.uint64(rows[r] + 1) * np.uint64(0xD1342543DE82EF95))
         for d in range(table_RD.shape[1]):
             state, bits = _next(state)
-            table_RD[r, d] = ((bits >> np.uint64(40)) / 16777216.0 - 0.5) / width
+            table_RD[r, d] = ((bits >> np.uint64(40)) / 8388608.0 - 1.0) * most
 
 
 @njit(cache=True, nogil=True)
@@ -142,6 +142,25 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
+def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
+    """Add the rows of a word and of its pieces to a hidden vector; returns how many they are."""
+    for p in range(starts[word], starts[word + 1]):
+        at = in_places[pieces[p]] if in_places.shape[0] > 0 else pieces[p]
+        for d in range(hidden.shape[0]):
+            hidden[d] += in_RD[at, d]
+    return starts[word + 1] - starts[word]
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def _move_rows_of(in_RD, word, starts, pieces, in_places, error):
+    """Add what a hidden vector should move by to each row that it is the mean of."""
+    for p in range(starts[word], starts[word + 1]):
+        at = in_places[pieces[p]] if in_places.shape[0] > 0 else pieces[p]
+        for d in range(error.shape[0]):
+            in_RD[at, d] += error[d]
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
 def learn(
     cbow,
     in_RD,
@@ -156,6 +175,8 @@ def learn(
     alias,
     points,
     codes,
+    starts,
+    pieces,
     rate,
     sigmoid,
     logarithm,
@@ -165,88 +186,136 @@ def learn(
 ):
     """Learn from a row's words, place by place; returns loss and number of answers.
 
-    `negatives` 0: along the tree. `in_places` and `out_places` [V]: where the rows of words lie in tables that hold
-    only those that are touched; empty: the tables are whole.
+    `negatives` 0: along the tree. `starts` [V + 1] and `pieces`: the rows of each word and its pieces; empty: a word
+    has one row, its own. `in_places` and `out_places`: where rows lie in tables that hold only those that are touched;
+    empty: the tables are whole.
+
+    In skip-gram each word around says the one in the middle, as in the C code of word2vec and in gensim; where words
+    have pieces the one in the middle says each around it, as in fastText.
     """
     width, count = in_RD.shape[1], kept.shape[0]
     rows = np.empty(max(negatives + 1, points.shape[1]), np.int64)
     labels = np.empty(rows.shape[0], np.float32)
     hidden, error = np.empty(width, np.float32), np.empty(width, np.float32)
     loss, asked = 0.0, 0
-    placed = in_places.shape[0] > 0
+    placed, bags = in_places.shape[0] > 0, starts.shape[0] > 0
     speed = np.float32(rate)
     for i in range(count):
         first, last, state = _window(borders, count, i, window, shrink, state)
-        others = last - first - 1
-        if others == 0:
+        if last - first == 1:
             continue
-        n = 0
-        if cbow:
-            hidden[:] = 0.0
-            for j in range(first, last):
-                if j != i:
-                    at = in_places[kept[j]] if placed else kept[j]
-                    for d in range(width):
-                        hidden[d] += in_RD[at, d]
-            share = np.float32(1.0 / others)
-            for d in range(width):
-                hidden[d] *= share
         for j in range(first, last):
-            if cbow and j != first:
-                break
-            if not cbow and j == i:
+            # Of CBOW a window is one question, of skip-gram each word around is one.
+            if (cbow and j != first) or (not cbow and j == i):
                 continue
+            answer = kept[j] if bags and not cbow else kept[i]
             if negatives > 0:
-                n, state = _noise(kept[i], negatives, accept, alias, rows, labels, state)
+                n, state = _noise(answer, negatives, accept, alias, rows, labels, state)
             else:
-                n = _path(kept[i], points, codes, rows, labels)
+                n = _path(answer, points, codes, rows, labels)
             if placed:
                 for t in range(n):
                     rows[t] = out_places[rows[t]]
             error[:] = 0.0
             asked += 1
-            if cbow:
-                loss += _ask(hidden, out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
-            else:
+            if not cbow and not bags:
                 at = in_places[kept[j]] if placed else kept[j]
                 loss += _ask(in_RD[at], out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
                 for d in range(width):
                     in_RD[at, d] += error[d]
-        if cbow:
-            for j in range(first, last):
-                if j != i:
-                    at = in_places[kept[j]] if placed else kept[j]
+                continue
+            hidden[:] = 0.0
+            summed = 0
+            for k in range(first if cbow else i, last if cbow else i + 1):
+                if cbow and k == i:
+                    continue
+                if bags:
+                    summed += _add_rows_of(in_RD, kept[k], starts, pieces, in_places, hidden)
+                else:
+                    at = in_places[kept[k]] if placed else kept[k]
+                    for d in range(width):
+                        hidden[d] += in_RD[at, d]
+                    summed += 1
+            share = np.float32(1.0 / summed)
+            for d in range(width):
+                hidden[d] *= share
+            loss += _ask(hidden, out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
+            for k in range(first if cbow else i, last if cbow else i + 1):
+                if cbow and k == i:
+                    continue
+                if bags:
+                    _move_rows_of(in_RD, kept[k], starts, pieces, in_places, error)
+                else:
+                    at = in_places[kept[k]] if placed else kept[k]
                     for d in range(width):
                         in_RD[at, d] += error[d]
     return loss, asked
 
 
 @njit(cache=True, nogil=True)
-def touch(cbow, kept, borders, state, window, shrink, negatives, accept, alias, points, codes, in_touched, out_touched):
-    """Mark the rows that `learn` will touch: `in_touched` and `out_touched`, bool [V]. It draws what that draws."""
-    count = kept.shape[0]
+def touch(
+    cbow,
+    kept,
+    borders,
+    state,
+    window,
+    shrink,
+    negatives,
+    accept,
+    alias,
+    points,
+    codes,
+    starts,
+    pieces,
+    in_moves,
+    out_moves,
+):
+    """Count how often `learn` will move each row, int64 [rows] of either table. It draws what that draws."""
+    count, bags = kept.shape[0], starts.shape[0] > 0
     rows = np.empty(max(negatives + 1, points.shape[1]), np.int64)
     labels = np.empty(rows.shape[0], np.float32)
     for i in range(count):
         first, last, state = _window(borders, count, i, window, shrink, state)
-        others = last - first - 1
-        if others == 0:
+        if last - first == 1:
             continue
         for j in range(first, last):
-            if j != i:
-                in_touched[kept[j]] = True
-        for _ in range(1 if cbow else others):
+            if (cbow and j != first) or (not cbow and j == i):
+                continue
+            answer = kept[j] if bags and not cbow else kept[i]
             if negatives > 0:
-                n, state = _noise(kept[i], negatives, accept, alias, rows, labels, state)
+                n, state = _noise(answer, negatives, accept, alias, rows, labels, state)
             else:
-                n = _path(kept[i], points, codes, rows, labels)
+                n = _path(answer, points, codes, rows, labels)
             for t in range(n):
-                out_touched[rows[t]] = True
+                out_moves[rows[t]] += 1
+        middle = bags and not cbow
+        times = last - first - 1 if middle else 1
+        for k in range(i if middle else first, i + 1 if middle else last):
+            if k == i and not middle:
+                continue
+            if bags:
+                for p in range(starts[kept[k]], starts[kept[k] + 1]):
+                    in_moves[pieces[p]] += times
+            else:
+                in_moves[kept[k]] += 1
 
 
 @njit(cache=True, nogil=True)
-def add_rows(table_RD, rows, changes_UD):
-    """Add a change to each of some rows, one after the other; a row may come again."""
+def add_rows(table_RD, rows, moves, changes_UD, rate):
+    """Add a change to each of some rows, one after the other; a row that comes again gets a share of each.
+
+    `moves` [U]: of how many updates each change is made. Few small ones, each of which leaves most of the way to go,
+    may be added up. Where each change went all the way by itself their sum would overshoot, and grow from step to step:
+    what then counts is their mean. So of m changes each counts 1 / (1 + (m - 1) s), where s, at most 1, is the rate
+    times the updates of one.
+    """
+    times, made = np.zeros(table_RD.shape[0], np.int64), np.zeros(table_RD.shape[0], np.int64)
     for u in range(rows.shape[0]):
+        times[rows[u]] += 1
+        made[rows[u]] += moves[u]
+    for u in range(rows.shape[0]):
+        row = rows[u]
+        done = min(1.0, rate * made[row] / times[row])
+        share = np.float32(1.0 / (1.0 + (times[row] - 1) * done))
         for d in range(table_RD.shape[1]):
-            table_RD[rows[u], d] += changes_UD[u, d]
+            table_RD[row, d] += share * changes_UD[u, d]

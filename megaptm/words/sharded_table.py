@@ -48,6 +48,18 @@ class Exchange:
         return np.stack([one.numpy() for one in found])
 
 
+@dataclass(frozen=True)
+class RowChange:
+    """What a row of text has changed of a table."""
+
+    rows: np.ndarray
+    """int64 [U], rising"""
+    moves: np.ndarray
+    """int64 [U]: of how many updates each change is made."""
+    values: np.ndarray
+    """float32 [U, D]"""
+
+
 class ShardedTable:
     """fp32 rows; row v is that of lane v % `LANES`, and each rank has consecutive lanes."""
 
@@ -70,10 +82,10 @@ class ShardedTable:
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self._edges[self.exchange.rank] + np.arange(lanes)).reshape(-1)
 
-    def fill(self, seed: int) -> None:
-        """U(-1/2, 1/2) / D, whatever the number of ranks; nothing in rows beyond the last."""
+    def fill(self, seed: int, most: float) -> None:
+        """U(-most, most), whatever the number of ranks; nothing in rows beyond the last."""
         numbers = self.numbers()
-        fill_uniform(self.flat, numbers, seed, self.width)
+        fill_uniform(self.flat, numbers, seed, most)
         self.flat[numbers >= self.rows] = 0.0
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
@@ -85,32 +97,26 @@ class ShardedTable:
         found[order] = np.concatenate(got)
         return found
 
-    def add(self, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Add int64 [U] rows' changes [U, D], one pair after the other: first those of rank 0, then those of rank 1.
+    def add(self, changes: Sequence[RowChange], rate: float) -> None:
+        """Add what rows of text have changed, one after the other: first those of rank 0, then those of rank 1.
 
         All ranks do it at once. So a row is the sum of the same numbers in the same order, whoever holds it and whoever
-        made them.
+        made them: see `kernels.add_rows`.
         """
-        dealt = [self._dealt(rows) for rows, _ in changes]
-        ranks = range(self.exchange.ranks)
-        none = np.zeros((0, self.width), np.float32)
-        rows = [np.concatenate([np.zeros(0, np.int64), *(parts[rank] for _, parts in dealt)]) for rank in ranks]
-        cuts = [np.cumsum([0, *map(len, parts)]) for _, parts in dealt]
-        moves = [
-            np.concatenate(
-                [
-                    none,
-                    *(
-                        change[order[cut[rank] : cut[rank + 1]]]
-                        for (_, change), (order, _), cut in zip(changes, dealt, cuts, strict=True)
-                    ),
-                ]
-            )
-            for rank in ranks
-        ]
-        their_rows, their_moves = self.exchange.all_to_all(rows), self.exchange.all_to_all(moves)
-        for some, move in zip(their_rows, their_moves, strict=True):
-            add_rows(self.flat, self._places(some), move)
+        dealt = [self._dealt(change.rows) for change in changes]
+
+        def sent(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+            """To each rank, one after the other, what is of the rows that it holds."""
+            cut = [
+                np.split(part[order], np.cumsum([*map(len, rows)])[:-1])
+                for part, (order, rows) in zip(parts, dealt, strict=True)
+            ]
+            return self.exchange.all_to_all([np.concatenate(of_rank) for of_rank in zip(*cut, strict=True)])
+
+        rows, moves = (sent([getattr(change, name) for change in changes]) for name in ("rows", "moves"))
+        values = sent([change.values for change in changes])
+        places = self._places(np.concatenate(rows))
+        add_rows(self.flat, places, np.concatenate(moves), np.concatenate(values), rate)
 
     def piece(self) -> TensorPiece:
         """What a checkpoint has of it from this rank."""

@@ -17,10 +17,20 @@ from megaptm.families.words import WordSpec
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
+from megaptm.words.subwords import pieces_of
 from megaptm.words.vocabulary import COUNTS
 
 LOOKED_THROUGH = 20_000
 """Words, for one that is spelled like a word that has no vector."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordPieces:
+    """Rows of pieces of words."""
+
+    ngrams: tuple[int, int]
+    vectors: np.ndarray
+    """float32 [buckets, D]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +42,8 @@ class WordVectors:
     """int64 [N]: how often each came in the text."""
     vectors: np.ndarray
     """float32 [N, D]"""
+    pieces: WordPieces | None = None
+    """Of fastText: what words without a vector of their own are made of."""
 
     @cached_property
     def number(self) -> dict[str, int]:
@@ -44,18 +56,21 @@ class WordVectors:
         return self.vectors / np.maximum(np.linalg.norm(self.vectors, axis=1, keepdims=True), 1e-12)
 
     def vector(self, word: str) -> np.ndarray:
-        """float32 [D]; a `UserError` where the word has none."""
+        """float32 [D]; of a word that has none the mean of its pieces', where there are such; else a `UserError`."""
+        if word not in self.number and self.pieces is not None:
+            _, buckets = pieces_of([word], self.pieces.ngrams, len(self.pieces.vectors))
+            if len(buckets):
+                return self.pieces.vectors[buckets].mean(axis=0)
         return self.vectors[self._row(word)]
 
     def nearest(self, word: str, number: int = 10) -> list[tuple[str, float]]:
         """The words whose directions are nearest to a word's, with the cosine between them."""
-        return self._near(self.directions[self._row(word)], [word], number)
+        return self._near(_direction(self.vector(word)), [word], number)
 
     def analogy(self, first: str, second: str, third: str, number: int = 1) -> list[tuple[str, float]]:
         """What is to `third` as `second` is to `first`: near to second - first + third (arXiv:1301.3781, section 4)."""
-        one, two, three = (self.directions[self._row(word)] for word in (first, second, third))
-        wanted = two - one + three
-        return self._near(wanted / max(float(np.linalg.norm(wanted)), 1e-12), [first, second, third], number)
+        one, two, three = (_direction(self.vector(word)) for word in (first, second, third))
+        return self._near(_direction(two - one + three), [first, second, third], number)
 
     def accuracy(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
         """How many analogies of four words are answered by their fourth, and how many are of words that are known."""
@@ -71,12 +86,17 @@ class WordVectors:
 
     def _near(self, direction: np.ndarray, left_out: Sequence[str], number: int) -> list[tuple[str, float]]:
         cosines = self.directions @ direction
-        cosines[[self.number[word] for word in left_out]] = -np.inf
-        number = min(number, len(cosines) - len({*left_out}))
+        known = {self.number[word] for word in left_out if word in self.number}
+        cosines[[*known]] = -np.inf
+        number = min(number, len(cosines) - len(known))
         if number < 1:
             return []
         best = np.argpartition(-cosines, range(number))[:number].tolist()
         return [(self.words[row], float(cosines[row])) for row in best]
+
+
+def _direction(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
@@ -105,14 +125,21 @@ def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
 
 def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
     """Of the words that took part in its training."""
-    word_spec_of(checkpoint)  # tells of another kind of run
+    spec = word_spec_of(checkpoint)
     task = checkpoint.config.built_objective
     assert isinstance(task, WordWindows)
     tokenizer, counts = load_tokenizer(checkpoint.tokenizer), checkpoint.checkpoint.reader.read(COUNTS).numpy()
     ids = words_of(counts, tokenizer.special.specials, task.min_count)
-    return WordVectors(
-        [tokenizer.name(id_) for id_ in ids.tolist()], counts[ids], whole_table(checkpoint, "input")[ids]
-    )
+    words, table = [tokenizer.name(id_) for id_ in ids.tolist()], whole_table(checkpoint, "input")
+    if not spec.size.buckets:
+        return WordVectors(words, counts[ids], table[ids])
+    # Over the very rows that a word has there: those of all words come first.
+    starts, pieces = pieces_of(words, spec.size.ngrams, spec.size.buckets)
+    rows, behind = table[ids], table[spec.vocabulary :]
+    sums = np.add.reduceat(np.vstack([behind[pieces], np.zeros((1, rows.shape[1]))]), starts[:-1])
+    sums[np.diff(starts) == 0] = 0.0
+    means = (rows + sums) / (1 + np.diff(starts))[:, None]
+    return WordVectors(words, counts[ids], means.astype(np.float32), WordPieces(spec.size.ngrams, behind))
 
 
 def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
@@ -126,7 +153,9 @@ def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.n
 def whole_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
     """float32 [V, D]: a table of a checkpoint as rows, whoever held them."""
     table = checkpoint.weights()[name].numpy()
-    return table.reshape(-1, table.shape[-1])[: word_spec_of(checkpoint).vocabulary]
+    spec = word_spec_of(checkpoint)
+    rows = spec.vocabulary + (spec.size.buckets if name == "input" else 0)
+    return table.reshape(-1, table.shape[-1])[:rows]
 
 
 def word_spec_of(checkpoint: RunCheckpoint) -> WordSpec:

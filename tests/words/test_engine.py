@@ -11,20 +11,26 @@ import torch
 
 from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
-from megaptm.families.words import WORD2VEC, WordSize, WordSpec
+from megaptm.families.words import FASTTEXT, WORD2VEC, WordSize, WordSpec
 from megaptm.objectives.windows import CBOW, SkipGram
 from megaptm.parallel.step_result import DivergedError
 from megaptm.words.engine import WordEngine
+from megaptm.words.vectors import WordVectors
 from tests.ranks import run_ranks
+from tests.words import planted
 
 VOCABULARY, LENGTH, ROWS, STEPS = 300, 60, 4, 3
 SPEC = WordSpec(family=WORD2VEC, size=WordSize(width=12), vocabulary=VOCABULARY)
+PIECES = WordSpec(family=FASTTEXT, size=WordSize(width=12, buckets=70, ngrams=(2, 3)), vocabulary=VOCABULARY)
 TASKS = {
     "skip-gram": SkipGram(min_count=1, subsample=0.01),
     "cbow": CBOW(min_count=1, subsample=0.01),
     "skip-gram tree": SkipGram(min_count=1, output="hierarchical-softmax"),
     "cbow tree": CBOW(min_count=1, output="hierarchical-softmax"),
+    "fasttext skip-gram": SkipGram(min_count=1, subsample=0.01),
+    "fasttext cbow": CBOW(min_count=1, subsample=0.01),
 }
+NAMES = [f"{number * number}" for number in range(VOCABULARY)]
 
 
 def text() -> np.ndarray:
@@ -50,7 +56,15 @@ def rows_of(step: int, rank: int, ranks: int, rows: int = ROWS) -> list[dict[str
 
 
 def engine_of(task: str, data: int) -> WordEngine:
-    return WordEngine(SPEC, Layout(data=data), TASKS[task], seed=7, special=frozenset({0}), count_words=count_words)
+    return WordEngine(
+        PIECES if task.startswith("fasttext") else SPEC,
+        Layout(data=data),
+        TASKS[task],
+        seed=7,
+        special=frozenset({0}),
+        names=NAMES,
+        count_words=count_words,
+    )
 
 
 def train(task: str, data: int, folder: str | None = None, start: int = 0, stop: int = STEPS, rows: int = ROWS):
@@ -81,12 +95,12 @@ def train(task: str, data: int, folder: str | None = None, start: int = 0, stop:
 
 def whole(results, name: str) -> np.ndarray:
     """float32 [V, D]: a table, put together from what ranks hold."""
-    table = np.full((384, 12), np.nan, np.float32)
+    table = np.full((sum(len(result["tables"][name][0]) for result in results), 12), np.nan, np.float32)
     for result in results:
         numbers, rows = result["tables"][name]
         table[numbers] = rows
     assert not np.isnan(table).any()
-    return table[:VOCABULARY]
+    return table
 
 
 @cache
@@ -160,3 +174,44 @@ def diverged(task: str) -> str:
     with pytest.raises(DivergedError) as caught:
         engine.step(rows_of(0, engine.ranks.data, 2), step=0, lr=0.1)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_many_rows_a_step_learn_what_one_after_the_other_learn(rows):
+    """The sum of what rows change would diverge from four of them on: each moves most words a hundred times."""
+    loss, (right, known) = run_ranks(1, learned, rows)[0]
+    assert (right, known) == (known, len(planted.questions()))
+    assert loss < 1.6
+
+
+def learned(rows: int) -> tuple[float, tuple[int, int]]:
+    """The last loss, and how many analogies are answered, after so much text in steps of so many rows."""
+    text = [one.split() for one in planted.sentences(4000, 3)]
+    names = sorted({word for one in text for word in one})
+    numbers = {name: number for number, name in enumerate(names)}
+    tokens = torch.tensor([numbers[word] for one in text for word in one])
+    documents = torch.tensor([number for number, one in enumerate(text) for _ in one])
+    counts, length = np.bincount(tokens.numpy()), 2000
+    engine = WordEngine(
+        WordSpec(family=WORD2VEC, size=WordSize(width=24), vocabulary=len(names)),
+        Layout(),
+        SkipGram(subsample=0, window=6, min_count=1),
+        seed=1,
+        special=frozenset(),
+        count_words=lambda rank, ranks: counts,
+    )
+    engine.fill()
+    steps = 192 // rows
+    for step in range(steps):
+        at = [(step * rows + row) % (len(tokens) // length) * length for row in range(rows)]
+        batches = [
+            {
+                "tokens": tokens[first : first + length][None],
+                "document_ids": documents[first : first + length][None],
+                "seed": torch.tensor([step * rows + row]),
+            }
+            for row, first in enumerate(at)
+        ]
+        loss = engine.step(batches, step=step, lr=0.05 * (1 - step / steps)).loss
+    vectors = WordVectors(names, counts, engine._in.flat[: len(names)])
+    return loss, vectors.accuracy(planted.questions())

@@ -1,0 +1,54 @@
+"""fastText's own file: a model that `fasttext.load_model` and gensim read, tables of words and of their pieces."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from megaptm.errors import UserError
+from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
+from megaptm.run.checkpoint import RunCheckpoint
+from megaptm.tokenizers import load as load_tokenizer
+from megaptm.words.vectors import whole_table, word_spec_of, words_of
+from megaptm.words.vocabulary import COUNTS
+
+MAGIC, VERSION = 793712314, 12
+NEGATIVE_SAMPLING, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 1, 2
+"""Numbers of its enumerations."""
+RATE_UPDATES = 100
+"""Words after which its trainer lowers the rate; nothing reads it in a model that is trained."""
+
+
+def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
+    """The file, part after part: settings, words, input rows of words and then of buckets, output rows."""
+    spec, task = word_spec_of(checkpoint), checkpoint.config.built_objective
+    assert isinstance(task, WordWindows)
+    size = spec.size
+    if not size.buckets:
+        raise UserError(f"{spec.name} has no rows for pieces of words, as fastText's files do: use word2vec-binary.")
+    if task.output == HUFFMAN:
+        raise UserError(
+            "fastText builds another tree of the same counts when it reads a file, to which our nodes do not belong: "
+            "use fasttext-vec."
+        )
+    tokenizer, counts = load_tokenizer(checkpoint.tokenizer), checkpoint.checkpoint.reader.read(COUNTS).numpy()
+    ids = words_of(counts, tokenizer.special.specials, task.min_count)
+    model = CBOW_MODEL if isinstance(task, CBOW) else SKIP_GRAM_MODEL
+    epochs = checkpoint.config.data.epochs or 1
+    yield struct.pack("<ii", MAGIC, VERSION)
+    yield struct.pack("<6i", size.width, task.window, epochs, task.min_count, task.negatives, 1)
+    yield struct.pack("<6i", NEGATIVE_SAMPLING, model, size.buckets, *size.ngrams, RATE_UPDATES)
+    yield struct.pack("<d", task.subsample)
+    yield struct.pack("<3i2q", len(ids), len(ids), 0, int(counts[ids].sum()), -1)
+    for id_ in ids.tolist():
+        yield tokenizer.name(id_).encode() + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
+    table = whole_table(checkpoint, "input")
+    yield from _matrix(np.concatenate([table[ids], table[spec.vocabulary :]]))
+    yield from _matrix(whole_table(checkpoint, "output")[ids])
+
+
+def _matrix(rows: np.ndarray) -> Iterator[bytes]:
+    yield struct.pack("<?2q", False, *rows.shape)
+    yield rows.astype("<f4").tobytes()
