@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import fasttext
-import gensim
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -18,6 +16,9 @@ from megaptm.words.export import export as write
 from megaptm.words.vectors import load_words
 from tests.words import planted
 from tests.words.test_words_run import CONFIGS
+
+fasttext = pytest.importorskip("fasttext")
+gensim = pytest.importorskip("gensim")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import gensim
 import numpy as np
 import pytest
 import safetensors
@@ -16,6 +15,8 @@ from megaptm.errors import UserError
 from megaptm.launch.local import train
 from megaptm.words.vectors import WordVectors, load_words, read_questions
 from tests.words import planted
+
+gensim = pytest.importorskip("gensim")
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
