@@ -258,7 +258,8 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
                 f"{where}: {name} is {list(tensor.shape)}, but by its {CONFIG} it is {list(shapes[name])}; give the "
                 "config and the weights of one model."
             )
-        if not tensor.isfinite().all():
+        # As they are here: what a float64 can say may be too much for a float32.
+        if not tensor.float().isfinite().all():
             raise UserError(
                 f"{where}: {name} has numbers that are infinite or none; fetch it again, or take a model that was "
                 "saved before its training failed."

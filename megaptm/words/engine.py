@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Layout
+from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
@@ -23,7 +24,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
-from megaptm.words.vocabulary import COUNTS, WordTables, word_tables
+from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_of
 
 NONE = np.zeros(0, np.int64)
 
@@ -121,6 +122,12 @@ class WordEngine:
         return self._result(self._learn_apart([*self._rows(batches)], None))
 
     def _know(self, counts: np.ndarray) -> None:
+        words = words_of(counts, self._special, self.task.min_count)
+        if len(words) < 2:
+            raise UserError(
+                f"{self.spec.name} learns words from one another, and of the corpora's {len(words)} come as often as "
+                f"{self.task.min_count:,} times: lower min_count of {self.task.name}, or give more text."
+            )
         self.counts = counts
         self._tables = word_tables(counts, sorted(self._special), self.task)
 

@@ -11,8 +11,8 @@ from megaptm.errors import UserError
 from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.words.vectors import whole_table, word_spec_of, words_of
-from megaptm.words.vocabulary import COUNTS
+from megaptm.words.vectors import whole_table, word_spec_of
+from megaptm.words.vocabulary import COUNTS, words_of
 
 MAGIC, VERSION = 793712314, 12
 NEGATIVE_SAMPLING, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 1, 2

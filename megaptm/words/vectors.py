@@ -18,7 +18,7 @@ from megaptm.objectives.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.words.subwords import pieces_of
-from megaptm.words.vocabulary import COUNTS
+from megaptm.words.vocabulary import COUNTS, words_of
 
 LOOKED_THROUGH = 20_000
 """Words, for one that is spelled like a word that has no vector."""
@@ -140,14 +140,6 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
     sums[np.diff(starts) == 0] = 0.0
     means = (rows + sums) / (1 + np.diff(starts))[:, None]
     return WordVectors(words, counts[ids], means.astype(np.float32), WordPieces(spec.size.ngrams, behind))
-
-
-def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
-    """int64 [N]: ids that are words and come often enough, the most frequent first."""
-    often = counts.copy()
-    often[sorted(special)] = 0
-    order = np.argsort(-often, kind="stable")
-    return order[often[order] >= min_count]
 
 
 def whole_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:

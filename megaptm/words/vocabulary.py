@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,14 @@ def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -
     noise = np.zeros(0) if tree else np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
     accept, alias = alias_table(noise)
     return WordTables(thresholds(counted, task.subsample), accept, alias, points, codes)
+
+
+def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
+    """int64 [N]: ids that are words and come often enough, the most frequent first."""
+    often = counts.copy()
+    often[sorted(special)] = 0
+    order = np.argsort(-often, kind="stable")
+    return order[often[order] >= min_count]
 
 
 def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:

@@ -248,6 +248,8 @@ def test_weights_of_another_kind(copied: Callable[[str], Path]) -> None:
     assert f"{name} is [31, 96], but by its config.json it is [32, 96]" in refused(folder)
     save_file(state | {name: state[name] / 0}, file)
     assert f"{name} has numbers that are infinite or none; fetch it again" in refused(folder)
+    save_file(state | {name: torch.full_like(state[name], 1e300, dtype=torch.float64)}, file)
+    assert f"{name} has numbers that are infinite or none; fetch it again" in refused(folder)
     del state[name]
     save_file(state, file)
     assert f"lacks weights of GPT2LMHeadModel: {name}" in refused(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
+from megaptm.errors import UserError
 from megaptm.families.words import FASTTEXT, WORD2VEC, WordSize, WordSpec
 from megaptm.objectives.windows import CBOW, SkipGram
 from megaptm.parallel.step_result import DivergedError
@@ -215,3 +217,20 @@ def learned(rows: int) -> tuple[float, tuple[int, int]]:
         loss = engine.step(batches, step=step, lr=0.05 * (1 - step / steps)).loss
     vectors = WordVectors(names, counts, engine._in.flat[: len(names)])
     return loss, vectors.accuracy(planted.questions())
+
+
+def test_words_that_are_all_too_rare_are_no_text_to_learn_from():
+    for told in run_ranks(2, refused, 2):
+        assert told == (
+            "word2vec learns words from one another, and of the corpora's 1 come as often as 78 times: lower min_count "
+            "of skip-gram, or give more text."
+        )
+
+
+def refused(data: int) -> str:
+    often = int(count_words(0, 1)[1:].max())
+    task = replace(TASKS["skip-gram"], min_count=often)
+    engine = WordEngine(SPEC, Layout(data=data), task, seed=7, special=frozenset({0}), count_words=count_words)
+    with pytest.raises(UserError) as caught:
+        engine.fill()
+    return str(caught.value)
