@@ -28,7 +28,7 @@ def quoted(text: str) -> list[str]:
 
 def test_readme_names_every_family_and_those_that_hugging_face_has_not() -> None:
     [listed, without] = re.findall(
-        r"^- \*\*Families\*\*: (.*?), weights to and from(.*?)\(\[each\]", README, re.DOTALL | re.M
+        r"^- \*\*Families\*\*: (.*?),\s+weights to and from(.*?)\(\[each\]", README, re.DOTALL | re.M
     )[0]
     assert quoted(listed) == [*CATALOGUE]
     assert set(quoted(without)) == {name for name, family in CATALOGUE.items() if not models_of(family)}
