@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
     """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
     if isinstance(spec, WordSpec):
-        model = {"family": spec.name, **asdict(spec.size), "vocabulary": spec.vocabulary}
+        # As JSON gives it back: a list, and nothing where there are no pieces of words.
+        ngrams = [*spec.size.ngrams] if spec.size.buckets else None
+        model = {"family": spec.name, **asdict(spec.size), "ngrams": ngrams, "vocabulary": spec.vocabulary}
         return {"model": model, "tokenizer": tokenizer}
     return {
         "model": {

@@ -30,6 +30,7 @@ def run(tmp_path_factory):
         *("train.validate_batches=1", "data.workers=0", "objective={skip-gram: {subsample: 0, window: 6}}"),
         *("model.buckets=500", "train.batch=2", "train.steps=60", "layout.data=2"),
     ]
+    assert train(CONFIGS / "fasttext/tiny.yaml", [*usual, "train.stop_at=30"]) == 75
     assert train(CONFIGS / "fasttext/tiny.yaml", usual) == 0
     return folder
 
