@@ -84,7 +84,7 @@ def _mix(config: Config) -> Iterator[Finding]:
     text = corpora.mix("train")
     check_epochs(config, text)
     held_out = corpora.mix("validation").fresh_batches(train.batch)
-    samples = config.batches.first(train.steps)
+    samples = config.batch_schedule.first(train.steps)
     yield Finding(
         "data",
         "good",

@@ -294,7 +294,7 @@ def _ramp(config: Config) -> Iterator[str]:
         yield f"train.ramp.{missing} is missing; a ramp is start, increment and samples, or steps."
         return
     try:
-        _ = config.batches
+        _ = config.batch_schedule
     except UserError as error:
         yield str(error)
         return

@@ -16,7 +16,7 @@ def rate_of(config: Config, step: int) -> float:
     """
     if config.optimizer.counts == "steps":
         return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config))
-    batches, whole = config.batches, config.train.batch
+    batches, whole = config.batch_schedule, config.train.batch
     return learning_rate(
         batches.first(step) / whole,
         config.optimizer,

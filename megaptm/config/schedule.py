@@ -41,7 +41,7 @@ def _rate(config: Config) -> Iterator[str]:
     optimizer, last = config.optimizer, config.train.steps - 1
     steps = config.train.steps
     if optimizer.counts == "batches":
-        steps = config.batches.first(steps) // config.train.batch
+        steps = config.batch_schedule.first(steps) // config.train.batch
     if optimizer.warmup_steps >= steps:
         yield (
             f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "
@@ -98,7 +98,7 @@ def _next_change(value: StepValue, steps: int) -> int | None:
 
 def _ramp(config: Config) -> Iterator[str]:
     """A batch that is not whole when the run ends."""
-    train, batches = config.train, config.batches
+    train, batches = config.train, config.batch_schedule
     if train.ramp is None or (last := batches.size(train.steps - 1)) == train.batch:
         return
     if train.ramp.steps:

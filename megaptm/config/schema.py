@@ -398,7 +398,7 @@ class Config(Section):
         return self.train.batch // (self.layout.data * self.layout.microbatch)
 
     @property
-    def batches(self) -> BatchSchedule:
+    def batch_schedule(self) -> BatchSchedule:
         """Which rows each step takes."""
         ramp = self.train.ramp
         if ramp is None:

@@ -29,23 +29,23 @@ JOIN_SECONDS = 5.0
 class RankSlice:
     """Which samples of a step one data rank reads: the contiguous `rank`-th part, in micro-batches."""
 
-    batches: BatchSchedule
+    schedule: BatchSchedule
     """Samples of each step over all ranks."""
     microbatch: int
     rank: int
     ranks: int
 
     def __post_init__(self) -> None:
-        if self.batches.whole % (self.ranks * self.microbatch):
+        if self.schedule.whole % (self.ranks * self.microbatch):
             raise UserError(
-                f"train.batch ({self.batches.whole}) must be a multiple of layout.data ({self.ranks}) x "
+                f"train.batch ({self.schedule.whole}) must be a multiple of layout.data ({self.ranks}) x "
                 f"layout.microbatch ({self.microbatch})."
             )
 
     def of(self, step: int) -> list[range]:
         """Sample numbers of each micro-batch of a step."""
-        mine = self.batches.size(step) // self.ranks
-        first = self.batches.first(step) + self.rank * mine
+        mine = self.schedule.size(step) // self.ranks
+        first = self.schedule.first(step) + self.rank * mine
         return [range(at, at + self.microbatch) for at in range(first, first + mine, self.microbatch)]
 
 
@@ -71,8 +71,8 @@ class Loader:
         self.mix = mix
         self.step = start_step
         """The step that comes next."""
-        batches = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
-        self.slice = RankSlice(batches=batches, microbatch=microbatch, rank=rank, ranks=ranks)
+        schedule = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
+        self.slice = RankSlice(schedule=schedule, microbatch=microbatch, rank=rank, ranks=ranks)
         self._pin = pin
         self._reader: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
 
@@ -106,7 +106,7 @@ def validation_batches(
     mix: Mix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
-    slice_ = RankSlice(batches=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
+    slice_ = RankSlice(schedule=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
     steps = range(validation_steps(mix, batch=batch, most=most))
     return [[as_tensors(stacked(mix, numbers)) for numbers in slice_.of(step)] for step in steps]
 

@@ -12,20 +12,22 @@ ALIGNED = 8
 """Bytes at a multiple of which each field begins: a tensor of any format may lie there."""
 
 
-def share_batches(batches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
+def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
     """Broadcast a step's micro-batches within a tensor-parallel group: one message of shapes, one of bytes."""
     if group.size() == 1:
-        assert batches is not None
-        return batches
+        assert microbatches is not None
+        return microbatches
     source = dist.get_global_rank(group, 0)
     is_source = dist.get_rank() == source
-    layout = [[{name: (field.dtype, tuple(field.shape)) for name, field in batch.items()} for batch in batches or []]]
+    layout = [
+        [{name: (field.dtype, tuple(field.shape)) for name, field in batch.items()} for batch in microbatches or []]
+    ]
     dist.broadcast_object_list(layout, src=source, group=group)
     sizes = [_padded(dtype, shape) for batch in layout[0] for dtype, shape in batch.values()]
     if is_source:
-        assert batches is not None
+        assert microbatches is not None
         flat = torch.empty(sum(sizes), dtype=torch.uint8)
-        fields = [field for batch in batches for field in batch.values()]
+        fields = [field for batch in microbatches for field in batch.values()]
         for piece, field in zip(flat.split(sizes), fields, strict=True):
             piece[: field.nbytes].view(field.dtype).copy_(field.reshape(-1))
         flat = flat.to(device(), non_blocking=True)

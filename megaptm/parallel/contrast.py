@@ -29,7 +29,7 @@ from megaptm.parallel.pipeline import Pipeline, no_tokens
 
 @torch.no_grad()
 def compare_by_features(
-    pipeline: Pipeline, names: Sequence[str], batches: list[MicroBatch], *, step: int | None
+    pipeline: Pipeline, names: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
 ) -> dict[str, Tensor]:
     """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
     what `compare_rows` makes of them, on the last stage."""
@@ -40,18 +40,18 @@ def compare_by_features(
         zero = next(iter(features.values())).new_zeros(())
         return zero, no_tokens(zero), features
 
-    features = pipeline.run(batches, keep, step=step, backward=False, features=True)
+    features = pipeline.run(microbatches, keep, step=step, backward=False, features=True)
     last = pipeline.last
     if not last.chunk.last or last.head is None:
         return {}
     heads = {name: cast(ContrastHead, last.head[name]) for name in names}
-    return compare_rows(heads, features, batches, parallel_state.get_data_parallel_group())
+    return compare_rows(heads, features, microbatches, parallel_state.get_data_parallel_group())
 
 
 def compare_rows(
     heads: dict[str, ContrastHead],
     features: list[dict[str, Tensor]],
-    batches: list[dict[str, Tensor]],
+    microbatches: list[dict[str, Tensor]],
     group: dist.ProcessGroup,
 ) -> dict[str, Tensor]:
     """Loss -> its sum over this rank's rows; gradients of features go into the micro-batches.
@@ -60,9 +60,9 @@ def compare_rows(
     """
     sums = {}
     for name, head in heads.items():
-        mine = torch.cat([_right(one[name], batch, head) for one, batch in zip(features, batches, strict=True)])
+        mine = torch.cat([_right(one[name], batch, head) for one, batch in zip(features, microbatches, strict=True)])
         whole = _gathered(mine, group).requires_grad_()
-        answers = _gathered(torch.cat([batch[HEADS[name].answers] for batch in batches]), group)
+        answers = _gathered(torch.cat([batch[HEADS[name].answers] for batch in microbatches]), group)
         first = dist.get_rank(group) * len(mine)
         with torch.enable_grad():
             losses = head.compare(whole, answers, slice(first, first + len(mine)))
@@ -74,7 +74,7 @@ def compare_rows(
             )
         (gradient,) = torch.autograd.grad(total, whole)
         sums[name] = total.detach()
-        for batch, part in zip(batches, _summed(gradient, group).split(_rows(features, name)), strict=True):
+        for batch, part in zip(microbatches, _summed(gradient, group).split(_rows(features, name)), strict=True):
             batch[gradient_field(name)] = part
     return sums
 

@@ -114,7 +114,7 @@ class Engine:
         """Go on from a checkpoint of any layout, made after `step` steps."""
         state.restore(self, reader, step=step)
 
-    def step(self, batches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
+    def step(self, microbatches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
         """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
 
         Raises `DivergedError` on every process, and leaves weights and moments as they were, where the loss or a
@@ -124,7 +124,7 @@ class Engine:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
-        losses, counts = self._run(self._share(batches), step=step)
+        losses, counts = self._run(self._share(microbatches), step=step)
         if not any(counts.values()):
             raise NothingAskedError(
                 f"step {step + 1} was refused before it changed a weight: nothing is asked in it, every label of "
@@ -151,12 +151,12 @@ class Engine:
         return [RowMemory(stage.model) for stage in self.stages] if self.spec.remembers else []
 
     @torch.no_grad()
-    def evaluate(self, batches: list[MicroBatch] | None) -> StepResult:
+    def evaluate(self, microbatches: list[MicroBatch] | None) -> StepResult:
         """Losses of micro-batches without dropout, and without learning. What is remembered from one call to the next
         is not what training remembers."""
         for chunk in self.chunks:
             chunk.eval()
-        losses, counts = self._run(self._share(batches))
+        losses, counts = self._run(self._share(microbatches))
         for memory in self._held_out:
             memory.keep()
         return StepResult(losses, self._weighted(losses), 0.0, counts)
@@ -164,17 +164,19 @@ class Engine:
     def _weighted(self, losses: Mapping[str, float]) -> float:
         return sum(weight * losses[name] for name, weight in self.losses.items())
 
-    def _share(self, batches: list[MicroBatch] | None) -> list[MicroBatch]:
-        shared = share_batches(batches, parallel_state.get_tensor_model_parallel_group())
+    def _share(self, microbatches: list[MicroBatch] | None) -> list[MicroBatch]:
+        shared = share_batches(microbatches, parallel_state.get_tensor_model_parallel_group())
         return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
 
-    def _run(self, batches: list[MicroBatch], *, step: int | None = None) -> tuple[dict[str, float], dict[str, int]]:
+    def _run(
+        self, microbatches: list[MicroBatch], *, step: int | None = None
+    ) -> tuple[dict[str, float], dict[str, int]]:
         """Means and counts of the losses; with a step also its dropout, and gradients."""
         # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
-        counts = self._global_counts(batches)
+        counts = self._global_counts(microbatches)
         memories = self.memories if step is not None else self._held_out
         for stage, memory in zip(self.stages, memories, strict=False):
-            memory.begin(sum(len(batch["tokens"]) for batch in batches), anew=step is None)
+            memory.begin(sum(len(batch["tokens"]) for batch in microbatches), anew=step is None)
             stage.memory = memory
         scale = (self._weights / counts.clamp(min=1)).float()
         for inner in self._inner_losses:
@@ -185,17 +187,17 @@ class Engine:
             return (terms * scale).sum(), no_tokens(terms), terms.detach()
 
         with one_attention_kernel() if self._compared else nullcontext():
-            compared = compare_by_features(self.pipeline, self._compared, batches, step=step)
+            compared = compare_by_features(self.pipeline, self._compared, microbatches, step=step)
             # Without learning, the pass for features has said all that losses of compared rows are.
             told = step is None and {*self.losses} == {*self._compared}
-            reduced = [] if told else self.pipeline.run(batches, weigh, step=step, backward=step is not None)
+            reduced = [] if told else self.pipeline.run(microbatches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 
-    def _global_counts(self, batches: list[MicroBatch]) -> Tensor:
+    def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
         fields = [HEADS[name].answers for name in self.losses]
         local = torch.stack(
-            [torch.stack([(batch[field] != IGNORED).sum() for batch in batches]).sum() for field in fields]
+            [torch.stack([(batch[field] != IGNORED).sum() for batch in microbatches]).sum() for field in fields]
         )
         dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
         return local

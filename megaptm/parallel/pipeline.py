@@ -29,7 +29,7 @@ class Pipeline:
 
     def run(
         self,
-        batches: list[MicroBatch],
+        microbatches: list[MicroBatch],
         reduce: Callable[[Any], tuple[Tensor, Tensor, Any]],
         *,
         step: int | None,
@@ -45,14 +45,14 @@ class Pipeline:
             return chunk(next(iterator), **options), reduce
 
         # Of the one stream that travels between stages: all stacks' lie end to end.
-        length = sum(stream_lengths(batches[0], self.last.spec.family).values())
+        length = sum(stream_lengths(microbatches[0], self.last.spec.family).values())
         kept: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=[iter(batches) for _ in self.chunks],
+            data_iterator=[iter(microbatches) for _ in self.chunks],
             model=self.chunks,
-            num_microbatches=len(batches),
+            num_microbatches=len(microbatches),
             seq_length=length,
-            micro_batch_size=len(batches[0]["tokens"]),
+            micro_batch_size=len(microbatches[0]["tokens"]),
             forward_only=not backward,
         )
         return kept

@@ -124,7 +124,7 @@ def plan(config: Config, machine: Machine) -> Plan:
     timed = step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)
     parameters = count(work.spec, with_heads=True)
-    train, batches = config.train, config.batches
+    train, batches = config.train, config.batch_schedule
     seconds = sum(
         number * (timed if size == work.batch else step(machine, replace(work, batch=size))).seconds
         for size, number in batches.sizes(train.after, train.steps).items()

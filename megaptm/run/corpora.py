@@ -77,7 +77,7 @@ class RunCorpora:
             size_limit=data.size_limit,
             dupe_factor=data.dupe_factor,
             size_limits=data.size_limits,
-            schedule=self.config.batches if split == "train" else None,
+            schedule=self.config.batch_schedule if split == "train" else None,
             lanes=self.config.train.batch,
         )
 
@@ -140,7 +140,7 @@ def check_corpora(config: Config) -> None:
 def check_epochs(config: Config, mix: Mix) -> None:
     """With a number of `data.epochs` the steps must not outlast the text."""
     epochs, train = config.data.epochs, config.train
-    if epochs is not None and train.steps > (most := config.batches.steps_in(mix.samples_in(epochs))):
+    if epochs is not None and train.steps > (most := config.batch_schedule.steps_in(mix.samples_in(epochs))):
         raise UserError(
             f"train.steps ({train.steps:,}) is more than the {most:,} steps that data.mix has text for when none is "
             f"read more than {epochs} time{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise "

@@ -36,7 +36,7 @@ class BatchSource:
         self._loader = Loader(
             self.train,
             start_step=start,
-            batch=self.config.batches,
+            batch=self.config.batch_schedule,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
             ranks=self.ranks.data_size,

@@ -128,7 +128,7 @@ class Checkpointer:
             self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
 
     def _state(self, step: int) -> dict[str, Any]:
-        samples = self.config.batches.first(step)
+        samples = self.config.batch_schedule.first(step)
         return {
             **self.compatibility,
             "samples": samples,

@@ -33,7 +33,7 @@ class Training:
     config: Config
     objective: Objective
     engine: TrainingEngine
-    batches: Iterator[Any]
+    microbatches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
     held_out: Callable[[], Iterator[Any]]
     checkpointer: Checkpointer
@@ -144,7 +144,7 @@ def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]]
     try:
         weights = weights_at(run.objective, step)
         with run.during("data"), run.stop.ends_waiting():
-            return (next(run.batches), weights), None
+            return (next(run.microbatches), weights), None
     except Exception as error:
         return None, error
 

@@ -86,7 +86,7 @@ class StepReport:
             lengths = mix.batch.lengths(spec.family.prefixes)
             self.tokens_per_row = sum(lengths.values())
             self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
-        self._epochs = mix.epochs_begun(config.batches.first(start))
+        self._epochs = mix.epochs_begun(config.batch_schedule.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)
         # An objective of the user's may say another weight at each step: that is in the metrics alone.
@@ -115,8 +115,8 @@ class StepReport:
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
-        samples = self.config.batches.first(step)
-        steps, rows = step - self._since_step, samples - self.config.batches.first(self._since_step)
+        samples = self.config.batch_schedule.first(step)
+        steps, rows = step - self._since_step, samples - self.config.batch_schedule.first(self._since_step)
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
@@ -145,7 +145,7 @@ class StepReport:
 
     def _tell_epochs(self, step: int) -> None:
         """Say which corpora have begun to be read again."""
-        begun = self.mix.epochs_begun(self.config.batches.first(step))
+        begun = self.mix.epochs_begun(self.config.batch_schedule.first(step))
         for name, epoch in begun.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))

@@ -110,7 +110,7 @@ def _work(
         config=config,
         objective=config.built_objective,
         engine=engine,
-        batches=source.steps(start),
+        microbatches=source.steps(start),
         held_out=source.held_out,
         checkpointer=checkpointer,
         stop=stop,

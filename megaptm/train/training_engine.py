@@ -23,10 +23,10 @@ class TrainingEngine(Protocol):
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
 
-    def step(self, batches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Learn from this data rank's micro-batches; the same result on every process."""
 
-    def evaluate(self, batches: list[Any] | None) -> StepResult:
+    def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         """Losses of micro-batches, without learning."""
 
     def pieces(self) -> Iterable[TensorPiece]:

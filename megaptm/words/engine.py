@@ -103,10 +103,10 @@ class WordEngine:
         self._in.restore(reader)
         self._out.restore(reader)
 
-    def step(self, batches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Learn from this rank's rows; raises `DivergedError` on every process where a number is not finite."""
-        assert batches is not None
-        rows = [*self._rows(batches)]
+        assert microbatches is not None
+        rows = [*self._rows(microbatches)]
         rate = lr * next(iter(self.losses.values()))
         if self.exchange.ranks == 1 and len(rows) == 1:
             found = [self._learn(rows[0], (self._in.flat, self._out.flat), (NONE, NONE), rate)]
@@ -117,9 +117,9 @@ class WordEngine:
             raise DivergedError(f"step {step + 1} has a loss of {result.loss} and was not saved: {REMEDY}")
         return result
 
-    def evaluate(self, batches: list[Any] | None) -> StepResult:
-        assert batches is not None
-        return self._result(self._learn_apart([*self._rows(batches)], None))
+    def evaluate(self, microbatches: list[Any] | None) -> StepResult:
+        assert microbatches is not None
+        return self._result(self._learn_apart([*self._rows(microbatches)], None))
 
     def _know(self, counts: np.ndarray) -> None:
         words = words_of(counts, self._special, self.task.min_count)
@@ -131,8 +131,8 @@ class WordEngine:
         self.counts = counts
         self._tables = word_tables(counts, sorted(self._special), self.task)
 
-    def _rows(self, batches: list[Any]) -> Iterator[WordRow]:
-        for batch in batches:
+    def _rows(self, microbatches: list[Any]) -> Iterator[WordRow]:
+        for batch in microbatches:
             fields = (batch[name].numpy() for name in ("tokens", "document_ids", "seed"))
             for tokens, documents, seed in zip(*fields, strict=True):
                 kept, borders = np.empty_like(tokens), np.empty_like(tokens)

@@ -71,7 +71,7 @@ def test_gpt3_has_the_papers_batch_rate_and_tokens(size):
 def test_gpt3_ramps_as_the_paper_says(family, size, billions):
     """Appendix B: from 32 thousand tokens to all of a batch over 4 to 12 billion of them; 300 billion in all."""
     found, whole = config(f"{family}/{size}-ramp"), config(f"{family}/{size}")
-    batches, steps = found.batches, found.train.steps
+    batches, steps = found.batch_schedule, found.train.steps
     assert batches.size(0) * 2048 == 32_768
     grown = next(step for step in range(steps) if batches.size(step) == whole.train.batch)
     assert batches.first(grown) * 2048 == pytest.approx(billions * 1e9, rel=1e-2)
@@ -84,8 +84,8 @@ def test_palm_doubles_its_batch_over_the_papers_tokens(size, batches):
     """arXiv:2204.02311, section 5: the steps of 540B; 780 billion tokens."""
     found = config(f"palm/{size}")
     steps = (0, 50_000, 115_000)[: len(batches)]
-    assert tuple(map(found.batches.size, steps)) == batches
-    assert found.batches.first(found.train.steps) * 2048 == pytest.approx(780e9, rel=0.01)
+    assert tuple(map(found.batch_schedule.size, steps)) == batches
+    assert found.batch_schedule.first(found.train.steps) * 2048 == pytest.approx(780e9, rel=0.01)
 
 
 def test_palm_has_the_papers_optimizer():

@@ -85,7 +85,7 @@ def test_steps_of_a_ramp_take_less_and_read_less():
     """All rows are read in more steps, which take longer: small steps have less to hide their bubbles behind."""
     whole = plan(load(LARGE), A100)
     words = ["train.ramp={start: 384, increment: 384, samples: 5859840}"]
-    steps = load(LARGE, words).batches.steps_in(whole.samples)
+    steps = load(LARGE, words).batch_schedule.steps_in(whole.samples)
     ramped = plan(load(LARGE, [*words, f"train.steps={steps}"]), A100)
     assert whole.samples - 1536 < ramped.samples <= whole.samples
     assert ramped.steps > whole.steps

@@ -72,7 +72,7 @@ def test_in_whole_batches_the_schedule_is_that_of_a_run_without_a_ramp():
     """Where as many rows were read, the rate is the same: GPT-3's warm-up and decay are told in tokens."""
     base = load(ROOT / "configs/gpt3/175b.yaml")
     ramped = load(ROOT / "configs/gpt3/175b.yaml", ["train.ramp={start: 384, increment: 384, samples: 1000000}"])
-    batches = ramped.batches
+    batches = ramped.batch_schedule
     for step in range(0, 5000, 97):
         at, size = batches.first(step) / base.train.batch, batches.size(step) / base.train.batch
         expected = learning_rate(at, base.optimizer, steps=base.train.steps, size=size)
