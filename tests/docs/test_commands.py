@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
-from megaptm.config import load, resolve_model
+from megaptm.config import load, resolve
 from tests.docs.commands import PAGES, PROGRAMS, ROOT, Command, commands_of, every_command, inner, parsed
 
 # Where a run is made small: less text, fewer steps. A later word wins, so all else is as it is shown.
@@ -140,7 +140,7 @@ def settled(words: list[str], *, made_up: bool = False) -> None:
         read_recipe(sources, [word for word in words[2:] if "=" in word and not word.startswith(keys)])
     elif files and not made_up and words[0] in ("train", "launch", "plan", "check", "import"):
         # A later config takes the place of an earlier one, as slurm/common.sh has it.
-        resolve_model(load(files[-1] if words[0] == "train" else files[0], values))
+        resolve(load(files[-1] if words[0] == "train" else files[0], values))
 
 
 def test_commands_in_sentences_are_commands(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
