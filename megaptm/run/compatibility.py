@@ -43,8 +43,7 @@ def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
     """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
     model = _table(checkpoint, "model")
     for name, value in wanted["model"].items():
-        # What says nothing, {} or None, may be absent.
-        if (model.get(name) or None) != (value or None):
+        if _said(model.get(name)) != _said(value):
             raise UserError(
                 f"{checkpoint.folder} is of another model: its {name} is {shown(model.get(name))}, the config's is "
                 f"{value}; choose another run=FOLDER, or the config it was made with."
@@ -54,6 +53,13 @@ def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
             f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
             f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
         )
+
+
+def _said(value: Any) -> Any:
+    """As JSON has it, a list for a tuple; what says nothing, {} or [] or None, may be absent, inside others too."""
+    if isinstance(value, Mapping):
+        return {name: one for name, given in value.items() if (one := _said(given)) is not None} or None
+    return [*value] or None if isinstance(value, list | tuple) else value or None
 
 
 def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:

@@ -18,7 +18,9 @@ FITTING = {
     "electra": {"replaced-token-detection"},
     "deberta-v3": {"replaced-token-detection"},
 }
-ENCODERS = {name for name, family in CATALOGUE.items() if [*family.stacks] == ["encoder"] and name != "unilm"}
+ENCODERS = {
+    name for name, family in CATALOGUE.items() if [*family.stacks] == ["encoder"] and name not in ("unilm", "xlnet")
+}
 ENCODER_DECODERS = {name for name, family in CATALOGUE.items() if len(family.stacks) == 2 and not family.drawn}
 
 
@@ -28,7 +30,7 @@ class Mine(CausalLM):
 
 def fits(family: str, objective: object) -> bool:
     task = objective_of(objective) if isinstance(objective, (str, dict)) else objective
-    return not [*misfit(task, task.batch(128, True), CATALOGUE[family], task.name)]
+    return not [*misfit(task, task.batch(128, False), CATALOGUE[family], task.name)]
 
 
 def test_each_family_learns_by_what_its_paper_did() -> None:
@@ -53,7 +55,7 @@ def test_encoders_learn_by_every_objective_that_hides_and_asks() -> None:
 
 
 def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> None:
-    said = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, True).streams}
+    said = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, False).streams}
     assert len(said) > 10
     for family in ENCODER_DECODERS:
         assert {name for name in OBJECTIVES if fits(family, name)} == said
@@ -70,7 +72,7 @@ def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> No
 )
 def test_an_objective_of_the_users_is_asked_the_same(family: str, told: str) -> None:
     task = Mine()
-    [said] = misfit(task, task.batch(128, True), CATALOGUE[family], "mine")
+    [said] = misfit(task, task.batch(128, False), CATALOGUE[family], "mine")
     assert said.startswith(f"objective (mine) does not fit {family}: {told}; ")
     assert fits("gpt2", task)
     with pytest.raises(UserError, match="does not fit"):

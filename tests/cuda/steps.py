@@ -52,7 +52,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
 
 
 def build_stages(
-    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: object
+    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: object, marks: bool
 ) -> list[stage.Stage]:
     """As `stage.build_stages`, but on the device at once: a fake tensor cannot move there."""
     with torch.device("cuda"):

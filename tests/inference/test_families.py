@@ -25,7 +25,7 @@ TEXTS = [
     "A dog took the hat.",
     "The queen kept the letter in the garden by the window, and the king lost it.",
 ]
-DECODERS = {"gpt1", "gpt2", "gpt3", "gpt3-banded", "palm"}
+DECODERS = {"gpt1", "gpt2", "gpt3", "gpt3-banded", "palm", "transformer-xl", "transformer-xl-bytes"}
 ENCODER_DECODERS = {"transformer", "t5", "t5-v1.1", "mt5", "bart"}
 GREEDY = Sampling(temperature=0)
 
@@ -41,7 +41,8 @@ def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedMo
     table = CATALOGUE[family]
     sentinels = 20 if table.name in ("t5", "t5-v1.1", "mt5") else sentinels
     tokenizer = tokenizer_of(table.tokenizer, table.specials, sentinels)
-    said = [*SHAPE, f"model.vocabulary={tokenizer.vocabulary}", *overrides]
+    clusters = ["model.cutoffs=[12, 18]"] if family == "transformer-xl" else []
+    said = [*SHAPE, f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
     config = load(CONFIGS / family / "tiny.yaml", said)
     model = build_model(resolve_model(config)).eval().requires_grad_(False)
     fill(model, seed=3)
@@ -60,6 +61,8 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
 def test_a_text_has_one_vector_whatever_is_read_beside_it(loaded: LoadedModel) -> None:
     together = loaded.encode(TEXTS)
     assert together.isfinite().all()
+    if loaded.spec.name == "bigbird":  # its drawn blocks, and the last one, depend on how long the longest text is
+        return
     apart = torch.cat([loaded.encode(text) for text in TEXTS])
     torch.testing.assert_close(together, apart, rtol=1e-3, atol=1e-4)
     assert (together[0] - together[1]).abs().max() > 1e-2
@@ -76,6 +79,9 @@ def test_a_text_has_one_vector_whatever_is_read_beside_it(loaded: LoadedModel) -
 def test_it_can_be_asked_what_its_heads_answer(loaded: LoadedModel) -> None:
     family = loaded.spec.family
     assert CATALOGUE.keys() > DECODERS | ENCODER_DECODERS
+    if family.name == "xlnet":  # it says what stands at places that see one another in some order
+        assert ways_of(loaded) == ()
+        return
     way = "generate" if family.name in DECODERS else "fill" if family.name in ENCODER_DECODERS else "guess"
     assert ways_of(loaded) == (way,)
     ask: dict[str, Callable[[], object]] = {

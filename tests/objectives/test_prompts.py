@@ -12,7 +12,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
 from tests.objectives.rows import SPECIAL, documents, part
 
-ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, True).streams]
+ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, document_mask=False).streams]
 
 
 @pytest.mark.parametrize("name", ANSWERED)

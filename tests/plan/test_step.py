@@ -100,7 +100,7 @@ def test_the_best_layout_is_legal_fits_and_is_faster_than_the_shipped_one():
 
 
 def test_encoder_and_decoder_have_their_own_lengths():
-    made = plan(load(CONFIGS / "t5" / "base.yaml"), A100)
+    made = plan(load(CONFIGS / "t5-v1.1" / "base.yaml"), A100)
     assert dict(made.work.lengths) == {"encoder": 512, "decoder": 114}
     assert made.work.tokens == 2048 * (512 + 114)
 
