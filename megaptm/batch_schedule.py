@@ -1,4 +1,4 @@
-"""How many samples each step of a run takes: always as many, or more and more while it begins."""
+"""Which samples each step of a run takes: always as many, or more and more while it begins; some may be passed over."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class BatchSchedule:
     """Samples after which it is whole; 0: it always is."""
     at: tuple[tuple[int, int], ...] = ()
     """(step, samples of it and of those that follow), in their order; in the place of the other three."""
+    skips: tuple[tuple[int, int], ...] = ()
+    """(step, batches of its size that nobody reads before it), as PaLM's after a loss spike (section 5.1)."""
 
     def __post_init__(self) -> None:
         if self.at:
@@ -70,15 +72,20 @@ class BatchSchedule:
         """Samples of a step."""
         return self._level(step).size
 
-    def first(self, step: int) -> int:
-        """The number of its first sample: samples of all steps before it."""
+    def trained(self, step: int) -> int:
+        """Samples of all steps before it."""
         level = self._level(step)
         return level.sample + (step - level.step) * level.size
+
+    def first(self, step: int) -> int:
+        """The number of its first sample: samples of all steps before it, and those that were passed over."""
+        return self.trained(step) + sum(batches * self.size(at) for at, batches in self.skips if at <= step)
 
     def steps_in(self, samples: int) -> int:
         """Steps that so many samples are enough for."""
         level = _levels(self)[bisect_right(_levels(self), samples, key=lambda one: one.sample) - 1]
-        return level.step + (samples - level.sample) // level.size
+        most = level.step + (samples - level.sample) // level.size
+        return bisect_right(range(most), samples, key=lambda step: self.first(step) + self.size(step))
 
     def sizes(self, begin: int, end: int) -> dict[int, int]:
         """Size of a step -> how many of the steps `begin` to `end` have it."""

@@ -95,3 +95,15 @@ def test_given_steps_begin_where_the_one_before_ended(batches):
 def test_a_ramp_that_does_not_lead_to_the_batch_is_refused(ramp, sentence):
     with pytest.raises(UserError, match=sentence):
         BatchSchedule(12, **ramp)
+
+
+@pytest.mark.parametrize("ramp", [{}, {"start": 4, "increment": 4, "samples": 24}], ids=["whole", "ramp"])
+def test_batches_that_are_passed_over_are_read_by_no_step_and_count_for_nothing_else(ramp):
+    plain, skipping = BatchSchedule(12, **ramp), BatchSchedule(12, **ramp, skips=((2, 3), (5, 1)))
+    passed = [0, 0, *[3 * plain.size(2)] * 3, *[3 * plain.size(2) + plain.size(5)] * 4]
+    for step, samples in enumerate(passed):
+        assert skipping.size(step) == plain.size(step)
+        assert skipping.trained(step) == plain.first(step)
+        assert skipping.first(step) == plain.first(step) + samples
+        end = skipping.first(step) + skipping.size(step)
+        assert (skipping.steps_in(end - 1), skipping.steps_in(end)) == (step, step + 1)

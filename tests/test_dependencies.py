@@ -17,8 +17,6 @@ ROOT = Path(__file__).parents[1]
 OURS = ("megaptm", "data_pipeline")
 PART_OF = {"pydantic_core": "pydantic", "backports": "backports-zstd", "compression": "backports-zstd"}
 """Module -> the library that is declared for it."""
-ASKED_FOR = {"jieba"}
-"""Only by a setting, which tells how to install it."""
 
 
 def imported() -> set[str]:
@@ -30,7 +28,7 @@ def imported() -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.add(node.module.partition(".")[0])
-    found -= {*sys.stdlib_module_names, *OURS, *ASKED_FOR}
+    found -= {*sys.stdlib_module_names, *OURS}
     known = importlib.metadata.packages_distributions()
     return {normal(PART_OF.get(name) or name_of(known.get(name, [name]), name)) for name in found}
 

@@ -56,6 +56,8 @@ class Source:
     HTML: a codec for pages that are not UTF-8, before what they say themselves."""
     delimiter: str | None = None
     """CSV: one character; absent: a tab for `.tsv`, else a comma."""
+    columns: tuple[str, ...] = ()
+    """CSV: names of the columns of files that begin with their first row, in the place of a line with the names."""
     html: Html = "main"
     """HTML, WARC: of a page its main content, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
@@ -80,6 +82,10 @@ class Source:
             raise UserError(f"source {self.path}: prefix stands before the first of parts: give parts, or aligned.")
         if self.delimiter is not None and not (len(self.delimiter) == 1 and self.delimiter.isascii()):
             raise UserError(f"source {self.path}: delimiter ({self.delimiter}) must be one ASCII character.")
+        if len({*self.columns}) < len(self.columns):
+            raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) must be different names.")
+        if lacking := [name for name in (*self.fields, *self.keep) if self.columns and name not in self.columns]:
+            raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) do not name `{lacking[0]}`.")
         if self.encoding != "auto" and not _is_codec(self.encoding):
             raise UserError(
                 f"source {self.path}: encoding ({self.encoding}) is not known to Python: use utf-8, latin-1, auto, ..."

@@ -12,7 +12,7 @@ from megaptm.checkpoint.committed import FOLDER
 from megaptm.config import Config, load, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
-from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
+from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
 from megaptm.run.corpora import cache_of
 from megaptm.run.folder import CONFIG, changes, check_phase, trained
 from megaptm.run.submission import refuse_queued
@@ -60,7 +60,11 @@ def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
 
     store = Store(run)
     problems: list[str] = []
+    abandoned = to_abandon(store, case.config.train.skip)
     for step in store.steps():
+        if step in abandoned:
+            problems.append(f"the checkpoint of step {step:,} has read what train.skip.{abandoned[step]} passes over")
+            continue
         try:
             checkpoint = store.load(step)
             _verify(case, checkpoint)

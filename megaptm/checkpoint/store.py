@@ -6,6 +6,7 @@
             manifest.json               step, state, size and sha256 of each file, where each tensor lies
         step-00000200.writing-TOKEN/    being written, or left by a job that died
         step-00000150.damaged/          did not match its hashes: kept aside for a person to look at
+        step-00000180.abandoned/        trained on text that is now passed over (train.skip): kept aside as well
         step-00000100.replaced/         only while a step is committed again
 
 A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch
@@ -46,6 +47,8 @@ from megaptm.storage import parse_json, shown, sync, write_whole
 
 FORMAT = "megaptm-checkpoint-1"
 VERIFYING_THREADS = 4
+ASIDE = (".damaged", ".abandoned")
+"""Of the names of what is kept for a person to look at."""
 
 log = logging.getLogger(__name__)
 
@@ -259,16 +262,23 @@ class Store:
         """Report that a committed checkpoint is damaged and, where this job owns the run, take it out of the way."""
         kept = committed(self.run)[step]
         if self._fence is not None and self._fence():
-            damaged = kept.with_name(f"{kept.name}.damaged")
-            number = 1
-            with explained(f"set aside {kept.name}", self.folder):
-                while damaged.exists():
-                    damaged, number = kept.with_name(f"{kept.name}.damaged-{number}"), number + 1
-                kept = kept.rename(damaged)
+            kept = self._moved(kept, "damaged")
         log.warning(
             "checkpoint of step %d is damaged: %s; trying the one before, this one is in %s", step, problem, kept
         )
         self._damaged(step, problem, kept)
+
+    def abandon(self, step: int) -> Path:
+        """Take a checkpoint out of the way that the run goes back from: kept under the name that is returned."""
+        self._must_own("abandon a checkpoint")
+        return self._moved(committed(self.run)[step], "abandoned")
+
+    def _moved(self, folder: Path, why: str) -> Path:
+        aside, number = folder.with_name(f"{folder.name}.{why}"), 1
+        with explained(f"set aside {folder.name}", self.folder):
+            while aside.exists():
+                aside, number = folder.with_name(f"{folder.name}.{why}-{number}"), number + 1
+            return folder.rename(aside)
 
     def _make_room(self, step: int, needed: int) -> None:
         for oldest in reversed(self.steps()[max(self.keep - 1, 1) :]):
@@ -315,11 +325,12 @@ class Store:
         kept = set(committed(self.run).values())
         for name in names_in(self.folder):
             folder = self.folder / name
-            if name.startswith("step-") and folder not in kept and ".damaged" not in name:
-                aside = folder.with_name(f"{folder.name}.removed")
+            aside = any(why in name for why in ASIDE)
+            if name.startswith("step-") and folder not in kept and not aside:
+                going = folder.with_name(f"{folder.name}.removed")
                 with contextlib.suppress(FileNotFoundError):
-                    folder.rename(aside)
-                remove_tree(aside)
+                    folder.rename(going)
+                remove_tree(going)
 
     def _remove_oldest(self, just_committed: int) -> None:
         if self._fence is None or not self._fence():

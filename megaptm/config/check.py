@@ -316,6 +316,20 @@ def _schedule(config: Config) -> Iterator[str]:
         yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
     yield from _decay(optimizer)
     yield from _rule(optimizer)
+    yield from _skip(config)
+
+
+def _skip(config: Config) -> Iterator[str]:
+    train = config.train
+    for step in train.skip:
+        if step >= train.steps:
+            yield f"train.skip.{step} is not before the last step (train.steps {train.steps}): lower it, or remove it."
+    if not train.skip:
+        return
+    with contextlib.suppress(UserError):  # told elsewhere
+        if "begins" in config.built_objective.batch(config.data.sequence, config.data.document_mask).fields:
+            name = config.built_objective.name
+            yield f"train.skip: rows of {name} go on where those of the step before ended, so none may be passed over."
 
 
 ENDLESS = ("rsqrt", "noam", "constant")

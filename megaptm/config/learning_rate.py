@@ -18,9 +18,9 @@ def rate_of(config: Config, step: int) -> float:
         return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config))
     batches, whole = config.batch_schedule, config.train.batch
     return learning_rate(
-        batches.first(step) / whole,
+        batches.trained(step) / whole,
         config.optimizer,
-        steps=batches.first(config.train.steps) / whole,
+        steps=batches.trained(config.train.steps) / whole,
         size=batches.size(step) / whole,
         width=_width(config),
     )

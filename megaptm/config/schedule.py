@@ -41,7 +41,7 @@ def _rate(config: Config) -> Iterator[str]:
     optimizer, last = config.optimizer, config.train.steps - 1
     steps = config.train.steps
     if optimizer.counts == "batches":
-        steps = config.batch_schedule.first(steps) // config.train.batch
+        steps = config.batch_schedule.trained(steps) // config.train.batch
     if optimizer.warmup_steps >= steps:
         yield (
             f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "

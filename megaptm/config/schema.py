@@ -278,6 +278,9 @@ class TrainConfig(Section):
     """Rows in one step, over all processes."""
     ramp: RampConfig | None = None
     """Fewer rows at the beginning; `optimizer.counts` says what the learning rate makes of it."""
+    skip: dict[Annotated[Count, Strict(False)], Count] = {}
+    """Steps done -> batches of text that are passed over then. To a run that was trained entries may be added, for a
+    spike of its loss: it goes back to its newest checkpoint of so many steps or fewer."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Everything random follows from it."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -400,12 +403,12 @@ class Config(Section):
     @property
     def batch_schedule(self) -> BatchSchedule:
         """Which rows each step takes."""
-        ramp = self.train.ramp
+        batch, ramp, skips = self.train.batch, self.train.ramp, tuple(self.train.skip.items())
         if ramp is None:
-            return BatchSchedule(self.train.batch)
+            return BatchSchedule(batch, skips=skips)
         if ramp.steps:
-            return BatchSchedule(self.train.batch, at=tuple(ramp.steps.items()))
-        return BatchSchedule(self.train.batch, ramp.start or 0, ramp.increment or 0, ramp.samples or 0)
+            return BatchSchedule(batch, at=tuple(ramp.steps.items()), skips=skips)
+        return BatchSchedule(batch, ramp.start or 0, ramp.increment or 0, ramp.samples or 0, skips=skips)
 
 
 def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:

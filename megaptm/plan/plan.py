@@ -139,7 +139,7 @@ def plan(config: Config, machine: Machine) -> Plan:
         memory=memory(work),
         step=timed,
         steps=train.steps - train.after,
-        samples=batches.first(train.steps) - batches.first(train.after),
+        samples=batches.trained(train.steps) - batches.trained(train.after),
         seconds=seconds,
         every=config.checkpoint.every,
         saving=saved,

@@ -123,6 +123,14 @@ class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
+    """A checkpoint had read text that `train.skip` now passes over; it lies in `kept`, and the run goes back."""
+
+    step: int
+    kept: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopSignalEvent(Event, kind="stop-signal"):
     """The run was asked to stop."""
 

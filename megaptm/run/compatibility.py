@@ -12,7 +12,7 @@ from megaptm.spec import ModelSpec
 from megaptm.storage import shown
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Checkpoint
+    from megaptm.checkpoint.store import Checkpoint, Store
 
 
 def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
@@ -73,6 +73,33 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
                 f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
                 "that was there, or choose another run=FOLDER."
             )
+
+
+def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
+    """Step of a checkpoint -> the key of `train.skip` whose batches it was not trained without, or was without others.
+
+    A `UserError` where no other checkpoint is left to go back to.
+    """
+    from megaptm.checkpoint.store import Checkpoint  # loads torch
+
+    others = {}
+    for step in (steps := store.steps()):
+        found = store.look(step, verify=False)
+        if isinstance(found, Checkpoint) and (differ := _skipped_otherwise(found, skip)):
+            others[step] = differ[0]
+    if others and len(others) == len(steps):
+        raise UserError(
+            f"train.skip.{min(others.values())}: a run goes back to its newest checkpoint of that step or before, and "
+            f"the oldest in {store.folder} is of step {min(others):,}: name that step or a later one, or begin again "
+            "in another run=FOLDER."
+        )
+    return others
+
+
+def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
+    train = _table(checkpoint, "config").get("train", {})
+    passed = {int(step): batches for step, batches in train.get("skip", {}).items()}
+    return sorted({step for step, _ in passed.items() ^ skip.items() if step < checkpoint.step})
 
 
 def layout_of(checkpoint: Checkpoint) -> dict[str, int]:

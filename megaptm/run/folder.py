@@ -228,6 +228,8 @@ def changes(begun: Config, config: Config) -> Iterator[str]:
     for key in sorted(before.keys() | now.keys()):
         if key == "run" or _same(before.get(key), now.get(key)) or key.startswith(may_change):
             continue
+        if key.startswith("train.skip.") and now.get(key):  # the run goes back to before it, where it has been there
+            continue
         remedy = "set it back"
         if key == "objective":
             done = last_saved(Path(config.run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from megaptm.parallel.background import Background, together
 from megaptm.parallel.collectives import all_gather_object, barrier, broadcast_object
 from megaptm.plan.count import count
 from megaptm.resilience.events import (
+    AbandonedCheckpointEvent,
     CheckpointEvent,
     DamagedCheckpointEvent,
     Events,
@@ -27,11 +29,13 @@ from megaptm.resilience.events import (
     last_saved,
 )
 from megaptm.resilience.lock import RunLock
-from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text
+from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text, to_abandon
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import BatchSource
 from megaptm.train.training_engine import TrainingEngine
+
+log = logging.getLogger(__name__)
 
 
 class Checkpointer:
@@ -70,6 +74,7 @@ class Checkpointer:
         begun = time.monotonic()
         if self.events:
             self.store.take_over()
+            self._go_back(self.events)
         checkpoint = newest(self.store, self.place)
         if checkpoint is not None:
             refuse_another(checkpoint, self.compatibility)
@@ -89,6 +94,13 @@ class Checkpointer:
                     ResumeEvent(step=step, checkpoint=folder, seconds=seconds, layout=layout, processes=processes)
                 )
         return checkpoint.step if checkpoint else 0
+
+    def _go_back(self, events: Events) -> None:
+        """Set checkpoints aside that have read what `train.skip` passes over."""
+        for step, skip in to_abandon(self.store, self.config.train.skip).items():
+            kept = self.store.abandon(step)
+            events.write(AbandonedCheckpointEvent(step=step, kept=str(kept)))
+            log.warning("checkpoint of step %d has read what train.skip.%d passes over: now in %s", step, skip, kept)
 
     def save(self, step: int, *, wait: bool) -> None:
         """All ranks write, then rank 0 commits. With `wait` the checkpoint counts when this returns.

@@ -115,8 +115,8 @@ class StepReport:
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
-        samples = self.config.batch_schedule.first(step)
-        steps, rows = step - self._since_step, samples - self.config.batch_schedule.first(self._since_step)
+        samples = self.config.batch_schedule.trained(step)
+        steps, rows = step - self._since_step, samples - self.config.batch_schedule.trained(self._since_step)
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)

@@ -1,4 +1,4 @@
-"""CSV and TSV with a header: a row's text in one of its columns."""
+"""CSV and TSV: a row's text in one of its columns, which the first line names, or the recipe."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
     source = span.file.source
     encoding = encoding_of_records(span.file)
     rows = _rows(span, encoding, bad)
-    header = [encoding.decode(name.encode(BYTES))[0] for name in next(rows, (0, []))[1]]
+    header = [*source.columns] or [encoding.decode(name.encode(BYTES))[0] for name in next(rows, (0, []))[1]]
     wanted = [name for name in (*source.fields, *source.keep) if name in header]
     if lacking := [name for name in source.fields if name not in wanted]:
         what = f"has no column `{lacking[0]}` in its first line, but {', '.join(header[:20])}"
-        raise Unreadable("no text column", what, f"name the column with `{'parts' if source.parts else 'text'}`")
+        key = "parts" if source.parts else "text"
+        remedy = f"name the column with `{key}`, or, where the first line is text, all columns with `columns`"
+        raise Unreadable("no text column", what, remedy)
     for offset, row in rows:
         try:
             if len(row) != len(header):

@@ -244,6 +244,8 @@ def test_the_same_file_in_two_folders_is_found_twice(tmp_path):
         ({"encoding": "base64"}, r"encoding \(base64\) is not known"),
         ({"delimiter": "::"}, r"delimiter \(::\) must be one"),
         ({"delimiter": "é"}, r"delimiter \(é\) must be one"),
+        ({"columns": ("en", "en")}, r"columns \(en, en\) must be different names"),
+        ({"columns": ("en", "de")}, r"columns \(en, de\) do not name `text`"),
         ({"leave_out": ("pictures",)}, r"leave_out \(pictures\) must be one of headers, lists, tables"),
     ],
 )

@@ -26,6 +26,15 @@ def test_a_tab_parts_the_fields_of_tsv_and_any_character_those_that_are_told(tmp
     assert reading(written(tmp_path / "a.csv", "text;n\none, two;3\n"), delimiter=";").texts == ["one, two"]
 
 
+def test_columns_that_are_named_have_no_line_of_their_own(tmp_path):
+    path = written(tmp_path / "a.tsv", "Good day\tGuten Tag\nYes\tJa\n")
+    assert reading(path, columns=("en", "de"), text="de").texts == ["Guten Tag", "Ja"]
+    pairs = reading(path, columns=("en", "de"), parts=("en", "de"))
+    assert pairs.texts == ["Good day\nGuten Tag", "Yes\nJa"]
+    said = "has no column `en` in its first line, but Good day, Guten Tag: name the column with `parts`, or, where the"
+    assert said in reading(path, parts=("en", "de")).dropped.said["no text column"]
+
+
 def test_a_long_field_comes_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "LONGEST", 100_000)
     text = "word " * 60_000  # more than the 131,072 characters that csv takes at first
@@ -78,6 +87,9 @@ def test_a_missing_column_is_told_with_those_that_are_there(tmp_path, refusal):
 
 def test_a_table_without_the_column_says_which_it_has_though_the_build_goes_on(tmp_path):
     found = reading(written(tmp_path / "a.csv", "id,review\n1,good\n"))
-    said = "has no column `text` in its first line, but id, review: name the column with `text`"
+    said = (
+        "has no column `text` in its first line, but id, review: name the column with `text`, or, where the first line "
+        "is text, all columns with `columns`"
+    )
     assert found.dropped.examples == {"no text column": [("a.csv", said)]}
     assert found.dropped.said == {"no text column": said}
