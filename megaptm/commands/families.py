@@ -93,6 +93,7 @@ def _numbers(family: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from megaptm.hub.counterparts import models_of
+    from megaptm.objectives import OBJECTIVES
     from megaptm.plan.count import count
     from megaptm.spec import published
 
@@ -103,6 +104,7 @@ def _numbers(family: Any) -> dict[str, Any]:
         "paper": family.paper,
         "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
         "objectives": family.objectives,
+        "supervised": [name for name in family.objectives if OBJECTIVES[name].supervised],
         "hugging_face": models_of(family),
         "tokenizer": family.tokenizer,
         "specials": family.specials,
@@ -138,7 +140,9 @@ def _show(family: Any, *, with_layouts: bool) -> None:
     from megaptm.report.terminal import layout_title
 
     numbers = _numbers(family)
-    title = f"{family.name}: {' and '.join(family.stacks)}, {family.paper}; {', '.join(family.objectives)}"
+    supervised = dict.fromkeys(numbers["supervised"], " (supervised)")
+    objectives = ", ".join(f"{name}{supervised.get(name, '')}" for name in family.objectives)
+    title = f"{family.name}: {' and '.join(family.stacks)}, {family.paper}; {objectives}"
     at_hub = " and ".join(numbers["hugging_face"]) or "none"
     table = Table("size", title=f"{title}\nHugging Face's model: {at_hub}", title_justify="left")
     for column in ("parameters", "layers", "width", "heads", "feed-forward"):

@@ -161,9 +161,8 @@ def _longest_stream(config: Config, longest: int) -> Iterator[str]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    for key in ("size_limit", "size_limits"):
-        if getattr(config.data, key) and config.data.size_exponent is None:
-            yield f"data.{key} bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
+    if config.data.size_limits and config.data.size_exponent is None:
+        yield "data.size_limits bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
     for name in config.data.size_limits:
         if name not in config.data.mix:
             yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"

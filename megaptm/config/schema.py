@@ -125,10 +125,8 @@ class DataConfig(Section):
     size_exponent: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Power of a corpus's number of documents by which its weight is multiplied; weights then count documents. 1: each
     is as likely (T5), or 1 / a temperature; mT5: 0.3. Absent: weights count tokens, whatever a corpus holds."""
-    size_limit: Count | None = None
-    """Documents above which a corpus counts as if it had so many, for size_exponent (T5's artificial limit)."""
     size_limits: dict[str, Count] = {}
-    """Corpus -> its own such limit, in the place of size_limit."""
+    """Corpus -> documents above which it counts as if it had so many, for size_exponent (T5's artificial limit)."""
     sequence: RowLength
     """Tokens of one row (T5: of the encoder's row; the decoder's follows)."""
     epochs: Count | None = None

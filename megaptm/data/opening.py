@@ -37,7 +37,6 @@ def open_mix(
     opened: Mapping[str, Corpus] | None = None,
     schedule: BatchSchedule | None = None,
     size_exponent: float | None = None,
-    size_limit: int | None = None,
     dupe_factor: int | None = None,
     size_limits: Mapping[str, int] | None = None,
     lanes: int | None = None,
@@ -48,7 +47,7 @@ def open_mix(
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
     `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
     objectives whose shares change by step. With a `size_exponent` weights count documents, and are multiplied by that
-    power of the documents that a corpus has, at most `size_limit`, or its own of `size_limits`. After `dupe_factor`
+    power of the documents that a corpus has, at most what `size_limits` says of it. After `dupe_factor`
     epochs the same rows come again, with the same noise. `lanes`: rows of a batch, of objectives whose rows
     go on from batch to batch; absent: one for each corpus.
     """
@@ -62,9 +61,9 @@ def open_mix(
     if verify != "none":
         for corpus in corpora.values():
             corpus.check(split, "size")
-    limits = dict.fromkeys(mix, size_limit) | dict(size_limits or {})
+    limits = size_limits or {}
     weights = {
-        name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, limits[name])
+        name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, limits.get(name))
         for name, weight in mix.items()
     }
     tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)

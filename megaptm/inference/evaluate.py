@@ -230,7 +230,6 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str, *, lanes: 
         verify=config.data.verify,
         cache=cache_of(config),
         size_exponent=config.data.size_exponent,
-        size_limit=config.data.size_limit,
         size_limits=config.data.size_limits,
         lanes=lanes,
     )

@@ -107,6 +107,10 @@ class Composed(Objective):
     def restarts(self) -> bool:  # type: ignore[override]
         return any(task.objective.restarts for task in self.tasks)
 
+    @property
+    def supervised(self) -> bool:
+        return any(task.objective.supervised for task in self.tasks)
+
     def raw_length(self, sequence: int) -> int:
         return min(task.objective.raw_length(sequence) for task in self.tasks)
 

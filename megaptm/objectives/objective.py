@@ -169,6 +169,12 @@ class Objective(ABC):
     """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
     of pairs as `marked` says. The corpus must have it."""
 
+    @property
+    def supervised(self) -> bool:
+        """Whether its answers come from somebody: translations, answers, labels. All others are self-supervised: what
+        is asked stands in the text itself."""
+        return not {"parts", "labels"}.isdisjoint(self.annotations)
+
     def of_corpus(self, annotations: Collection[str]) -> Objective:
         """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
         return self

@@ -74,7 +74,6 @@ class RunCorpora:
             special=self.tokenizer.special,
             verify=data.verify,
             size_exponent=data.size_exponent,
-            size_limit=data.size_limit,
             dupe_factor=data.dupe_factor,
             size_limits=data.size_limits,
             schedule=self.config.batch_schedule if split == "train" else None,

@@ -91,7 +91,6 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["data.size_limits={corpora/mc4: 9}", "data.size_exponent=null"],
             "data.size_limits bounds what data.size_exponent multiplies weights by",
         ),
-        ("mt5/small", ["data.size_limit=1000", "data.size_exponent=null"], "data.size_limit bounds what data.size_exp"),
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
         ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
         (

@@ -72,7 +72,12 @@ def test_weights_count_tokens_where_samples_differ_in_length(folders):
 @pytest.mark.parametrize("objective", ["causal-lm", "masked-lm-next-sentence"])
 def test_documents_are_drawn_by_the_size_of_their_corpora(folders, objective, exponent, limit, ratio):
     """T5's examples-proportional mixing, its artificial limit, and mT5's exponent; weights come on top."""
-    mix = opened({folders[0]: 3, folders[1]: 1}, objective, size_exponent=exponent, size_limit=limit)
+    mix = opened(
+        {folders[0]: 3, folders[1]: 1},
+        objective,
+        size_exponent=exponent,
+        size_limits=limit and dict.fromkeys(folders, limit),
+    )
     assert [order.corpus.split("train").samples for order in mix.orders] == [60, 30]
     documents = [
         quota * order.corpus.split("train").samples / order.per_epoch
@@ -83,13 +88,12 @@ def test_documents_are_drawn_by_the_size_of_their_corpora(folders, objective, ex
 
 def test_a_corpus_may_have_a_limit_of_its_own(folders):
     """As T5 has for C4 and for two pairs of languages (arXiv:1910.10683, 3.7)."""
-    limits = {"size_limit": 50, "size_limits": {folders[1]: 20}}
-    mix = opened(dict.fromkeys(folders, 1), size_exponent=1.0, **limits)
+    mix = opened(dict.fromkeys(folders, 1), size_exponent=1.0, size_limits={folders[1]: 20})
     documents = [
         quota * order.corpus.split("train").samples / order.per_epoch
         for quota, order in zip(mix.quotas, mix.orders, strict=True)
     ]
-    assert documents[0] / documents[1] == pytest.approx(50 / 20, rel=1e-3)
+    assert documents[0] / documents[1] == pytest.approx(60 / 20, rel=1e-3)
 
 
 def test_each_corpus_is_read_in_its_own_order_without_gaps(folders):

@@ -203,3 +203,14 @@ def test_the_options_of_an_objective_of_ones_own_are_kept_and_may_be_changed(tmp
     monkeypatch.syspath_prepend(str(tmp_path))
     found = objective_of({"mine": {"task": "tasks_of_mine:MANY", "rate": 0.3}})
     assert (found.rate, found.mask, found.random) == (0.3, 1.0, 0.0)
+
+
+def test_what_somebody_had_to_say_is_supervised_and_what_stands_in_the_text_is_not():
+    assert {name for name, one in OBJECTIVES.items() if one.supervised} == {
+        "translation",
+        "translation-lm",
+        "text-to-text",
+    }
+    halves = {"words": {"task": "masked-lm", "share": 0.5}, "clicks": {"task": "relevance", "share": 0.5}}
+    assert objective_of(halves).supervised
+    assert not objective_of({"masked-lm": {}, "sentence-order": {}}).supervised

@@ -72,7 +72,13 @@ def test_corpora_without_parts_are_read_in_corrupted_spans(tmp_path):
     tiny_corpus(tmp_path / "text", documents=90)
     mix = {str(tmp_path / "tasks"): 1, str(tmp_path / "text"): 1}
     opened = open_mix(
-        mix, objective="text-to-text", sequence=64, seed=0, special=SPECIAL, size_exponent=1.0, size_limit=60
+        mix,
+        objective="text-to-text",
+        sequence=64,
+        seed=0,
+        special=SPECIAL,
+        size_exponent=1.0,
+        size_limits=dict.fromkeys(mix, 60),
     )
     assert [type(source.task.objective) for source in opened.sources] == [type(TASK), SpanCorruption]
     per_sample = [order.corpus.split("train").samples / order.per_epoch for order in opened.orders]
