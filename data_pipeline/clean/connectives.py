@@ -119,9 +119,13 @@ def _read(path: str) -> Connectives:
     return Connectives(names, _any_of(anywhere), _any_of(within))
 
 
+OLD_LETTERS = str.maketrans({"ı": "i", "ſ": "s"})  # noqa: RUF001
+"""What an expression that passes over case takes for another letter, and `lower` does not."""
+
+
 def _plain(written: str) -> str:
     """A connective without its commas."""
-    return " ".join(written.strip(f"{COMMAS} ").lower().split())
+    return " ".join(written.strip(f"{COMMAS} ").lower().translate(OLD_LETTERS).split())
 
 
 def _any_of(patterns: list[str]) -> re.Pattern[str]:

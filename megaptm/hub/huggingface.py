@@ -176,7 +176,7 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in others}, counterpart.stack: model}
     spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
-    weights = joined(family, {stack: part.weights for stack, part in parts.items()})
+    weights = joined(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
     return ImportedModel(spec, weights, renamed(family, {stack: part.absent for stack, part in parts.items()}))
 
 

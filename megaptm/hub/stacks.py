@@ -53,9 +53,17 @@ def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[st
     }
 
 
-def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The weights of the whole; where tables are gradient-disentangled, how one differs from the other."""
+def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str) -> dict[str, Tensor]:
+    """The weights of the whole; where tables are gradient-disentangled, how one differs from the other. An error where
+    what is shared is not the same in each, but for what a format of fewer digits leaves out."""
     weights = renamed(family, parts)
+    for stack, theirs in parts.items():
+        for name, weight in theirs.items():
+            if not weights[_name_in_whole(family, stack, name)].allclose(weight, rtol=1e-2, atol=1e-3):
+                raise UserError(
+                    f"{where}: {name} of its {stack} is another than that of the rest, with which it is one in a "
+                    f"{family.name}; give models trained together."
+                )
     differences = {name: weights[name] - weights[TOKENS] for name in map(_difference, family.gradient_disentangled)}
     return weights | differences
 

@@ -112,7 +112,7 @@ def ngrams(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[floa
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         word = np.cumsum(begins) - 1
-        words = int(word[-1]) + 1
+        words = int(word.max(initial=-1)) + 1  # none in a row that found no text
         ends = np.cumsum(rng.choice(len(share), words, p=share) + 1)
         first = np.zeros(words + 1, dtype=bool)
         first[ends[ends < words]] = True
@@ -144,12 +144,12 @@ def spans(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         ordinary = ~special.is_special[tokens]
-        left = min(most, math.ceil(rate * np.count_nonzero(ordinary)))
-        # A word ends where the next begins, a special token is no part of any.
+        # A word ends where the next begins, a special token is no part of any, nor is the rest of the word it is in.
         starts = np.flatnonzero((np.asarray(begins) > 0) | ~ordinary)
         stops = np.append(starts[1:], len(tokens))
         hidden = np.zeros(len(tokens), dtype=bool)
         words = np.flatnonzero(ordinary[starts])
+        left = min(most, math.ceil(rate * np.count_nonzero(ordinary)), int((stops - starts)[words].sum()))
         while left > 0:
             number = int(words[rng.integers(len(words))])
             if hidden[starts[number]]:

@@ -182,6 +182,10 @@ class MaskedLM(Objective):
                 f"another; {REMEDY}."
             )
 
+    def question_misfit(self, texts: int) -> str | None:
+        """Why a question that tells so many texts apart cannot be asked beside it; None where it can."""
+        return None
+
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
@@ -313,6 +317,10 @@ class MaskedLMWithQuestion(QuestionObjective):
 
     needs = MaskedLM.needs
     prompts = MaskedLM.prompts
+
+    def __post_init__(self) -> None:
+        if why := self.masked.question_misfit(self.asked.segments):
+            raise UserError(f"{self.question} cannot be asked beside it, {why}: remove either.")
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -38,6 +38,12 @@ class OrderedMaskedLM(MaskedLM):
     def _two_texts(self) -> bool:
         return self.context == "sequence-to-sequence"
 
+    def question_misfit(self, texts: int) -> str | None:
+        if self.context in ("left-to-right", "sequence-to-sequence"):
+            return f"whose first place, which answers, does not see the second text (context {self.context})"
+        known = len(SEGMENTS[self.context])
+        return f"which tells {known} texts apart, and not {texts}" if texts > known else None
+
     def text_fields(self, length: int) -> Sample:
         return {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
 

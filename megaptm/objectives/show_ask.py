@@ -61,21 +61,24 @@ def similar_words(*, mask: float, random: float, begins: np.ndarray, similar: Si
     """Hidden words, each by itself: one that is like it, a random one, or left as it is; never a mask (MacBERT,
     arXiv:2004.13922, 3.1). `mask` is the share of the first. A word that none is like becomes a random one.
 
-    A word is replaced by as many tokens, so that each is asked for where it stood.
+    A word is replaced by as many tokens, so that each is asked for where it stood; of one that is hidden in part, what
+    is hidden, by random tokens.
     """
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         shown = tokens.copy()
         starts = np.flatnonzero(begins)
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True):
-            if not hidden[start]:
+            here = start + np.flatnonzero(hidden[start:stop])
+            if not len(here):
                 continue
             fate = rng.random()
             if fate >= mask + random:
                 continue
-            like = similar(tuple(tokens[start:stop].tolist())) if fate < mask else None
+            whole = len(here) == stop - start
+            like = similar(tuple(tokens[start:stop].tolist())) if fate < mask and whole else None
             if like is None:
-                shown[start:stop] = rng.choice(special.ordinary, stop - start)
+                shown[here] = rng.choice(special.ordinary, len(here))
             else:
                 shown[start:stop] = like[int(rng.integers(len(like)))]
         return shown

@@ -53,6 +53,9 @@ class TranslationLM(MaskedLM):
     def restarts(self) -> bool:  # type: ignore[override]
         return self.places == "restarted"
 
+    def question_misfit(self, texts: int) -> str | None:
+        return "whose rows hold pairs of the corpus"
+
     def text_fields(self, length: int) -> Sample:
         return {"segments": np.full(length, self.languages[0])}
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from megaptm.batch import IGNORED
@@ -253,6 +254,15 @@ def test_both_go_to_hugging_face_and_come_back(tmp_path: Path) -> None:
     assert (found.spec, found.absent) == (model.spec, {})
     assert found.weights.keys() == weights.keys()
     assert all(found.weights[name].equal(weight) for name, weight in weights.items())
+
+    file = tmp_path / "out/generator/model.safetensors"
+    theirs = load_file(file)
+    place = "electra.embeddings.position_embeddings.weight"
+    save_file({name: tensor.half() for name, tensor in theirs.items()}, file)
+    from_hugging_face(tmp_path / "out")
+    save_file({**theirs, place: theirs[place].flip(0)}, file)
+    with pytest.raises(UserError, match=r"embed.position.weight of its generator is another than that of the rest"):
+        from_hugging_face(tmp_path / "out")
 
 
 def test_training_goes_on_from_both_and_from_both_alone(tmp_path: Path) -> None:

@@ -170,6 +170,12 @@ def test_weights_and_shares_change_at_their_steps():
             r"objective\.masked-lm\.question \(nextsentence\) is not known; did you mean next-",
         ),
         ({"causal-lm": {"question": "dialogue"}}, r"dialogue is asked beside masked-lm, not beside causal-lm"),
+        ({"translation-lm": {}, "next-sentence": {}}, r"beside it, whose rows hold pairs of the corpus: remove either"),
+        ({"ordered-masked-lm": {}, "sentence-reordering": {}}, r"which tells 2 texts apart, and not 3: remove either"),
+        (
+            {"ordered-masked-lm": {"context": "left-to-right", "question": "next-sentence"}},
+            r"next-sentence cannot be asked beside it, whose first place, which answers, does not see the second text",
+        ),
         ({"masked-lm": {"corpora": "books"}}, r"objective\.masked-lm\.corpora must be a list of corpora"),
         ({"masked-lm": {"task_id": -1}}, r"objective\.masked-lm\.task_id \(-1\) must be a number from 0 on"),
         ({"a": {"task": ["masked-lm"]}}, r"objective\.a\.task \(\['masked-lm'\]\) is no task"),

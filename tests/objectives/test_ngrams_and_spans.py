@@ -71,6 +71,26 @@ def test_no_word_is_broken_and_no_special_token_hidden(hide):
     assert selected / rows == pytest.approx(76, abs=0.5)
 
 
+def test_what_follows_an_unknown_piece_within_a_word_is_not_hidden_nor_waited_for():
+    # A long word that begins with a piece that the tokenizer does not know: of the 40 tokens 8 can be hidden.
+    tokens = np.array([SPECIAL.cls, *range(SPECIALS, SPECIALS + 8), SPECIAL.pad, *range(SPECIALS + 8, SPECIALS + 40)])
+    begins = np.concatenate((np.ones(10, dtype=int), np.zeros(32, dtype=int)))
+    hide = HIDES["spans"](rate=0.5, most=30, begins=begins)
+    assert np.flatnonzero(hide(tokens, SPECIAL, np.random.default_rng(0))).tolist() == [*range(1, 9)]
+    none = HIDES["spans"](rate=0.5, most=30, begins=begins[9:])
+    assert not none(tokens[9:], SPECIAL, np.random.default_rng(0)).any()
+
+
+@pytest.mark.parametrize("hide", sorted(HIDES))
+def test_of_a_row_without_text_nothing_is_hidden(hide):
+    task = objective_of({"translation-lm": {"hide": hide}})
+    alone = part(4, 3)  # of a pair whose other text has no token
+    alone.annotations.update(parts=np.zeros(1, np.int32), words=np.zeros(1, np.int32))
+    sample = task.make([alone], SPECIAL, np.random.default_rng(0), 32, True)
+    task.batch(32, True).check(sample, maker=task.name)
+    assert (sample["labels"] == IGNORED).all()
+
+
 def test_the_tokens_of_a_span_have_one_fate():
     task, rng = MaskedLM(hide="spans", show="spans"), np.random.default_rng(0)
     fates = np.zeros(3)
@@ -103,6 +123,19 @@ def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
     even, odd = fates / fates.sum(axis=1, keepdims=True)
     assert even == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
     assert odd == pytest.approx([0.0, 0.9, 0.1], abs=0.01)
+
+
+@pytest.mark.parametrize("hide", ["tokens", "spans", "token-ngrams"])
+def test_of_a_word_that_is_hidden_in_part_the_rest_stays(hide):
+    task = objective_of({"masked-lm": {"hide": hide, "show": "similar-words", "similar": ALIKE}})
+    changed = 0.0
+    for number in range(40):
+        rng = np.random.default_rng(number)
+        sample = task.make([with_words(part(126, 1, seed=number))], SPECIAL, rng, 128, False)
+        before, asked = unmasked(sample)
+        assert (sample["tokens"][~asked] == before[~asked]).all()
+        changed += (sample["tokens"][asked] != before[asked]).mean() / 40
+    assert changed == pytest.approx(0.9, abs=0.05)
 
 
 def test_pairs_hide_words_of_the_corpus(tmp_path):

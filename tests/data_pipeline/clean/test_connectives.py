@@ -46,6 +46,11 @@ def test_each_two_clauses_are_a_pair_without_what_stood_between_them() -> None:
     ]
 
 
+def test_capitals_and_old_letters_are_known() -> None:
+    for written in ("BECAUSE", "becauſe", "Becauſe"):
+        assert pairs(f"We walked home, {written} the rain fell.") == [("because", "We walked home", "the rain fell.")]
+
+
 def test_a_pair_says_where_it_was_and_keeps_what_is_known() -> None:
     document = Document("It was cold there. But we went out.", "a.txt", notes={"url": "x", "turns": [[0, "user"]]})
     dropped = Dropped()
