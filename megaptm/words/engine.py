@@ -7,16 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Layout
-from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
@@ -24,7 +21,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
-from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_of
+from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_to_learn
 
 NONE = np.zeros(0, np.int64)
 
@@ -68,7 +65,7 @@ class WordEngine:
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
-        self.exchange = _open_exchange(self.ranks, timeout_minutes)
+        self.exchange = Exchange.open(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
         size = spec.size
         self._in = ShardedTable("input", spec.vocabulary + size.buckets, size.width, self.exchange)
@@ -122,12 +119,7 @@ class WordEngine:
         return self._result(self._learn_apart([*self._rows(microbatches)], None))
 
     def _know(self, counts: np.ndarray) -> None:
-        words = words_of(counts, self._special, self.task.min_count)
-        if len(words) < 2:
-            raise UserError(
-                f"{self.spec.name} learns words from one another, and of the corpora's {len(words)} come as often as "
-                f"{self.task.min_count:,} times: lower min_count of {self.task.name}, or give more text."
-            )
+        words_to_learn(self.spec, counts, self._special, self.task)
         self.counts = counts
         self._tables = word_tables(counts, sorted(self._special), self.task)
 
@@ -197,13 +189,3 @@ class WordEngine:
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:
     return rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))
-
-
-def _open_exchange(ranks: Ranks, timeout_minutes: float) -> Exchange:
-    """Tables are in host memory, on machines with GPUs, too."""
-    if ranks.data_size == 1:
-        return Exchange(0, 1, None)
-    group = dist.group.WORLD
-    if dist.get_backend() != "gloo":
-        group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
-    return Exchange(ranks.data, ranks.data_size, group)
