@@ -17,7 +17,7 @@ OF_ADAPTIVE = ("name", "lr", "initial_accumulator")
 """Keys of it that mean something where each number has a rate of its own, which falls by itself."""
 OF_NETWORK = (*OF_RATE, "weight_decay", "weight_decay_on", "clip")
 """Keys of it that mean something to a network."""
-OF_TEXT = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "after")}
+OF_TEXT = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "after", "skip")}
 """Keys that say how text is read: pairs are counted of all of it, and read by the step."""
 
 

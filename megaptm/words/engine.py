@@ -29,6 +29,11 @@ CountWords = Callable[[int, int], np.ndarray]
 """Rank and ranks -> int64 [V]: how often each word comes in this rank's part of the corpora."""
 
 
+DIVERGED = 4.0
+"""Times the loss of vectors that know nothing: more is past learning. Numbers may stay finite there, since products
+beyond the table of sigmoids move nothing."""
+
+
 @dataclass(frozen=True)
 class WordRow:
     """A row of text without the words that are passed over."""
@@ -101,7 +106,8 @@ class WordEngine:
         self._out.restore(reader)
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn from this rank's rows; raises `DivergedError` on every process where a number is not finite."""
+        """Learn from this rank's rows; raises `DivergedError` on every process where the loss is not finite, or is that
+        of a run past learning."""
         assert microbatches is not None
         rows = [*self._rows(microbatches)]
         rate = lr * next(iter(self.losses.values()))
@@ -110,8 +116,11 @@ class WordEngine:
         else:
             found = self._learn_apart(rows, rate)
         result = self._result(found)
-        if not math.isfinite(result.loss):
-            raise DivergedError(f"step {step + 1} has a loss of {result.loss} and was not saved: {REMEDY}")
+        if not result.loss < DIVERGED * self._of_nothing:
+            raise DivergedError(
+                f"step {step + 1} has a loss of {result.loss:.4g}, where vectors that know nothing have "
+                f"{self._of_nothing:.4g}, and was not saved: {REMEDY}"
+            )
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
@@ -130,6 +139,12 @@ class WordEngine:
                 kept, borders = np.empty_like(tokens), np.empty_like(tokens)
                 count, state = kernels.keep(tokens, documents, self._tables.thresholds, seed, kept, borders)
                 yield WordRow(kept[:count], borders[:count], np.uint64(state))
+
+    @property
+    def _of_nothing(self) -> float:
+        """The loss of a question to which all answers are as likely as not, or more."""
+        most = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
+        return next(iter(self.losses.values())) * most * math.log(2)
 
     def _learn(
         self,

@@ -57,13 +57,16 @@ class NetworkEngine:
         self.network.fill(self.config.train.seed, self.spec.family.initial)
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """All from the first rank, since all have the same."""
-        if self.ranks.data > 0:
-            return
+        """All have the same, so each rank writes some rows."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
         for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
-            shape = tuple(tensor.shape)
-            yield TensorPiece(name, shape, (0,) * len(shape), shape, tensor)
+            first, last = (
+                len(tensor) * place // self.ranks.data_size for place in (self.ranks.data, self.ranks.data + 1)
+            )
+            if first < last:
+                mine = tensor[first:last]
+                at = (first, *(0,) * (tensor.ndim - 1))
+                yield TensorPiece(name, tuple(tensor.shape), at, tuple(mine.shape), mine)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._know(reader.read(COUNTS).numpy(), step=step)

@@ -73,7 +73,7 @@ def test_the_next_word_is_said_as_the_equation_says(name):
     assert np.abs(network.logits(windows).detach().numpy() - wanted).max() < 1e-12
     labels = torch.tensor([4, 0, 10])
     said = -(wanted - np.log(np.exp(wanted).sum(1, keepdims=True)))[range(3), labels].sum()
-    assert float(network.loss(windows, labels)) == pytest.approx(said, rel=1e-5)
+    assert network.loss(windows, labels).item() == pytest.approx(said, rel=1e-5)
 
 
 def test_its_gradient_is_that_of_finite_differences():
