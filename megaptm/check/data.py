@@ -81,6 +81,13 @@ def _corpus(case: Case, place: str) -> Iterator[Finding]:
 def _mix(config: Config) -> Iterator[Finding]:
     """Whether corpora, tokenizer and objective go together, and there is enough text."""
     corpora, train = RunCorpora(config), config.train
+    if config.built_objective.unit == "pairs":
+        corpora.check()
+        tokens = corpora.tokens("train")
+        yield Finding(
+            "data", "good", f"pairs of {tokens:,.0f} words are counted when the run begins.", {"tokens": tokens}
+        )
+        return
     text = corpora.mix("train")
     check_epochs(config, text)
     held_out = corpora.mix("validation").fresh_batches(train.batch)

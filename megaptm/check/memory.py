@@ -57,9 +57,9 @@ def memory(case: Case) -> Iterator[Finding]:
 
 
 def _tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
-    """Word vectors are in the host's memory, divided among its ranks and those of other nodes."""
+    """Word vectors are in the host's memory, divided among its ranks and those of other nodes; networks are small."""
     on_node = min(machine.devices, config.layout.processes)
-    needed = 4 * spec.parameters * on_node // config.layout.processes
+    needed = spec.bytes * on_node // (1 if spec.family.network else config.layout.processes)
     says, numbers = f"tables of {_gib(needed)} GiB are in the memory of a node", {"bytes": needed}
     if machine.host_gib is None:
         return Finding(TOPIC, "good", f"{says}.", numbers)

@@ -10,6 +10,7 @@ import click
 READ_BY = {
     "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
     "word2vec-binary": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, binary=True)",
+    "glove": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, no_header=True)",
     "fasttext-vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
     "fasttext-bin": "; in Python: fasttext.load_model({0!r}), gensim.models.fasttext.load_facebook_model({0!r})",
     "safetensors": "",
@@ -44,6 +45,7 @@ def words(run: Path, file: Path, step: int | None, format_: str) -> None:
     \b
       megaptm export words runs/word2vec-tiny exported/words.txt
       megaptm export words runs/word2vec-tiny exported/words.bin --format word2vec-binary
+      megaptm export words runs/glove-tiny exported/glove.txt --format glove
       megaptm export words runs/fasttext-tiny exported/model.bin --format fasttext-bin
     """
     from megaptm.run.checkpoint import open_checkpoint

@@ -78,14 +78,13 @@ def _show_words(family: WordFamily) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{family.name}: word vectors, {family.paper}; {', '.join(family.objectives)}"
+    title = f"{family.name}: word vectors, {family.vocabulary:,} words, {family.paper}; {', '.join(family.objectives)}"
     table = Table("size", title=title, title_justify="left")
-    for column in ("parameters", "words", "width", "buckets"):
+    columns = ("parameters", *family.numbers)
+    for column in columns:
         table.add_column(column, justify="right")
     for size, row in _word_numbers(family)["sizes"].items():
-        table.add_row(
-            size, f"{row['parameters']:,}", f"{family.vocabulary:,}", f"{row['width']:,}", f"{row['buckets']:,}"
-        )
+        table.add_row(size, *(f"{cell:,}" if type(cell) is int else str(cell) for cell in map(row.get, columns)))
     Console().print(table)
 
 

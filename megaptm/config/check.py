@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from megaptm.config.model import model_spec, resolve_model
+from megaptm.config.model import OF_TABLES, model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
-from megaptm.config.word_rules import OF_PIECES, word_rules, word_shape
+from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
 from megaptm.families import CATALOGUE, WORDS, find_family
 from megaptm.families.words import WordFamily
@@ -169,9 +169,10 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _shape(model: ModelConfig) -> Iterator[str]:
-    for key in OF_PIECES:
+    for key in OF_TABLES:
         if getattr(model, key) is not None:
-            yield f"model.{key} means nothing to {_title(model)}, which has no rows for pieces of words; remove it."
+            readers = " or ".join(name for name, family in WORDS.items() if key in family.numbers)
+            yield f"model.{key} means nothing to {_title(model)}: remove it, or use {readers}."
     spec = model_spec(model)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
@@ -353,6 +354,10 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
             f"optimizer.stable_steps ({stable}) must exceed optimizer.warmup_steps ({warmup}): both count from the "
             "start."
         )
+    if decay == "inverse":
+        if optimizer.decay_steps is None:
+            yield "optimizer.decay inverse needs optimizer.decay_steps: after so many steps half of the rate is left."
+        return
     if (end := optimizer.decay_steps) is None:
         return
     if decay in ENDLESS:

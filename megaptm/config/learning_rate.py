@@ -48,6 +48,9 @@ def learning_rate(
         return peak
     if optimizer.decay in ("rsqrt", "noam"):
         return peak * max(final, math.sqrt(max(begin, 1) / (step + size)))
+    if optimizer.decay == "inverse":
+        assert optimizer.decay_steps is not None
+        return peak * max(final, 1.0 / (1.0 + (step - begin) / optimizer.decay_steps))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
     power = optimizer.power if optimizer.power is not None else 1.0
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))

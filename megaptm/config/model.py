@@ -13,8 +13,8 @@ from megaptm.families.words import WordFamily, WordSize, WordSpec
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 SHAPE = tuple(Shape.model_fields)
-OF_TABLES = tuple(one.name for one in fields(WordSize))
-"""Keys of a config's model that are numbers of word vectors."""
+OF_TABLES = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE)
+"""Keys of a config's model that are numbers of word vectors alone."""
 CLUSTERS = ("cutoffs", "division")
 """Of the vocabulary."""
 LOSSES = ("z_loss", "label_smoothing")
@@ -54,7 +54,7 @@ def resolve_model(config: Config) -> ModelSpec:
 def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
     """Word vectors, of the section alone."""
     table = family.sizes.get(model.size, next(iter(family.sizes.values())))
-    said = {name: value for name in OF_TABLES if (value := getattr(model, name)) is not None}
+    said = {name: value for name in family.numbers if (value := getattr(model, name)) is not None}
     vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
     return WordSpec(family=family, size=replace(table, **said), vocabulary=vocabulary)
 
@@ -105,8 +105,8 @@ def resolved(config: Config) -> Config:
     """The same config with every number of the model written out, so that a later change of a table changes no run."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
-        pieces = {} if spec.size.buckets else {"buckets": None, "ngrams": None}
-        written = {**vars(spec.size), "vocabulary": spec.vocabulary, **pieces}
+        written = {name: getattr(spec.size, name) for name in spec.family.numbers}
+        written |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=written)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}

@@ -11,6 +11,8 @@ from megaptm.errors import nearest
 from megaptm.families.words import WordFamily
 from megaptm.objectives import OBJECTIVES, Objective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.pairs import GloVe
+from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
 
@@ -45,11 +47,11 @@ def _instead(task: Objective, family: Family | WordFamily, name: str) -> str:
 
 def _reasons_of_words(task: Objective, family: WordFamily) -> Iterator[str]:
     if not any(type(OBJECTIVES[known]) is type(task) for known in family.objectives):
-        yield "word vectors learn by windows of words"
+        yield "it is no task of its paper"
 
 
 def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:
-    if isinstance(task, WordWindows):
+    if isinstance(task, WordWindows | GloVe | WindowRanking):
         yield "word vectors learn by it, and this family has layers"
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:

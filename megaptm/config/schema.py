@@ -83,6 +83,14 @@ class ModelConfig(Shape):
     """Of fastText: rows that pieces of words share by a hash; absent: the size's."""
     ngrams: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Of fastText: characters of the shortest and of the longest piece of a word; absent: the size's."""
+    hidden: Annotated[int, Field(ge=0)] | None = None
+    """Of NNLM and C&W: units between the vectors of a window and what is said of it; absent: the size's."""
+    before: Count | None = None
+    """Of NNLM and C&W: words of a window before the one that it is asked about; absent: the size's."""
+    after: Annotated[int, Field(ge=0)] | None = None
+    """Of C&W: words of a window after that one; absent: the size's."""
+    direct: bool | None = None
+    """Of NNLM: whether vectors are also mapped to the next word directly, past the hidden units; absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
@@ -239,15 +247,17 @@ class OptimizerConfig(Section):
     """Steps over which the rate rises linearly from zero to its peak; triangular: from final."""
     stable_steps: Annotated[int, Field(ge=0)] = 0
     """Step, counted from the start of the run, until which the rate stays at its peak; 0: it falls at once."""
-    decay: Literal["cosine", "linear", "polynomial", "triangular", "rsqrt", "noam", "constant"] = "constant"
+    decay: Literal["cosine", "linear", "polynomial", "triangular", "rsqrt", "inverse", "noam", "constant"] = "constant"
     """How the rate falls; rsqrt: lr * sqrt(N / step), N where the fall begins; noam, the Transformer's: so, with a peak
-    of lr / sqrt(width * warmup_steps); triangular: linear, both ways; polynomial: (share of steps left) ^ power."""
+    of lr / sqrt(width * warmup_steps); triangular: linear, both ways; polynomial: (share of steps left) ^ power;
+    inverse, NNLM's: lr / (1 + steps of the fall / N), N decay_steps."""
     power: Annotated[float, Field(gt=0.0)] | None = None
     """Exponent of polynomial; 1 is linear."""
     final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """The rate never falls below this fraction of its peak; what falls to an end, ends on it."""
     decay_steps: Count | None = None
-    """Step, counted from the start of the run, at which the fall ends; absent: train.steps."""
+    """Step, counted from the start of the run, at which the fall ends; absent: train.steps. inverse: steps after which
+    half of the rate is left."""
     counts: Literal["batches", "steps"] = "batches"
     """What all these steps are where the batch ramps: as many rows as whole batches have, or steps of any size."""
 

@@ -55,9 +55,10 @@ def open_mix(
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
     whole.check(special, sequence)
+    if whole.unit == "pairs":
+        raise UserError(f"objective ({whole.name}) counts a corpus before it learns, and has no samples: train by it.")
     corpora = {name: Corpus.open(name, cache) for name in mix} if opened is None else dict(opened)
-    _refuse_doubles(corpora)
-    _refuse_mixed_tokenizers(corpora, special)
+    check_together(corpora, special)
     if verify != "none":
         for corpus in corpora.values():
             corpus.check(split, "size")
@@ -164,6 +165,12 @@ def _order(
         )
     order = DocumentOrder if task.unit == "document" else StreamOrder
     return order(corpus, split, cut=cut, annotations=task.annotations, **options)
+
+
+def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
+    """A `UserError` where a corpus is there twice, or was made with another tokenizer than the others."""
+    _refuse_doubles(corpora)
+    _refuse_mixed_tokenizers(corpora, special)
 
 
 def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,23 +13,28 @@ COUNTED_AT_ONCE = 1 << 20
 """Tokens."""
 
 
-def token_counts(corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1) -> np.ndarray:
-    """int64 [vocabulary]: how often each id comes in every `parts`-th shard of a split, from shard `part` on.
-
-    Every token is read once: a gigabyte of a disk's takes a second or two.
-    """
-    counts = np.zeros(vocabulary, np.int64)
+def texts_of(corpus: Corpus, split: str, *, part: int = 0, parts: int = 1) -> Iterator[list[np.ndarray]]:
+    """Documents of every `parts`-th shard of a split, from shard `part` on, some at a time; each is read once: a
+    gigabyte of a disk's takes a second or two."""
     for number, info in enumerate(corpus.split(split).shards):
         if number % parts != part:
             continue
         shard = corpus.open_shard(info)
-        texts, waiting = [], 0
+        texts: list[np.ndarray] = []
+        waiting = 0
         for document in range(len(shard)):
             texts.append(shard.tokens(document))
             waiting += len(texts[-1])
             if waiting >= COUNTED_AT_ONCE or document == len(shard) - 1:
-                counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
+                yield texts
                 texts, waiting = [], 0
+
+
+def token_counts(corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1) -> np.ndarray:
+    """int64 [vocabulary]: how often each id comes in every `parts`-th shard of a split, from shard `part` on."""
+    counts = np.zeros(vocabulary, np.int64)
+    for texts in texts_of(corpus, split, part=part, parts=parts):
+        counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
     return counts
 
 

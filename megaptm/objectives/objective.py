@@ -140,9 +140,10 @@ class Objective(ABC):
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
-    unit: Literal["stream", "lane", "sentence-group", "document"] = "stream"
+    unit: Literal["stream", "lane", "sentence-group", "document", "pairs"] = "stream"
     """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
-    `SentenceGroup`. Of a `lane` the row goes on where the same row of the batch before ended."""
+    `SentenceGroup`. Of a `lane` the row goes on where the same row of the batch before ended. `pairs`: of no text, for
+    that was counted before the first step."""
     pieces: Literal["sentences", "turns", "parts"] = "sentences"
     """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
     segments: int = 1

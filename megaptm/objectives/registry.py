@@ -9,8 +9,10 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.ordered import OrderedMaskedLM
+from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.permutation import PermutationLM
 from megaptm.objectives.questions import Capitalization, TokenDocument
+from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
@@ -28,6 +30,7 @@ TASKS: dict[str, type[Objective]] = {
     "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
+    "glove": GloVe,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
     "masked-text": MaskedText,
@@ -41,6 +44,7 @@ TASKS: dict[str, type[Objective]] = {
     "token-document": TokenDocument,
     "translation": Translation,
     "translation-lm": TranslationLM,
+    "window-ranking": WindowRanking,
 }
 OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
@@ -78,5 +82,7 @@ OBJECTIVES: dict[str, Objective] = {
         ERNIE_2,
         SkipGram(),
         CBOW(),
+        GloVe(),
+        WindowRanking(),
     )
 }

@@ -101,9 +101,9 @@ def workload_of(config: Config) -> Workload:
     spec = resolve(config)
     if isinstance(spec, WordSpec):
         raise UserError(
-            f"{config.model.family} has no layers to plan for: its tables are {spec.parameters:,} parameters, "
-            f"{4 * spec.parameters:,} bytes that data ranks divide among them; how fast they are learned is shown by a "
-            "few steps of `megaptm train`."
+            f"{config.model.family} has no stack of layers to plan for: it is {spec.parameters:,} parameters, "
+            f"{spec.bytes:,} bytes {'on each data rank' if spec.family.network else 'that data ranks divide'}; how "
+            "fast they are learned is shown by a few steps of `megaptm train`."
         )
     objective = config.built_objective
     batch = objective.batch(config.data.sequence, config.data.document_mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import numpy as np
 from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
-from megaptm.data.opening import annotations_of
+from megaptm.data.opening import annotations_of, check_together
 from megaptm.data.order import REMEDIES, check_annotated
-from megaptm.data.statistics import token_counts
+from megaptm.data.statistics import texts_of, token_counts
 from megaptm.errors import UserError
 from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Composed, Task
@@ -46,19 +47,43 @@ class RunCorpora:
         _check_special_tokens(config, self.tokenizer)
 
     def word_counts(self, vocabulary: int, part: int, parts: int) -> np.ndarray:
-        """int64 [vocabulary]: how often each id comes in a part of the training text.
-
-        Of several corpora in the shares in which they are read; the one that is read most often counts as it is.
-        """
+        """int64 [vocabulary]: how often each id comes in a part of the training text, of several corpora by shares."""
         counted = {
             place: token_counts(corpus, "train", vocabulary, part=part, parts=parts)
             for place, corpus in self._corpora.items()
         }
+        shares = self._shares()
+        return np.sum([np.rint(counts * shares[place]).astype(np.int64) for place, counts in counted.items()], axis=0)
+
+    def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
+        """Of each corpus its share, and a part of a split's documents."""
+        for place, share in self._shares().items():
+            yield share, texts_of(self._corpora[place], split, part=part, parts=parts)
+
+    def tokens(self, split: str) -> float:
+        """Of all corpora, each by its share."""
+        return sum(share * self._corpora[place].split(split).tokens for place, share in self._shares().items())
+
+    def _shares(self) -> dict[str, float]:
+        """What is counted of each corpus counts so much, as they are read; that which is read most often, 1."""
         often = {
             place: self.config.data.mix[place] / corpus.split("train").tokens for place, corpus in self._corpora.items()
         }
-        shares = {place: each / max(often.values()) for place, each in often.items()}
-        return np.sum([np.rint(counts * shares[place]).astype(np.int64) for place, counts in counted.items()], axis=0)
+        return {place: each / max(often.values()) for place, each in often.items()}
+
+    def check(self) -> None:
+        """A `UserError` where corpora do not go together, have no such splits, or shards of another size than they say;
+        `mix` finds these, too."""
+        self.config.built_objective.check(self.tokenizer.special, self.config.data.sequence)
+        check_together(self._corpora, self.tokenizer.special)
+        for corpus in self._corpora.values():
+            for split in ("train", "validation"):
+                corpus.check(split, "none" if self.config.data.verify == "none" else "size")
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """Name -> id of each corpus's manifest."""
+        return {place: corpus.manifest.id for place, corpus in self._corpora.items()}
 
     def mix(self, split: str) -> Mix:
         """Of `train` or `validation`."""
@@ -132,6 +157,9 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
+    if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
+        corpora.check()
+        return
     check_epochs(config, corpora.mix("train"))
     corpora.mix("validation").fresh_batches(config.train.batch)
 

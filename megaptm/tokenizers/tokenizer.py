@@ -18,7 +18,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_whole
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.special import special_tokens
+from megaptm.tokenizers.special import role_names, special_tokens
 from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_told, splits_at_spaces
 
 if TYPE_CHECKING:
@@ -54,6 +54,13 @@ class Tokenizer:
     @cached_property
     def special(self) -> SpecialTokens:
         return special_tokens(self.content, self.config, self.library.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """The id of all words that have none; None where there is no such word."""
+        ids = self.library.get_vocab(with_added_tokens=True)
+        name = role_names(self.config, ids).get("unknown")
+        return None if name is None else ids[name]
 
     @property
     def vocabulary(self) -> int:

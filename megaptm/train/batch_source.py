@@ -1,17 +1,56 @@
-"""What a run reads: its tokenizer, its mixes, and the micro-batches of each step for this process."""
+"""What a run reads: its tokenizer, its samples, and the micro-batches of each step for this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import repeat
+from typing import Any, Protocol
 
 import torch
 
-from megaptm.batch import MicroBatch
+from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.config import Config
 from megaptm.data.loader import Loader, validation_batches, validation_steps
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
+from megaptm.tokenizers import Tokenizer
+
+
+class Samples(Protocol):
+    """The samples of a run, by number."""
+
+    @property
+    def corpora(self) -> Mapping[str, str]:
+        """Name -> id of each corpus's manifest."""
+
+    @property
+    def batch(self) -> BatchSpec:
+        """What every sample holds."""
+
+    def cursors(self, number: int) -> Mapping[str, int]:
+        """How many samples of each source come before sample `number`."""
+
+    def epochs_begun(self, number: int) -> Mapping[str, int]:
+        """How often each source has been begun by the samples before `number`."""
+
+
+class Source(Protocol):
+    """What the loop asks of it."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def train(self) -> Samples:
+        """What is learned from."""
+
+    def steps(self, start: int) -> Iterator[list[Any] | None]:
+        """Each step's micro-batches, from step `start` on, without end."""
+
+    def held_out(self) -> Iterator[list[Any] | None]:
+        """The validation batches, the same at each call."""
+
+    def close(self) -> None:
+        """No more is read."""
 
 
 class BatchSource:

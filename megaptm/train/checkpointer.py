@@ -32,7 +32,7 @@ from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text, to_abandon
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import ModelSpec
-from megaptm.train.batch_source import BatchSource
+from megaptm.train.batch_source import Source
 from megaptm.train.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Checkpointer:
         config: Config,
         engine: TrainingEngine,
         spec: ModelSpec | WordSpec,
-        source: BatchSource,
+        source: Source,
         place: RankEnvironment,
         *,
         lock: RunLock | None,
@@ -144,8 +144,8 @@ class Checkpointer:
         return {
             **self.compatibility,
             "samples": samples,
-            "cursors": self.source.train.cursors(samples),
-            "corpora": self.source.train.corpora,
+            "cursors": dict(self.source.train.cursors(samples)),
+            "corpora": dict(self.source.train.corpora),
             "config": self.config.model_dump(),
             "version": __version__,
         }

@@ -1,17 +1,24 @@
-"""Which engine trains what a config names."""
+"""Which engine trains what a config names, and what it reads."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives import weights_at
+from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
 from megaptm.spec import ModelSpec
+from megaptm.train.batch_source import BatchSource, Source
+from megaptm.train.pair_source import PairSource
 from megaptm.train.training_engine import TrainingEngine
+
+if TYPE_CHECKING:
+    from megaptm.words.pair_engine import PairEngine
 
 
 def build_engine(
@@ -20,24 +27,16 @@ def build_engine(
     """An engine without weights: they come with the checkpoint, or where there is none by `fill`. To draw numbers for a
     large model takes minutes."""
     if isinstance(spec, WordSpec):
+        if spec.family.network:
+            from megaptm.words.network_engine import NetworkEngine
+
+            return NetworkEngine(spec, config, corpora, timeout_minutes=timeout_minutes)
         try:
-            from megaptm.words.engine import WordEngine
+            return _word_engine(config, spec, corpora, timeout_minutes)
         except ModuleNotFoundError as error:
             if error.name != "numba":
                 raise
             raise UserError(f"{spec.name} needs numba: install it with `pip install megaptm[words]`.") from None
-        task = config.built_objective
-        assert isinstance(task, WordWindows)
-        return WordEngine(
-            spec,
-            config.layout,
-            task,
-            seed=config.train.seed,
-            special=corpora.tokenizer.special.specials,
-            names=[corpora.tokenizer.name(id_) for id_ in range(spec.vocabulary)] if spec.size.buckets else (),
-            count_words=partial(corpora.word_counts, spec.vocabulary),
-            timeout_minutes=timeout_minutes,
-        )
     from megaptm.parallel.engine import Engine
 
     return Engine(
@@ -51,4 +50,31 @@ def build_engine(
         timeout_minutes=timeout_minutes,
         marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
         filled=False,
+    )
+
+
+def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> Source:
+    """What the engine is given to read."""
+    if config.built_objective.unit == "pairs":
+        return PairSource(config, corpora, cast("PairEngine", engine))
+    return BatchSource(config, engine.ranks, corpora)
+
+
+def _word_engine(config: Config, spec: WordSpec, corpora: RunCorpora, timeout_minutes: float) -> TrainingEngine:
+    from megaptm.words.engine import WordEngine
+    from megaptm.words.pair_engine import PairEngine
+
+    task = config.built_objective
+    if isinstance(task, GloVe):
+        return PairEngine(spec, config, corpora, timeout_minutes=timeout_minutes)
+    assert isinstance(task, WordWindows)
+    return WordEngine(
+        spec,
+        config.layout,
+        task,
+        seed=config.train.seed,
+        special=corpora.tokenizer.special.specials,
+        names=[corpora.tokenizer.name(id_) for id_ in range(spec.vocabulary)] if spec.size.buckets else (),
+        count_words=partial(corpora.word_counts, spec.vocabulary),
+        timeout_minutes=timeout_minutes,
     )

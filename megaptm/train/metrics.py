@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.config import Config
-from megaptm.data import Mix
 from megaptm.families.words import WordSpec
 from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.objectives.composed import by_step
@@ -20,6 +19,7 @@ from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepE
 from megaptm.run.folder import CONFIG, flat
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker, how_to_look
+from megaptm.train.batch_source import Samples
 
 if TYPE_CHECKING:
     from megaptm.parallel.step_result import StepResult
@@ -63,7 +63,7 @@ class StepReport:
         run: Path,
         config: Config,
         spec: ModelSpec | WordSpec,
-        mix: Mix,
+        samples: Samples,
         events: Events,
         *,
         start: int,
@@ -71,7 +71,7 @@ class StepReport:
     ) -> None:
         """`fence` is called before numbers are recorded, and raises where the run has become another job's."""
         self._fence = fence
-        self.run, self.config, self.mix, self.events = run, config, mix, events
+        self.run, self.config, self.samples, self.events = run, config, samples, events
         self.seconds = SecondsSpent()
         self.tracker = Tracker(
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
@@ -81,12 +81,12 @@ class StepReport:
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_row: int | None = None
         if isinstance(spec, WordSpec):  # what is done for a word depends on the draw of its window
-            self.tokens_per_row = sum(mix.batch.streams.values())
+            self.tokens_per_row = sum(samples.batch.streams.values())
         else:
-            lengths = mix.batch.lengths(spec.family.prefixes)
+            lengths = samples.batch.lengths(spec.family.prefixes)
             self.tokens_per_row = sum(lengths.values())
-            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=mix.batch.asked)
-        self._epochs = mix.epochs_begun(config.batch_schedule.first(start))
+            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=samples.batch.asked)
+        self._epochs = samples.epochs_begun(config.batch_schedule.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)
         # An objective of the user's may say another weight at each step: that is in the metrics alone.
@@ -145,7 +145,7 @@ class StepReport:
 
     def _tell_epochs(self, step: int) -> None:
         """Say which corpora have begun to be read again."""
-        begun = self.mix.epochs_begun(self.config.batch_schedule.first(step))
+        begun = self.samples.epochs_begun(self.config.batch_schedule.first(step))
         for name, epoch in begun.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))

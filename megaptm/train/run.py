@@ -65,9 +65,8 @@ def _work(
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import join, leave
     from megaptm.run.corpora import RunCorpora
-    from megaptm.train.batch_source import BatchSource
     from megaptm.train.checkpointer import Checkpointer
-    from megaptm.train.engines import build_engine
+    from megaptm.train.engines import build_engine, build_source
     from megaptm.train.loop import Training, train
     from megaptm.train.metrics import SecondsSpent, StepReport
     from megaptm.train.peer_watch import collective_minutes, watch_each_other
@@ -93,7 +92,7 @@ def _work(
     tell(f"building the model ({device_title()})")
     engine = build_engine(config, spec, corpora, timeout_minutes=minutes)
     with stop.ends_waiting():
-        source = BatchSource(config, engine.ranks, corpora)
+        source = build_source(config, engine, corpora)
     checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)
     tell("looking for a checkpoint")
     with stop.ends_waiting(), heartbeat.during("loading"):

@@ -7,16 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Layout
-from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
@@ -24,12 +21,17 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
-from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_of
+from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_to_learn
 
 NONE = np.zeros(0, np.int64)
 
 CountWords = Callable[[int, int], np.ndarray]
 """Rank and ranks -> int64 [V]: how often each word comes in this rank's part of the corpora."""
+
+
+DIVERGED = 4.0
+"""Times the loss of vectors that know nothing: more is past learning. Numbers may stay finite there, since products
+beyond the table of sigmoids move nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class WordEngine:
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
-        self.exchange = _open_exchange(self.ranks, timeout_minutes)
+        self.exchange = Exchange.open(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
         size = spec.size
         self._in = ShardedTable("input", spec.vocabulary + size.buckets, size.width, self.exchange)
@@ -104,7 +106,8 @@ class WordEngine:
         self._out.restore(reader)
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn from this rank's rows; raises `DivergedError` on every process where a number is not finite."""
+        """Learn from this rank's rows; raises `DivergedError` on every process where the loss is not finite, or is that
+        of a run past learning."""
         assert microbatches is not None
         rows = [*self._rows(microbatches)]
         rate = lr * next(iter(self.losses.values()))
@@ -113,8 +116,11 @@ class WordEngine:
         else:
             found = self._learn_apart(rows, rate)
         result = self._result(found)
-        if not math.isfinite(result.loss):
-            raise DivergedError(f"step {step + 1} has a loss of {result.loss} and was not saved: {REMEDY}")
+        if not result.loss < DIVERGED * self._of_nothing:
+            raise DivergedError(
+                f"step {step + 1} has a loss of {result.loss:.4g}, where vectors that know nothing have "
+                f"{self._of_nothing:.4g}, and was not saved: {REMEDY}"
+            )
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
@@ -122,12 +128,7 @@ class WordEngine:
         return self._result(self._learn_apart([*self._rows(microbatches)], None))
 
     def _know(self, counts: np.ndarray) -> None:
-        words = words_of(counts, self._special, self.task.min_count)
-        if len(words) < 2:
-            raise UserError(
-                f"{self.spec.name} learns words from one another, and of the corpora's {len(words)} come as often as "
-                f"{self.task.min_count:,} times: lower min_count of {self.task.name}, or give more text."
-            )
+        words_to_learn(self.spec, counts, self._special, self.task)
         self.counts = counts
         self._tables = word_tables(counts, sorted(self._special), self.task)
 
@@ -138,6 +139,12 @@ class WordEngine:
                 kept, borders = np.empty_like(tokens), np.empty_like(tokens)
                 count, state = kernels.keep(tokens, documents, self._tables.thresholds, seed, kept, borders)
                 yield WordRow(kept[:count], borders[:count], np.uint64(state))
+
+    @property
+    def _of_nothing(self) -> float:
+        """The loss of a question to which all answers are as likely as not, or more."""
+        most = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
+        return next(iter(self.losses.values())) * most * math.log(2)
 
     def _learn(
         self,
@@ -197,13 +204,3 @@ class WordEngine:
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:
     return rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))
-
-
-def _open_exchange(ranks: Ranks, timeout_minutes: float) -> Exchange:
-    """Tables are in host memory, on machines with GPUs, too."""
-    if ranks.data_size == 1:
-        return Exchange(0, 1, None)
-    group = dist.group.WORLD
-    if dist.get_backend() != "gloo":
-        group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
-    return Exchange(ranks.data, ranks.data_size, group)

@@ -1,4 +1,4 @@
-"""Word vectors in the formats in which others are: word2vec's two, fastText's two and safetensors."""
+"""Word vectors in the formats in which others are: word2vec's two, GloVe's, fastText's two and safetensors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ from megaptm.words.vectors import WordVectors, vectors_of
 def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
     """A line with the number of words and the width, then a line a word: the word and its numbers, exactly."""
     yield _heading(vectors)
+    yield from glove_text(vectors)
+
+
+def glove_text(vectors: WordVectors) -> Iterator[bytes]:
+    """A line a word, and none before: the word and its numbers, exactly."""
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
         # The shortest digits that are read back as the same fp32.
         yield f"{word} {' '.join(map(str, row))}\n".encode()
@@ -44,6 +49,7 @@ def _heading(vectors: WordVectors) -> bytes:
 FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
     "word2vec": word2vec_text,
     "word2vec-binary": word2vec_binary,
+    "glove": glove_text,
     "fasttext-vec": word2vec_text,  # the same lines, of the means over words' pieces
     "safetensors": safetensors,
 }

@@ -24,10 +24,10 @@ RATE_UPDATES = 100
 def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     """The file, part after part: settings, words, input rows of words and then of buckets, output rows."""
     spec, task = word_spec_of(checkpoint), checkpoint.config.built_objective
-    assert isinstance(task, WordWindows)
     size = spec.size
     if not size.buckets:
         raise UserError(f"{spec.name} has no rows for pieces of words, as fastText's files do: use word2vec-binary.")
+    assert isinstance(task, WordWindows)
     if task.output == HUFFMAN:
         raise UserError(
             "fastText builds another tree of the same counts when it reads a file, to which our nodes do not belong: "

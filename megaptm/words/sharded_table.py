@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.families.words import LANES
+from megaptm.parallel.groups import Ranks
 from megaptm.words.kernels import add_rows, fill_uniform
 
 
@@ -26,6 +28,16 @@ class Exchange:
     group: dist.ProcessGroup | None
     """Absent for one rank alone."""
 
+    @classmethod
+    def open(cls, ranks: Ranks, timeout_minutes: float) -> Exchange:
+        """Tables are in host memory, on machines with GPUs, too."""
+        if ranks.data_size == 1:
+            return cls(0, 1, None)
+        group = dist.group.WORLD
+        if dist.get_backend() != "gloo":
+            group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+        return cls(ranks.data, ranks.data_size, group)
+
     def all_to_all(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What each rank has for this one, of what each has for each: arrays [n, ...] of one shape but n."""
         if self.group is None:
@@ -37,6 +49,17 @@ class Exchange:
         got = torch.empty((int(theirs.sum()), *sent.shape[1:]), dtype=sent.dtype)
         dist.all_to_all_single(got, sent, theirs.tolist(), mine.tolist(), group=self.group)
         return [one.numpy() for one in got.split(theirs.tolist())]
+
+    def pass_on(self, numbers: np.ndarray) -> np.ndarray:
+        """What the rank behind this one has for it, of what each has for the rank before: arrays of one shape."""
+        if self.group is None:
+            return numbers
+        sent, got = torch.from_numpy(np.ascontiguousarray(numbers)), torch.empty(numbers.shape)
+        sending = dist.isend(sent, (self.rank - 1) % self.ranks, group=self.group)
+        dist.recv(got, (self.rank + 1) % self.ranks, group=self.group)
+        assert sending is not None
+        sending.wait()
+        return got.numpy()
 
     def all_gather(self, numbers: np.ndarray) -> np.ndarray:
         """[ranks, ...]: an array of each rank, all of one shape."""
@@ -60,17 +83,31 @@ class RowChange:
     """float32 [U, D]"""
 
 
+def lane_edges(ranks: int) -> np.ndarray:
+    """int64 [ranks + 1]: the first lane of each rank, and the number of all."""
+    return np.array([LANES * rank // ranks for rank in range(ranks + 1)])
+
+
+def lane_owners(ranks: int) -> np.ndarray:
+    """int64 [LANES]: the rank that has each lane."""
+    return np.repeat(np.arange(ranks), np.diff(lane_edges(ranks)))
+
+
 class ShardedTable:
     """fp32 rows; row v is that of lane v % `LANES`, and each rank has consecutive lanes."""
 
     def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
         self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
-        self._edges = np.array([LANES * rank // exchange.ranks for rank in range(exchange.ranks + 1)])
-        self._owner = np.repeat(np.arange(exchange.ranks), np.diff(self._edges))
+        self._edges, self._owner = lane_edges(exchange.ranks), lane_owners(exchange.ranks)
         groups, lanes = -(-rows // LANES), int(self._edges[exchange.rank + 1] - self._edges[exchange.rank])
         self.shape = (groups, LANES, width)
         """Of the whole: row v is at [v // LANES, v % LANES]."""
         self.held = np.zeros((groups, lanes, width), np.float32)
+
+    @property
+    def first_lane(self) -> int:
+        """Of those that are held."""
+        return int(self._edges[self.exchange.rank])
 
     @cached_property
     def flat(self) -> np.ndarray:
@@ -80,7 +117,7 @@ class ShardedTable:
     def numbers(self) -> np.ndarray:
         """int64 [R]: which row of the whole each is."""
         groups, lanes, _ = self.held.shape
-        return (np.arange(groups)[:, None] * LANES + self._edges[self.exchange.rank] + np.arange(lanes)).reshape(-1)
+        return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
 
     def fill(self, seed: int, most: float) -> None:
         """U(-most, most), whatever the number of ranks; nothing in rows beyond the last."""
@@ -120,15 +157,12 @@ class ShardedTable:
 
     def piece(self) -> TensorPiece:
         """What a checkpoint has of it from this rank."""
-        first = int(self._edges[self.exchange.rank])
-        return TensorPiece(
-            f"weight/{self.name}", self.shape, (0, first, 0), self.held.shape, torch.from_numpy(self.held)
-        )
+        at = (0, self.first_lane, 0)
+        return TensorPiece(f"weight/{self.name}", self.shape, at, self.held.shape, torch.from_numpy(self.held))
 
     def restore(self, reader: TensorReader) -> None:
         """From a checkpoint of any number of ranks."""
-        first = int(self._edges[self.exchange.rank])
-        self.held[:] = reader.read(f"weight/{self.name}", (0, first, 0), self.held.shape).numpy()
+        self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
 
     def _dealt(self, rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """An order by who holds them, and the rows of each."""
@@ -138,4 +172,4 @@ class ShardedTable:
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
         """int64: where rows of this rank are in `flat`."""
-        return rows // LANES * self.held.shape[1] + rows % LANES - self._edges[self.exchange.rank]
+        return rows // LANES * self.held.shape[1] + rows % LANES - self.first_lane

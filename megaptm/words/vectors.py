@@ -14,6 +14,7 @@ import numpy as np
 from megaptm.config import resolve
 from megaptm.errors import UserError, nearest
 from megaptm.families.words import WordSpec
+from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
@@ -124,13 +125,20 @@ def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
 
 
 def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
-    """Of the words that took part in its training."""
+    """Of the words that took part in its training; of GloVe the sum of what each is as a word and as a context, as
+    published (section 4.2)."""
     spec = word_spec_of(checkpoint)
     task = checkpoint.config.built_objective
-    assert isinstance(task, WordWindows)
     tokenizer, counts = load_tokenizer(checkpoint.tokenizer), checkpoint.checkpoint.reader.read(COUNTS).numpy()
-    ids = words_of(counts, tokenizer.special.specials, task.min_count)
-    words, table = [tokenizer.name(id_) for id_ in ids.tolist()], whole_table(checkpoint, "input")
+    least = task.min_count if isinstance(task, WordWindows | GloVe) else 1
+    ids = words_of(counts, tokenizer.special.specials, least)
+    words = [tokenizer.name(id_) for id_ in ids.tolist()]
+    if isinstance(task, GloVe):
+        both = (whole_table(checkpoint, name)[ids, : spec.size.width] for name in ("word", "context"))
+        return WordVectors(words, counts[ids], sum(both, np.zeros(spec.size.width, np.float32)))
+    if spec.family.network:
+        return WordVectors(words, counts[ids], checkpoint.weights()["vectors"].numpy()[ids])
+    table = whole_table(checkpoint, "input")
     if not spec.size.buckets:
         return WordVectors(words, counts[ids], table[ids])
     # Over the very rows that a word has there: those of all words come first.
@@ -143,7 +151,7 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
 
 
 def whole_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
-    """float32 [V, D]: a table of a checkpoint as rows, whoever held them."""
+    """float32 [V, D]: a table of a checkpoint as rows, whoever held them; of GloVe with what else a row has."""
     table = checkpoint.weights()[name].numpy()
     spec = word_spec_of(checkpoint)
     rows = spec.vocabulary + (spec.size.buckets if name == "input" else 0)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
+from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import HUFFMAN, WordWindows
 
 COUNTS = "counts"
@@ -51,6 +54,17 @@ def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.n
     often[sorted(special)] = 0
     order = np.argsort(-often, kind="stable")
     return order[often[order] >= min_count]
+
+
+def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], task: WordWindows | GloVe) -> np.ndarray:
+    """The same; a `UserError` where there are too few to be told from one another."""
+    words = words_of(counts, special, task.min_count)
+    if len(words) < 2:
+        raise UserError(
+            f"{spec.name} learns words from one another, and of the corpora's {len(words)} come as often as "
+            f"{task.min_count:,} times: lower min_count of {task.name}, or give more text."
+        )
+    return words
 
 
 def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, WORDS
+from megaptm.families.words import WordFamily, WordSpec
 from megaptm.hub.counterparts import models_of
 from megaptm.plan.count import count
 from megaptm.spec import Family, published
@@ -45,6 +46,14 @@ commit that are said, as `RECORD_SECONDS=1 make drills` keeps them (`tests/drill
 | family | parameters by size | trained by | layouts | Hugging Face | largest difference | tiny config |
 |---|---|---|---|---|---|---|
 """
+WORD_HEAD = """
+## Word vectors
+
+These have no stack of layers ([how they learn](word-vectors.md)); parameters are of the published number of words.
+
+| family | words | parameters by size | trained by |
+|---|---|---|---|
+"""
 
 
 def page() -> str:
@@ -52,7 +61,17 @@ def page() -> str:
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
     seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) or {}
     rows = (_row(family, recorded[family.name], seconds.get(family.name)) for family in CATALOGUE.values())
-    return HEAD + "".join(rows)
+    return HEAD + "".join(rows) + WORD_HEAD + "".join(map(_word_row, WORDS.values()))
+
+
+def _word_row(family: WordFamily) -> str:
+    """Of all words, at the published sizes."""
+    specs = {
+        size: WordSpec(family=family, size=table, vocabulary=family.vocabulary) for size, table in family.sizes.items()
+    }
+    sizes = ", ".join(f"{size} {spec.parameters:,}" for size, spec in specs.items())
+    cells = (f"{family.name} ({family.paper})", f"{family.vocabulary:,}", sizes, ", ".join(family.objectives))
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) -> str:

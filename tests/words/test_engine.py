@@ -165,7 +165,22 @@ def test_specials_are_never_learned():
 
 
 def test_a_loss_that_is_no_number_ends_the_run():
-    assert run_ranks(2, diverged, "skip-gram")[1].startswith("step 1 has a loss of nan and was not saved")
+    told = run_ranks(2, diverged, "skip-gram")[1]
+    assert told.startswith("step 1 has a loss of nan, where vectors that know nothing have 4.159, and was not saved")
+
+
+def test_a_rate_at_which_nothing_is_learned_ends_the_run():
+    """Products beyond the table of sigmoids move nothing, so all numbers stay finite."""
+    assert "lower optimizer.lr" in run_ranks(1, overshot, "skip-gram")[0]
+
+
+def overshot(task: str) -> str:
+    engine = engine_of(task, 1)
+    engine.fill()
+    with pytest.raises(DivergedError) as caught:
+        engine.step(rows_of(0, 0, 1, 1), step=0, lr=1e3)
+    assert np.isfinite(engine._in.flat).all()
+    return str(caught.value)
 
 
 def diverged(task: str) -> str:

@@ -14,7 +14,6 @@ from megaptm.launch.local import train
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.words.export import export as write
 from megaptm.words.vectors import load_words
-from tests.words import planted
 from tests.words.test_words_run import CONFIGS
 
 fasttext = pytest.importorskip("fasttext")
@@ -22,8 +21,7 @@ gensim = pytest.importorskip("gensim")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    corpus = planted.build(tmp_path_factory.mktemp("planted") / "text")
+def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "planted"
     usual = [
         *(f"run={folder}", f"data.mix={{{corpus}: 1}}", "data.sequence=2000", "model.width=24", "track.enabled=false"),

@@ -21,11 +21,6 @@ gensim = pytest.importorskip("gensim")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return planted.build(tmp_path_factory.mktemp("planted") / "text")
-
-
 def settings(run: Path, corpus: Path, *more: str) -> tuple[Path, list[str]]:
     usual = [
         *(f"run={run}", f"data.mix={{{corpus}: 1}}", "data.sequence=2000", "model.width=24", "track.enabled=false"),

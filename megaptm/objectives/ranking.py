@@ -1,0 +1,65 @@
+"""Which of two windows is text: Collobert & Weston, 2008."""
+
+# S tokens of a row
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from megaptm.batch import BatchSpec, fields
+from megaptm.batch import Field as BatchField
+from megaptm.errors import UserError
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
+from megaptm.objectives.vocabulary import SpecialTokens
+
+Step = Annotated[int, Field(ge=0)]
+Words = Annotated[int, Field(ge=2)]
+
+
+@dataclass(frozen=True)
+class WindowRanking(Objective):
+    """A window of text is told from the same with another word of the dictionary in its middle."""
+
+    name = "window-ranking"
+    losses: ClassVar = {"ranking": 1.0}
+
+    dictionary: tuple[tuple[Step, Words], ...] = ()
+    """Steps, and from each on how many of the most frequent words are in the dictionary; others are the unknown word.
+    None: all, always. (arXiv:1103.0398, 4.2: it grows, each begun with the vectors of the one before.)"""
+
+    template = ("A", "A B")
+    prompts = ()
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.dictionary]
+        if steps and (steps[0] != 0 or any(next_ <= step for step, next_ in pairwise(steps))):
+            raise UserError(f"dictionary begins at steps {steps}: the first must be 0, and each more than the last.")
+
+    def words(self, step: int) -> int | None:
+        """Of the dictionary at a step; None: all."""
+        return next((words for first, words in reversed(self.dictionary) if first <= step), None)
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=sequence)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        # From which numbers, 0 to below 1, words are drawn: how many there are depends on the step.
+        others = BatchField((sequence,), "float64")
+        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "others": others})
+
+    def make(
+        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
+    ) -> Sample:
+        assert isinstance(piece, list)
+        lengths = [len(part.tokens) for part in piece]
+        text = np.concatenate([part.tokens for part in piece]).astype(np.int64)
+        documents, _ = documents_of(lengths if document_mask else [len(text)], len(text))
+        return {"tokens": text, "document_ids": documents, "others": rng.random(len(text))}

@@ -1,0 +1,50 @@
+"""What a run of GloVe reads: pairs, which its engine has counted and deals itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from megaptm.batch import BatchSpec
+from megaptm.config import Config
+from megaptm.run.corpora import RunCorpora
+
+if TYPE_CHECKING:
+    from megaptm.words.pair_engine import PairEngine
+
+
+class PairSamples:
+    """Rows of as many pairs as `data.sequence` says; an epoch is all pairs once."""
+
+    def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
+        self.config, self.corpora, self.engine = config, corpora.ids, engine
+
+    @property
+    def batch(self) -> BatchSpec:
+        return self.config.built_objective.batch(self.config.data.sequence, self.config.data.document_mask)
+
+    def cursors(self, number: int) -> dict[str, int]:
+        return {"pairs": number}
+
+    def epochs_begun(self, number: int) -> dict[str, int]:
+        return {"pairs": -(-number // (self.config.train.batch * self.engine.pairs.steps))}
+
+
+class PairSource:
+    """Steps without micro-batches: the number of a step says which pairs it has."""
+
+    def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
+        """All ranks at once: they count the text."""
+        engine.count()
+        self.config, self.engine = config, engine
+        self.tokenizer, self.train = corpora.tokenizer, PairSamples(config, corpora, engine)
+
+    def steps(self, start: int) -> Iterator[list[Any]]:
+        return repeat([])
+
+    def held_out(self) -> Iterator[list[int]]:
+        """Each is the number of a step that the held-out pairs would take."""
+        return iter([[number] for number in range(min(self.config.train.validate_batches, self.engine.held_out.steps))])
+
+    def close(self) -> None: ...

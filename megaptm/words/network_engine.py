@@ -1,0 +1,169 @@
+"""Training of the first networks, NNLM and C&W: plain torch, the whole of it on each data rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import Config
+from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
+from megaptm.objectives.ranking import WindowRanking
+from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
+from megaptm.run.corpora import RunCorpora
+from megaptm.words.network_windows import Asked, judged_windows, next_words, outside_of
+from megaptm.words.networks import build_network
+from megaptm.words.vocabulary import COUNTS, words_of
+
+WINDOWS = 4096
+"""Passed at once."""
+
+
+class NetworkEngine:
+    """A network, whole on each data rank; each passes the windows of its rows, and their gradients are summed.
+
+    The weights move by the gradient of the mean over all windows of a step.
+    """
+
+    def __init__(self, spec: WordSpec, config: Config, corpora: RunCorpora, *, timeout_minutes: float = 30.0) -> None:
+        self.spec, self.config, self.corpora, self.task = spec, config, corpora, config.built_objective
+        self.losses: dict[str, float] = dict(self.task.losses)
+        self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
+        self.network = build_network(spec).to(device())
+        self.counts = np.zeros(0, np.int64)
+        self._outside = outside_of(corpora.tokenizer.special)
+        self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
+        self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
+        """Ids of words, the most frequent first; and those of the step's dictionary."""
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Change the weight of the loss, from the next step on."""
+        self.losses = {name: weights[name] for name in self.losses}
+
+    def fill(self) -> None:
+        """Begin with the initial weights, after the words of the corpora are counted."""
+        mine = self.corpora.word_counts(self.spec.vocabulary, self.ranks.data, self.ranks.data_size)
+        counts = torch.from_numpy(mine).to(device())
+        dist.all_reduce(counts)
+        self._know(counts.cpu().numpy(), step=0)
+        self.network.fill(self.config.train.seed, self.spec.family.initial)
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        """All have the same, so each rank writes some rows."""
+        tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
+        for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
+            first, last = (
+                len(tensor) * place // self.ranks.data_size for place in (self.ranks.data, self.ranks.data + 1)
+            )
+            if first < last:
+                mine = tensor[first:last]
+                at = (first, *(0,) * (tensor.ndim - 1))
+                yield TensorPiece(name, tuple(tensor.shape), at, tuple(mine.shape), mine)
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        self._know(reader.read(COUNTS).numpy(), step=step)
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(reader.read(f"weight/{name}"))
+
+    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+        """Learn from this rank's rows; raises `DivergedError` on every process, before a weight has moved, where a
+        number is not finite."""
+        assert microbatches is not None
+        self._at(step)
+        asked = [self._asked(batch) for batch in microbatches]
+        number = self._total([sum(len(answers) for _, answers in asked)])[0]
+        if not number:
+            raise NothingAskedError(f"step {step + 1} has no window that is asked about: give longer rows.")
+        self.network.zero_grad(set_to_none=True)
+        (weight,) = self.losses.values()
+        result = self._result(self._sums(asked, weight / number), number)
+        gradients = self._gradients()
+        norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))
+        if not (math.isfinite(result.loss) and math.isfinite(norm)):
+            raise DivergedError(
+                f"step {step + 1} has a loss of {result.loss} and a gradient of {norm} and was not saved: {REMEDY}"
+            )
+        self._move(gradients, norm, lr)
+        return StepResult(result.losses, result.loss, norm, result.counts)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: list[Any] | None) -> StepResult:
+        assert microbatches is not None
+        asked = [self._asked(batch) for batch in microbatches]
+        number = self._total([sum(len(answers) for _, answers in asked)])[0]
+        return self._result(self._sums(asked, None), number)
+
+    def _know(self, counts: np.ndarray, *, step: int) -> None:
+        self.counts = counts
+        words = words_of(counts, self.corpora.tokenizer.special.specials, 1)
+        if len(words) < 2:
+            raise UserError(
+                f"{self.spec.name} tells words from each other, and the corpora have {len(words)}: give more."
+            )
+        self._words = torch.from_numpy(words).to(device())
+        self._at(max(step - 1, 0))
+
+    def _at(self, step: int) -> None:
+        """The dictionary of a step."""
+        words = self.task.words(step) if isinstance(self.task, WindowRanking) else None
+        self._dictionary = self._words[:words]
+
+    def _asked(self, batch: dict[str, Tensor]) -> Asked:
+        batch = {name: value.to(device()) for name, value in batch.items()}
+        if isinstance(self.task, WindowRanking):
+            return judged_windows(batch, self.spec, self._outside, self._dictionary, self._unknown)
+        return next_words(batch, self.spec, self._outside)
+
+    def _sums(self, asked: list[Asked], scale: float | None) -> float:
+        """The summed loss of this rank's windows; with a `scale` its gradient, times that, is added to the weights'."""
+        total = 0.0
+        for windows, answers in asked:
+            for some, theirs in zip(windows.split(WINDOWS), answers.split(WINDOWS), strict=True):
+                loss = self.network.loss(some, theirs)
+                if scale is not None:
+                    (loss * scale).backward()
+                total += float(loss.detach())
+        return total
+
+    def _gradients(self) -> list[Tensor]:
+        """Of all ranks, summed."""
+        found = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.network.parameters()]
+        if self.ranks.data_size > 1:
+            flat = torch.cat([one.flatten() for one in found])
+            dist.all_reduce(flat)
+            found = [
+                part.view_as(one) for part, one in zip(flat.split([one.numel() for one in found]), found, strict=True)
+            ]
+        return found
+
+    @torch.no_grad()
+    def _move(self, gradients: list[Tensor], norm: float, lr: float) -> None:
+        """Against the gradient, clipped, and what weights decay by."""
+        optimizer = self.config.optimizer
+        clipped = 1.0 if optimizer.clip is None else min(1.0, optimizer.clip / max(norm, 1e-12))
+        for parameter, gradient in zip(self.network.parameters(), gradients, strict=True):
+            if parameter.ndim > 1 or optimizer.weight_decay_on == "all":
+                parameter.mul_(1.0 - lr * optimizer.weight_decay)
+            parameter.add_(gradient, alpha=-lr * clipped)
+
+    def _total(self, numbers: list[float]) -> list[float]:
+        """Of all ranks."""
+        if self.ranks.data_size == 1:
+            return numbers
+        sums = torch.tensor(numbers, dtype=torch.float64, device=device())
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def _result(self, mine: float, number: float) -> StepResult:
+        ((name, weight),) = self.losses.items()
+        mean = self._total([mine])[0] / max(number, 1.0)
+        return StepResult({name: mean}, weight * mean, None, {name: int(number)})

@@ -1,0 +1,64 @@
+"""Windows of a row of text, and what is asked of each; places outside the document hold the token before a text."""
+
+# B rows, S tokens of a row, N windows, W words of a window
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megaptm.batch import IGNORED
+from megaptm.errors import UserError
+from megaptm.families.words import WordSpec
+from megaptm.objectives.vocabulary import SpecialTokens
+
+Asked = tuple[Tensor, Tensor]
+"""Windows int64 [N, W], and of each the word behind it, or one that is put into its middle: int64 [N]."""
+
+
+def outside_of(special: SpecialTokens) -> int:
+    """The token before a text."""
+    outside = next((id_ for id_ in (special.begin, special.pad, special.end) if id_ is not None), None)
+    if outside is None:
+        raise UserError(
+            "windows at the border of a document need a token to stand outside: build the corpus with "
+            "tokenizer.kind=words, whose `<s>` it is."
+        )
+    return outside
+
+
+def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> Asked:
+    """Of rows of `causal-lm`: up to each place the words that say the one behind it."""
+    tokens_BS, labels_BS = batch["tokens"], batch["labels"]
+    windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
+    asked = labels_BS != IGNORED
+    return windows_BSW[asked], labels_BS[asked]
+
+
+def judged_windows(batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int) -> Asked:
+    """Of rows of `window-ranking`: around each word of the dictionary, int64 ids, its window, and another word of it.
+
+    What is not in the dictionary is `unknown`.
+    """
+    asked = torch.isin(batch["tokens"], dictionary)
+    tokens_BS = torch.where(asked, batch["tokens"], unknown)
+    windows_BSW = _windows(tokens_BS, _documents(batch), spec.size.before, spec.size.after, outside)
+    drawn = (batch["others"][asked].double() * len(dictionary)).long()
+    return windows_BSW[asked], dictionary[drawn]
+
+
+def _documents(batch: dict[str, Tensor]) -> Tensor:
+    """[B, S]: one for all where borders are not told."""
+    return batch["document_ids"] if "document_ids" in batch else torch.zeros_like(batch["tokens"])
+
+
+def _windows(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
+    """int64 [B, S, before + 1 + after]: the words around each place, itself among them."""
+
+    def padded(rows_BS: Tensor, fill: int) -> Tensor:
+        sides = [rows_BS.new_full((len(rows_BS), number), fill) for number in (before, after)]
+        width = before + 1 + after
+        return torch.cat([sides[0], rows_BS, sides[1]], 1).unfold(1, width, 1)
+
+    own = padded(documents_BS, -1) == documents_BS[:, :, None]
+    return torch.where(own, padded(tokens_BS, outside), outside)

@@ -1,0 +1,92 @@
+"""The networks of the first neural language models: a window of vectors, one hidden layer, one question."""
+
+# N windows, W words of a window, D width, H hidden units, V words
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.data.seeds import generator
+from megaptm.families.words import WordSpec
+from megaptm.losses.token import TokenLoss
+
+
+class Network(nn.Module):
+    """Vectors of words, and hidden units that read those of a window end to end."""
+
+    def __init__(self, spec: WordSpec) -> None:
+        super().__init__()
+        size = spec.size
+        self.vectors = nn.Parameter(torch.empty(spec.vocabulary, size.width))
+        self.inner = nn.Linear(spec.window * size.width, size.hidden) if size.hidden else None
+
+    def fill(self, seed: int, most: float) -> None:
+        """Numbers between minus and plus `most` over the root of a map's inputs, a function of the seed and the name;
+        biases begin at zero."""
+        for name, parameter in self.named_parameters():
+            with torch.no_grad():
+                if parameter.ndim == 1:
+                    parameter.zero_()
+                    continue
+                drawn = generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
+                bound = most * parameter.shape[1] ** -0.5
+                parameter.copy_(torch.from_numpy(drawn * (2 * bound) - bound))
+
+    def read(self, windows_NW: Tensor) -> Tensor:
+        """[N, W D]"""
+        return F.embedding(windows_NW, self.vectors).flatten(1)
+
+
+class NextWord(Network):
+    """Bengio et al., 2003, equation 1: y = b + W x + U tanh(d + H x), and its softmax; W where maps are direct.
+
+    U and W are one matrix on [tanh(d + H x); x].
+    """
+
+    def __init__(self, spec: WordSpec) -> None:
+        super().__init__(spec)
+        self.direct = spec.size.direct
+        self.output = nn.Parameter(torch.empty(spec.vocabulary, spec.read))
+        self.bias = nn.Parameter(torch.empty(spec.vocabulary))
+        self.project = TokenLoss(spec.vocabulary)
+
+    def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
+        """Summed cross-entropy."""
+        return self.project(self._features(windows_NW), self.output, self.bias, labels_N)
+
+    def logits(self, windows_NW: Tensor) -> Tensor:
+        """[N, V]"""
+        return F.linear(self._features(windows_NW), self.output, self.bias)
+
+    def _features(self, windows_NW: Tensor) -> Tensor:
+        x_ND = self.read(windows_NW)
+        hidden = [] if self.inner is None else [torch.tanh(self.inner(x_ND))]
+        return torch.cat([*hidden, *([x_ND] if self.direct else [])], 1)
+
+
+class Ranking(Network):
+    """Collobert & Weston, 2008, section 4: a window's number should be one more than that of the same window with
+    another word in its middle."""
+
+    def __init__(self, spec: WordSpec) -> None:
+        super().__init__(spec)
+        self.middle = spec.size.before
+        self.score = nn.Linear(spec.size.hidden, 1)
+
+    def scores(self, windows_NW: Tensor) -> Tensor:
+        """[N]"""
+        assert self.inner is not None
+        return self.score(F.hardtanh(self.inner(self.read(windows_NW)))).squeeze(1)
+
+    def loss(self, windows_NW: Tensor, others_N: Tensor) -> Tensor:
+        """Summed hinge of each window and the same with another word."""
+        wrong_NW = windows_NW.clone()
+        wrong_NW[:, self.middle] = others_N
+        return F.relu(1 - self.scores(windows_NW) + self.scores(wrong_NW)).sum()
+
+
+def build_network(spec: WordSpec) -> NextWord | Ranking:
+    """Without weights: `fill` gives them."""
+    return NextWord(spec) if spec.family.model == "next-word" else Ranking(spec)

@@ -1,0 +1,142 @@
+"""Training of GloVe: pairs are counted before the first step, and learned where both their rows are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import Config
+from megaptm.data.seeds import generator
+from megaptm.errors import UserError
+from megaptm.families.words import LANES, WordSpec
+from megaptm.objectives.pairs import GloVe
+from megaptm.parallel.groups import Ranks, open_groups
+from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
+from megaptm.run.corpora import RunCorpora
+from megaptm.words import kernels
+from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, unit_of
+from megaptm.words.sharded_table import Exchange, ShardedTable
+from megaptm.words.turning_table import TurningTable
+from megaptm.words.vocabulary import COUNTS, words_to_learn
+
+
+class PairEngine:
+    """The tables of GloVe on this data rank's place: words that are told of, and the contexts that tell of them.
+
+    A row has its number's sums of squares beside it, so a checkpoint has them, too. A rank learns the pairs of its own
+    words; contexts go round. A step does the same on any number of ranks, to the last bit, and each pair is learned
+    from what all before it have left.
+    """
+
+    def __init__(self, spec: WordSpec, config: Config, corpora: RunCorpora, *, timeout_minutes: float = 30.0) -> None:
+        task = config.built_objective
+        assert isinstance(task, GloVe)
+        self.spec, self.config, self.task, self.corpora = spec, config, task, corpora
+        self.losses: dict[str, float] = dict(task.losses)
+        self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
+        self.exchange = Exchange.open(self.ranks, timeout_minutes)
+        numbers = 2 * (spec.size.width + 1)
+        self._words = ShardedTable("word", spec.vocabulary, numbers, self.exchange)
+        self._contexts = TurningTable("context", spec.vocabulary, numbers, self.exchange)
+        self.counts = np.zeros(0, np.int64)
+        self.pairs: PairTable
+        self.held_out: PairTable
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Change the weight of the loss, which moves nothing: AdaGrad divides by it."""
+        self.losses = {name: weights[name] for name in self.losses}
+
+    def count(self) -> None:
+        """Words, and the pairs of those that take part, at each start: sums are exact, so they are the same. All ranks
+        at once."""
+        mine = self.corpora.word_counts(self.spec.vocabulary, self.exchange.rank, self.exchange.ranks)
+        self.counts = self.exchange.all_gather(mine).sum(axis=0)
+        takes_part = np.zeros(self.spec.vocabulary, bool)
+        special = self.corpora.tokenizer.special.specials
+        takes_part[words_to_learn(self.spec, self.counts, special, self.task)] = True
+        self.pairs = self._table("train", takes_part, 1.0)
+        # As often as they would come in as much text as is learned from: else each would be off by the same.
+        share = self.corpora.tokens("validation") / self.corpora.tokens("train")
+        self.held_out = self._table("validation", takes_part, share)
+        train, most = self.config.train, self.config.data.epochs
+        if most is not None and train.steps > most * self.pairs.steps:
+            raise UserError(
+                f"train.steps ({train.steps:,}) is more than the {most * self.pairs.steps:,} steps in which the text's "
+                f"{self.pairs.pairs:,} pairs are read {most} time{'s' if most > 1 else ''} (data.epochs): lower "
+                "train.steps, raise data.epochs, or leave data.epochs out."
+            )
+
+    def fill(self) -> None:
+        """Begin with the initial vectors."""
+        numbers = self.spec.size.width + 1
+        for table in (self._words, self._contexts):
+            seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
+            table.fill(seed, self.spec.family.initial / numbers)
+            table.flat[:, numbers:] = self.config.optimizer.initial_accumulator
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        yield self._words.piece()
+        yield self._contexts.piece()
+        if self.exchange.rank == 0:
+            shape = self.counts.shape
+            yield TensorPiece(COUNTS, shape, (0,), shape, torch.from_numpy(self.counts))
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        self._words.restore(reader)
+        self._contexts.restore(reader)
+
+    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+        """Learn the pairs of a step; raises `DivergedError` on every process where a number is not finite."""
+        result = self._through([self.pairs.of_step(step)], lr)
+        if not math.isfinite(result.loss):
+            raise DivergedError(f"step {step + 1} has a loss of {result.loss} and was not saved: {REMEDY}")
+        return result
+
+    def evaluate(self, microbatches: list[Any] | None) -> StepResult:
+        """Of some steps' worth of the pairs of held-out text."""
+        assert microbatches is not None
+        return self._through([self.held_out.of_step(number) for number in microbatches], 0.0)
+
+    def _through(self, steps: list[Pairs], rate: float) -> StepResult:
+        """All rounds: what is off of each pair, squared and weighed, in the mean."""
+        losses, task = np.zeros(LANES), self.task
+        lanes, first = self._words.held.shape[1], self._words.first_lane
+        bias_rate = task.bias_rate * rate / self.config.optimizer.lr
+        for round_ in range(LANES):
+            for pairs in steps:
+                mine = slice(*pairs.rounds[round_ : round_ + 2])
+                kernels.learn_pairs(
+                    *(self._words.flat, self._contexts.flat, pairs.words[mine], pairs.contexts[mine]),
+                    *(pairs.counts[mine], lanes, first, round_, task.x_max, task.alpha, rate, bias_rate, losses),
+                )
+            self._contexts.turn(round_)
+        asked = sum(len(pairs.words) for pairs in steps)
+        found = self.exchange.all_gather(np.array([*losses, asked], np.float64)).sum(axis=0)
+        ((name, weight),) = self.losses.items()
+        mean = float(found[:-1].sum()) / max(float(found[-1]), 1.0)
+        return StepResult({name: mean}, weight * mean, None, {name: int(found[-1])})
+
+    def _table(self, split: str, takes_part: np.ndarray, share: float) -> PairTable:
+        """Its pairs, each as often as `share` of its counts."""
+        texts = self.corpora.texts(split, self.exchange.rank, self.exchange.ranks)
+        held: PairCounts = count_pairs(texts, takes_part, self.task, self.exchange)
+        pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
+        if not pairs:
+            raise UserError(
+                f"the {split} split has no two words near each other that come as often as "
+                f"{self.task.min_count:,} times: build the corpus from more text, or lower min_count of glove."
+            )
+        config = self.config
+        return PairTable(
+            held,
+            vocabulary=self.spec.vocabulary,
+            unit=unit_of(self.task) * share,
+            seed=(config.train.seed, "pairs", split),
+            pairs=pairs,
+            per_step=config.train.batch * config.data.sequence,
+        )

@@ -1,0 +1,146 @@
+"""GloVe from text to vectors: on any number of ranks the same to the last bit, and read by gensim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from megaptm.config import load, resolve
+from megaptm.errors import UserError
+from megaptm.launch.local import train
+from megaptm.parallel.step_result import DivergedError
+from megaptm.run.checkpoint import open_checkpoint
+from megaptm.run.corpora import RunCorpora
+from megaptm.track.journal import read_metrics
+from megaptm.words.export import export as write
+from megaptm.words.pair_engine import PairEngine
+from megaptm.words.vectors import load_words
+from tests.ranks import run_ranks
+from tests.words import planted
+
+CONFIG = Path(__file__).parents[2] / "configs/glove/tiny.yaml"
+STEPS = 40
+
+
+def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
+    return [
+        *(f"run={run}", f"data.mix={{{corpus}: 1}}", "data.sequence=60", "model.width=16", "track.enabled=false"),
+        *("objective={glove: {window: 6, x_max: 20}}", "train.batch=6", f"train.steps={STEPS}", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    """Half of it on one rank, half on two."""
+    folder = tmp_path_factory.mktemp("runs") / "planted"
+    assert train(CONFIG, settings(folder, corpus, "train.stop_at=20")) == 75
+    assert train(CONFIG, settings(folder, corpus, "layout.data=2")) == 0
+    return folder
+
+
+def last(run: Path, name: str) -> float:
+    return [line[name] for line in read_metrics(run) if name in line][-1]
+
+
+def engine_of(corpus: str, *more: str) -> PairEngine:
+    config = load(CONFIG, settings("unused", corpus, *more))
+    corpora = RunCorpora(config)
+    engine = PairEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine.count()
+    engine.fill()
+    return engine
+
+
+def learned(corpus: str, ranks: int, steps: int):
+    """The losses of some steps, the held-out loss, and both tables as this rank has them: which rows, and these."""
+    engine = engine_of(corpus, f"layout.data={ranks}")
+    losses = [engine.step([], step=step, lr=0.05).loss for step in range(steps)]
+    tables = [(table.numbers(), table.flat.copy()) for table in (engine._words, engine._contexts)]
+    return [*losses, engine.evaluate([0]).loss], tables
+
+
+def whole(results, table: int) -> np.ndarray:
+    rows = {number: row for _, tables in results for number, row in zip(*tables[table], strict=True)}
+    return np.stack([rows[number] for number in range(len(rows))])
+
+
+def test_stopped_and_continued_on_two_ranks_it_is_one_ranks(run, corpus):
+    one = run_ranks(1, learned, str(corpus), 1, STEPS)
+    weights = open_checkpoint(run).weights()
+    for table, name in enumerate(("word", "context")):
+        assert (whole(one, table) == weights[name].reshape(-1, 34).numpy()).all()
+    assert last(run, "validation/loss") == one[0][0][-1]
+
+
+def test_ranks_that_do_not_divide_the_lanes_learn_what_one_learns(corpus):
+    one, three = (run_ranks(ranks, learned, str(corpus), ranks, 2) for ranks in (1, 3))
+    assert all(losses == one[0][0] for losses, _ in three)
+    for table in (0, 1):
+        assert (whole(one, table) == whole(three, table)).all()
+
+
+def test_it_learns(run):
+    begun = next(line["loss"] for line in read_metrics(run) if "loss" in line)
+    assert last(run, "loss") < begun / 5
+    assert last(run, "validation/loss") < begun / 2
+    vectors = load_words(run)
+    for first, second in planted.SYNONYMS.items():
+        assert vectors.nearest(first, 1)[0][0] == second
+
+
+def test_gensim_reads_what_is_exported(run, tmp_path):
+    gensim = pytest.importorskip("gensim")
+    said = CliRunner().invoke(main, ["export", "words", str(run), str(tmp_path / "g.txt"), "--format", "glove"])
+    assert said.exit_code == 0, said.output
+    assert "no_header=True" in said.output
+    theirs = gensim.models.KeyedVectors.load_word2vec_format(str(tmp_path / "g.txt"), no_header=True)
+    ours, checkpoint = load_words(run), open_checkpoint(run)
+    assert theirs.index_to_key == [*ours.words]
+    assert (theirs.vectors == ours.vectors).all()
+    sums = sum(table.reshape(-1, 34)[:, :16].numpy() for table in checkpoint.weights().values())
+    assert (sums == ours.vector("rapid")).all(axis=1).sum() == 1
+    with pytest.raises(UserError, match="glove has no rows for pieces of words"):
+        write(checkpoint, tmp_path / "bin", "fasttext-bin")
+
+
+def test_what_the_text_cannot_give_is_told_and_what_is_no_number_ends_the_run(corpus):
+    epochs, rare, diverged = run_ranks(1, refused, str(corpus))[0]
+    assert epochs.startswith("train.steps (40) is more than the ")
+    assert "pairs are read 1 time (data.epochs)" in epochs
+    assert "of the corpora's 0 come as often as 100,000 times" in rare
+    assert diverged.startswith("step 1 has a loss of nan and was not saved")
+
+
+def refused(corpus: str) -> list[str]:
+    told = []
+    for more in ("data.epochs=1", "objective={glove: {min_count: 100000}}"):
+        with pytest.raises(UserError) as caught:
+            engine_of(corpus, more)
+        told.append(str(caught.value))
+    engine = engine_of(corpus)
+    engine._words.flat[:, 0] = np.nan
+    with pytest.raises(DivergedError) as ended:
+        engine.step([], step=0, lr=0.05)
+    return [*told, str(ended.value)]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("optimizer.name=sgd", r"optimizer.name \(sgd\) must be adagrad for glove"),
+        ("optimizer.decay=linear", "optimizer.decay means nothing to glove"),
+        ("optimizer.initial_accumulator=0", r"optimizer.initial_accumulator \(0.0\) must be above 0 for glove"),
+        ("data.dupe_factor=2", "data.dupe_factor means nothing to glove"),
+        ("data.document_mask=false", "data.document_mask must be true for glove"),
+        ("objective=skip-gram", r"objective \(skip-gram\) does not fit glove"),
+        ("layout.tensor=2", r"layout.tensor \(2\) means nothing to glove"),
+    ],
+)
+def test_what_it_cannot_honor_is_refused(more, told):
+    with pytest.raises(UserError, match=told):
+        load(CONFIG, settings("unused", "corpus", more))
