@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 MicroBatch = dict[str, "Tensor"]
 """Field -> [B, ...] of some samples, as `BatchSpec` says."""
+CHARACTERS = 262
+"""Ids of characters: 0 stands behind a text, then bytes, and five that mark where words and texts begin and end."""
+LONGEST_WORD = 50
+"""Characters of a word, its marks among them; a longer one is cut."""
 IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
 READ = (
     *(
         "tokens",
+        "characters",
         "segments",
         "task_ids",
         "positions",
@@ -49,7 +54,8 @@ class Field:
 class BatchSpec:
     """The fields of every sample of an objective, and the streams that they are laid along.
 
-    A stream is what one stack reads: `tokens`, and where the objective gives them `positions`, `document_ids` (0 is
+    A stream is what one stack reads: `tokens`, with `characters` [S, C] where words are read by these, and where
+    the objective gives them `positions`, `document_ids` (0 is
     padding), `segments`, `order`, `global_tokens` (1: all of its document sees it and is seen by it), each [S].
     The first stack's have no prefix, another's that of its name: `decoder_tokens`. A row is of one task, `task_ids` [].
     Where rows go on from step to step, `begins` [] is 1 of one that follows none; `backward` [] is 1 of one that is

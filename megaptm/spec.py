@@ -136,6 +136,13 @@ class Block:
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
     """Dropout after the last layer, and the final norm where there is one (T5, Transformer-XL)."""
+    recurrent: str = "none"
+    """What reads place after place, in the place of attention and feed-forward: `none`, or `lstm` (one with a
+    projection, which from the second layer on also adds what it reads: ELMo). `visibility` is then causal."""
+    cell_clip: float = 3.0
+    """Of `lstm`: cells are kept between minus and plus this."""
+    projection_clip: float = 3.0
+    """Of `lstm`: so is what it gives."""
     convolution: bool = False
     """A convolution of three neighbors beside the first layer (DeBERTa-v2)."""
     last_layer: str = "once"
@@ -177,6 +184,11 @@ class Block:
         return sorted({self.owner(layer, layers) for layer in range(layers)})
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether a place knows those before it by a state that is handed on."""
+        return self.recurrent != "none"
+
+    @property
     def distance_rows(self) -> int:
         """Of the table of distances; 0 without one."""
         if "disentangled" not in self.words:
@@ -203,6 +215,7 @@ class Size:
     width: int
     heads: int
     ffn: int
+    """Features inside the feed-forward; of a recurrent layer, of its cell."""
     head_width: int | None = None
     """Absent: width / heads. T5-3B and 11B, and GPT-3 13B as printed, differ."""
     kv_heads: int | None = None
@@ -211,7 +224,7 @@ class Size:
     """Places that one sees to a side where attention is `banded`, itself included. Absent: 256."""
     memory: int | None = None
     """Places before a row that each layer attends to where attention is `relative`: what the layer below said of them
-    in earlier steps. Absent: none."""
+    in earlier steps. Of recurrent layers 1, the state behind the row before, or none. Absent: none."""
     embedding: int | None = None
     """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
 
@@ -220,6 +233,13 @@ class Size:
     are in one table (arXiv:1809.10853)."""
     division: int = 1
     """What the width of each next cluster's table is divided by."""
+
+    filters: tuple[tuple[int, int], ...] = ()
+    """Where words are read by their characters: (characters, filters) of each convolution over them."""
+    highway: int = 0
+    """Highway layers behind these."""
+    character_width: int = 16
+    """Numbers of a character's vector."""
 
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
     """Stack -> its own size, of stacks that are not as deep or wide as the others."""
@@ -265,7 +285,8 @@ class Family:
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input, besides learned positions: `token`, `segment`, `task`."""
+    """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or `characters`, of which
+    each word is made in the place of a table of tokens (ELMo)."""
     embedding_scale: str = "none"
     """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
     first_position: int = 0
@@ -302,6 +323,9 @@ class Family:
     z_loss: float = 0.0
     """How much of the squared logarithm of the softmax's normalizer is added to the loss of each token, in training
     (PaLM, arXiv:2204.02311, section 5)."""
+    negatives: int = 0
+    """Words that stand for all others where the next one is asked for, in training: they are drawn by rank, anew in
+    each step (sampled softmax, arXiv:1412.2007); 0: all words are compared."""
     label_smoothing: float = 0.0
     """Share of the probability that is asked of all tokens alike, in training; the rest is the right one's
     (arXiv:1706.03762, 5.4)."""
@@ -350,6 +374,16 @@ class Family:
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
         alone = replace(self, name=f"{self.name}-{stack}", stacks={stack: self.stacks[stack]}, heads=heads)
         return replace(alone, reads={}, drawn={}, drawn_tables="shared")
+
+    @property
+    def reads_characters(self) -> bool:
+        """Whether words are made of their characters, and no table has them."""
+        return "characters" in self.inputs
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some stack is."""
+        return any(block.is_recurrent for block in self.stacks.values())
 
     @property
     def scaffolds(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ NO_TORCH = {
     "batch_schedule": (),
     "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
-    "bricks": ("spec", "plugins"),
+    "bricks": ("spec", "plugins", "batch"),
     "config": ("spec", "batch", "batch_schedule", "bricks", "objectives", "families"),
     "plan": ("spec", "families", "bricks", "config"),
 }
@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "report": ("families", "config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
+        "batch",
         "objectives",
         "families",
         "config",

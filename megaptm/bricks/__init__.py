@@ -1,10 +1,11 @@
 """Bricks of a model in numbers: which linear maps each has, and what it costs. No torch."""
 
-from megaptm.bricks import attention, feedforward
+from megaptm.bricks import attention, feedforward, recurrent
 from megaptm.bricks.brick import BRICKS, Brick, Kept, Map, Moved, brick_of, register
 from megaptm.bricks.chunk import ModelChunk, chunks
 from megaptm.bricks.heads import HEADS, HeadBrick, heads, register_head
 from megaptm.bricks.layer import SubLayer, convolution_map, held, kinds, memory_width, runs, sublayers, widening
+from megaptm.bricks.recurrent import past_width
 
 __all__ = [
     "BRICKS",
@@ -25,6 +26,8 @@ __all__ = [
     "held",
     "kinds",
     "memory_width",
+    "past_width",
+    "recurrent",
     "register",
     "register_head",
     "runs",

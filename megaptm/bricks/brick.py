@@ -33,6 +33,8 @@ class Map:
     that look at a matrix as a whole take each by itself."""
     turn: int = 1
 
+    place_by_place: bool = False
+    """Whether a place waits for what it gave at the one before: a product for each place, of rows alone."""
     of_distances: bool = False
     """Whether it reads the stack's table of distances, once a pass, and no tokens."""
     of_marked: bool = False
@@ -76,7 +78,7 @@ class Moved:
 
 
 class Brick(ABC):
-    """What stands in a sub-layer of the transformer layer. A function of tables alone."""
+    """What stands in a sub-layer of the transformer layer, or is a recurrent one. A function of tables alone."""
 
     maps: Mapping[str, Map]
     """By the name of the module's child."""
@@ -88,6 +90,8 @@ class Brick(ABC):
     """Whether each layer adds scores of its own to those of queries and keys."""
     biases: int = 0
     """Parameters beside the maps, which tensor ranks divide."""
+    kernels: int = 0
+    """Launched for each place of a row, by bricks that go from one to the next, besides its products."""
     remembered: int = 0
     """Places before a row whose keys and values are made of what is remembered, in each row anew."""
 
@@ -123,7 +127,7 @@ class Brick(ABC):
 
 
 B = TypeVar("B", bound=type[Brick])
-BRICKS: dict[str, dict[str, type[Brick]]] = {"attention": {}, "cross": {}, "ffn": {}}
+BRICKS: dict[str, dict[str, type[Brick]]] = {"attention": {}, "cross": {}, "ffn": {}, "recurrent": {}}
 """Slot -> word -> brick."""
 
 

@@ -226,6 +226,43 @@ class MaskedHeadBrick(HeadBrick):
         return norm_parameters(self.block, self.spec.size.table_width)
 
 
+class BidirectionalHeadBrick(HeadBrick):
+    """The next token of a text, and of the same or another one read from its end, each by a stack of its own: a table
+    and a bias a word that both have in common (ELMo, arXiv:1802.05365, 3.1). Papers leave it out."""
+
+    name = "bidirectional-lm"
+    next_token = True
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if len(self.readings) != 2 or spec.family.tied:
+            raise UserError(
+                f"{spec.name}: the {self.name} head reads two stacks, by a table of its own: give it two in `reads`, "
+                "and tied=False."
+            )
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+    @property
+    def rows(self) -> int:
+        return self.spec.size.table_width + 1
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Of both directions, on words that are drawn where such stand for all."""
+        words = self.spec.family.negatives or self.spec.vocabulary
+        return [(self.spec.size.table_width, words)] * 2
+
+    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
+        """Where words are drawn: logits, and their float32 form twice; vectors of what is right and what is drawn."""
+        if not (drawn := self.spec.family.negatives):
+            return super().bytes(2 * places, element, tensor=tensor, chunked=chunked)
+        width = self.spec.size.table_width
+        return HeadBytes(2 * places * (drawn * (element + 8) + 3 * width * element) + 2 * drawn * width * element)
+
+
 class PermutationHeadBrick(HeadBrick):
     """Words that are asked in an order, from queries beside the text: the token table and a bias a word (XLNet)."""
 
@@ -382,7 +419,7 @@ HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
-        PermutationHeadBrick,
+        *(BidirectionalHeadBrick, PermutationHeadBrick),
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),

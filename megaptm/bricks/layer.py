@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from megaptm.bricks.brick import Brick, Map, brick_of
+from megaptm.bricks.characters import character_maps
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -19,7 +20,7 @@ class SubLayer:
     """A brick with the norm and the residual sum around it."""
 
     name: str
-    """`attention`, `cross` or `ffn`."""
+    """`attention`, `cross` or `ffn`; or `recurrent`."""
     word: str
     """Of its slot."""
     brick: Brick
@@ -42,6 +43,8 @@ class SubLayer:
 @lru_cache(maxsize=256)
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
     """Those of one layer, of a block whose slots have one word each; `memory`: the width of what it attends to."""
+    if block.is_recurrent:
+        return (SubLayer("recurrent", block.recurrent, brick_of("recurrent", block.recurrent, block, size), 0, False),)
     slots = {"attention": block.attention, **({"cross": "dot"} if block.cross else {}), "ffn": block.ffn}
     made = []
     for slot, word in slots.items():
@@ -148,7 +151,8 @@ def norm_parameters(block: Block, width: int) -> int:
 
 def final_norm(block: Block, size: Size) -> int:
     """Parameters of the norm that closes a stack, where it has one."""
-    return norm_parameters(block, size.width) if block.norm_place != "post" else 0
+    has_one = block.norm_place != "post" and not block.is_recurrent
+    return norm_parameters(block, size.width) if has_one else 0
 
 
 def input_tables(family: Family) -> dict[str, int]:
@@ -167,8 +171,9 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     """At the input of some stacks besides the token table: tables, as maps from their width to their rows, and what
-    widens them."""
+    widens them; or what makes words of characters."""
     family, width = spec.family, spec.size.table_width
+    yield from character_maps(spec)
     for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
         if block.position == "learned":
             yield Map(width, spec.positions, False)

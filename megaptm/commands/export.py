@@ -25,7 +25,29 @@ def export() -> None:
     \b
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
       megaptm export words runs/word2vec-tiny exported/words.txt
+      megaptm export elmo runs/elmo-tiny exported/elmo-tiny
     """
+
+
+@export.command("elmo")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+def elmo(run: Path, folder: Path, step: int | None) -> None:
+    """Write RUN's ELMo to FOLDER, with the names and shapes of the released code.
+
+    weights.safetensors has what its HDF5 file has, name by name; options.json is as it reads it.
+
+    \b
+      megaptm export elmo runs/elmo-tiny exported/elmo-tiny
+    """
+    from megaptm.hub.elmo_folder import WEIGHTS, to_elmo_folder
+    from megaptm.run.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(run, step=step)
+    to_elmo_folder(checkpoint, folder)
+    click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
+    click.echo(f"  safetensors.numpy.load_file({str(folder / WEIGHTS)!r})")
 
 
 @export.command("words")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 from megaptm.config.model import OF_TABLES, model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
+from megaptm.config.recurrent_rules import recurrent_layout, recurrent_shape
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
-from megaptm.families import CATALOGUE, WORDS, find_family
+from megaptm.families import CATALOGUE, RECURRENT, WORDS, find_family
 from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
@@ -106,7 +107,8 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, [*CATALOGUE, *WORDS])}"
+        known = [*CATALOGUE, *RECURRENT, *WORDS]
+        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, known)}"
         return
     sizes = [*family.sizes, "custom"]
     needed = ("width",) if isinstance(family, WordFamily) else NEEDED_BY_CUSTOM
@@ -174,6 +176,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
             readers = " or ".join(name for name, family in WORDS.items() if key in family.numbers)
             yield f"model.{key} means nothing to {_title(model)}: remove it, or use {readers}."
     spec = model_spec(model)
+    yield from recurrent_shape(model, spec)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     if model.tasks is not None and "task" not in spec.family.inputs:
@@ -217,6 +220,9 @@ def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
 
 def _layout(config: Config) -> Iterator[str]:
     layout, spec, title = config.layout, resolve_model(config), _title(config.model)
+    if spec.family.is_recurrent:
+        yield from recurrent_layout(layout, spec.name)
+        return
     tensor, sizes = config.layout.tensor, [size for size, _ in _sizes(spec)]
     for number, what in (
         *((size.heads, "attention heads") for size in sizes),

@@ -17,7 +17,9 @@ OF_TABLES = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE)
 """Keys of a config's model that are numbers of word vectors alone."""
 CLUSTERS = ("cutoffs", "division")
 """Of the vocabulary."""
-LOSSES = ("z_loss", "label_smoothing")
+OF_CHARACTERS = ("filters", "highway", "character_width")
+"""Of what words are made of."""
+LOSSES = ("z_loss", "label_smoothing", "negatives")
 """Numbers of the loss of a token."""
 SHARING = ("share", "groups", "cycle")
 OF_BLOCKS = (*SHARING, "attention_dropout", *PATTERN_NUMBERS)
@@ -84,7 +86,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
     by_frequency: dict[str, Any] = {
         name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
-        for name in CLUSTERS
+        for name in (*CLUSTERS, *OF_CHARACTERS)
         for value in [getattr(model, name)]
     }
     return ModelSpec(
@@ -111,7 +113,8 @@ def resolved(config: Config) -> Config:
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
-    rest |= {name: getattr(spec.family, name) for name in LOSSES}
+    rest |= {name: getattr(spec.family, name) for name in LOSSES if name != "negatives" or spec.family.negatives}
+    rest |= {name: getattr(spec.size, name) for name in OF_CHARACTERS if spec.family.reads_characters}
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()

@@ -56,10 +56,15 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))
     if read != made:
         yield f"it makes {_and(made)}, and this family reads {_and(read)}"
+    characters = any(name.endswith("characters") for name in batch.fields)
+    if family.reads_characters != characters:
+        yield "its words come without characters" if not characters else "it reads words by a table, not by characters"
+    if family.is_recurrent and batch.masked:
+        yield "its rows are of several documents, and a state goes on through them (data.document_mask=false)"
     ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
-    if "begins" in batch.fields and not any(block.relative for block in family.stacks.values()):
+    if "begins" in batch.fields and not any(block.relative or block.is_recurrent for block in family.stacks.values()):
         yield "its rows go on from step to step, and this family remembers nothing of them"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"

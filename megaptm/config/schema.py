@@ -46,7 +46,7 @@ class Shape(Section):
     heads: Count | None = None
     """Attention heads; absent: the size's."""
     ffn: Count | None = None
-    """Inner width of the feed-forward; absent: the size's."""
+    """Inner width of the feed-forward, or features of a recurrent layer's cell; absent: the size's."""
     head_width: Count | None = None
     """Width of one head; absent: the size's, or width / heads."""
     kv_heads: Count | None = None
@@ -54,8 +54,8 @@ class Shape(Section):
     band: Count | None = None
     """Places that one sees to a side where the family's attention is banded; absent: the size's, or 256."""
     memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
-    """Places before a row that each layer remembers from earlier steps, where the family's attention is relative;
-    absent: the size's, or none."""
+    """Places before a row that each layer remembers from earlier steps, where the family's attention is relative; of
+    recurrent ones 1, their state, or 0; absent: the size's, or none."""
 
 
 class ModelConfig(Shape):
@@ -98,6 +98,15 @@ class ModelConfig(Shape):
     absent: the size's."""
     division: Count | None = None
     """What the width of each next cluster's table is divided by; absent: the size's."""
+    filters: Annotated[tuple[Annotated[tuple[Count, Count], Strict(False)], ...], Strict(False)] | None = None
+    """Where words are read by their characters: [characters, filters] of each convolution; absent: the size's."""
+    highway: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
+    """Highway layers behind these filters; absent: the size's."""
+    character_width: Count | None = None
+    """Numbers of a character's vector; absent: the size's."""
+    negatives: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+    """Words that stand for all others in the softmax of training, drawn by rank in each step (ELMo: 8,192), or 0: all
+    are compared; absent: the published number."""
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> what of its numbers is not as above."""
     share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None

@@ -55,3 +55,19 @@ class LaneOrder(StreamOrder):
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return np.minimum(-(-measures // self.cut.stride), self.rows)
+
+
+class BothEndsOrder(LaneOrder):
+    """Each lane is read from its beginning and from its end at once: behind what a row reads of the one comes, marked
+    `backward`, what it reads of the other."""
+
+    def __init__(self, corpus: Corpus, split: str, **options: Any):
+        super().__init__(corpus, split, both_ways=False, **options)
+        self.shards.get = LRUCache(self.shards.get.build, 4 * self.lanes * SHUFFLED + 2)
+        self._window = LRUCache(self._shuffle, 4 * self.lanes + 2)
+
+    def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
+        step, lane = divmod(position, self.lanes)
+        mirrored = (self.per_lane - 1 - step) * self.lanes + lane
+        from_end = (replace(part, backward=True) for part in super().piece(epoch, mirrored))
+        return [*super().piece(epoch, position), *from_end]

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lane_mix import LaneMix, deal_lanes
-from megaptm.data.lane_order import LaneOrder
+from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.mix import Mix, MixSource
 from megaptm.data.order import WINDOW, Order, check_annotated
 from megaptm.data.sentence_group_order import SentenceGroupOrder
@@ -160,6 +160,8 @@ def _order(
         return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
     cut = task.cut(sequence, document_mask)
     if task.unit == "lane":
+        if task.from_both_ends:
+            return BothEndsOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **options)
         return LaneOrder(
             corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, both_ways=task.both_ways, **options
         )

@@ -1,4 +1,5 @@
-"""The catalogue: every family by name; those of word vectors apart, since they have no layers."""
+"""The catalogue: every family by name; apart those that are recurrent, which no layout but data ranks divides, and
+those of word vectors, which have no layers."""
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
@@ -7,6 +8,7 @@ from megaptm.families.bert import BERT
 from megaptm.families.bigbird import BIGBIRD
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
+from megaptm.families.elmo import RECURRENT
 from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
 from megaptm.families.longformer import LONGFORMER
@@ -63,7 +65,7 @@ def find_family(name: str) -> Family | WordFamily | None:
     Raises a `UserError` where the user's own cannot be had.
     """
     if not is_plugin(name):
-        return CATALOGUE.get(name) or WORDS.get(name)
+        return CATALOGUE.get(name) or RECURRENT.get(name) or WORDS.get(name)
     found = load_plugin(name, "model.family", "family")
     if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")

@@ -13,6 +13,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import fields_of_texts
+from megaptm.inference.words_by_characters import layers_of_words
 
 POOLS = ("mean", "first", "last", "none")
 
@@ -24,12 +25,15 @@ def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
     texts = [texts] if isinstance(texts, str) else texts
-    rows = [_ids(loaded, text, number) for number, text in enumerate(texts)]
-    if not rows:
-        raise UserError("texts is empty: give at least one.")
-    hidden = [one for at in range(0, len(rows), batch) for one in _hidden(loaded, rows[at : at + batch])]
+    if loaded.spec.family.reads_characters:
+        hidden = [one_LSD.mean(0) for one_LSD in layers_of_words(loaded, texts, batch=batch)]
+    else:
+        rows = [_ids(loaded, text, number) for number, text in enumerate(texts)]
+        if not rows:
+            raise UserError("texts is empty: give at least one.")
+        hidden = [one for at in range(0, len(rows), batch) for one in _hidden(loaded, rows[at : at + batch])]
     if pool == "none":
-        longest = max(map(len, rows))
+        longest = max(map(len, hidden))
         return torch.stack([F.pad(one_SD, (0, 0, 0, longest - len(one_SD))) for one_SD in hidden])
     return torch.stack([_pooled(one_SD, pool) for one_SD in hidden])
 

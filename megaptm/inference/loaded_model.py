@@ -101,10 +101,19 @@ class LoadedModel:
 
         `pool`: the `mean` over a text's tokens, its `first` or its `last`; or `none`: [texts, tokens, width], with
         zeros behind shorter texts. Special tokens stand where training had them. `batch` texts are read at once.
+        Of a model of both directions (ELMo) it is the mean of its layers, a vector for each word and none for marks.
         """
         from megaptm.inference.encode import encode
 
         return encode(self, texts, pool=pool, batch=batch)
+
+    def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
+        """Of each text what every layer of a model of both directions (ELMo) says of its words, float32 [layers + 1,
+        words, 2 x width] on the CPU; first come words by their characters. `megaptm.models.every_layer.ScalarMix`
+        weighs them, which is learned with what reads it."""
+        from megaptm.inference.words_by_characters import layers_of_words
+
+        return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
 
     def evaluate(
         self,

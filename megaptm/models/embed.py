@@ -16,9 +16,10 @@ from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.adaptive import AdaptiveTokens
+from megaptm.models.characters import CharacterWords
 from megaptm.spec import Family, ModelSpec
 
-INPUTS = ("token", "segment", "task")
+INPUTS = ("token", "characters", "segment", "task")
 DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
@@ -45,8 +46,12 @@ class Embed(nn.Module):
             known = ", ".join(scales)
             raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
         self.scale = scales[family.embedding_scale]
-        self.token: Embedding | AdaptiveTokens
-        if spec.size.cutoffs:
+        self.token: Embedding | AdaptiveTokens | CharacterWords
+        self.reads_characters = family.reads_characters
+        if family.reads_characters:
+            _check_characters(spec)
+            self.token = CharacterWords(spec)
+        elif spec.size.cutoffs:
             # What it gives is as wide as the stream.
             self.token = AdaptiveTokens(spec, embeds=bool(stacks))
             self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
@@ -87,10 +92,11 @@ class Embed(nn.Module):
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
-        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], and `task_ids` [B] (absent: 0)."""
+        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C], and `task_ids` [B] (absent:
+        0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
-        x = self.token(ids_SB)
+        x = self.token(batch[f"{prefix}characters"].transpose(0, 1) if self.reads_characters else ids_SB)
         if (difference := self._modules.get(f"{own}difference")) is not None:
             x = x.detach() + difference(ids_SB)
         if self.scale != 1.0:
@@ -123,6 +129,19 @@ class Embed(nn.Module):
     def _places(self, given_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
         """Of each token in its text, [S, B] or, where none are given, [S, 1]."""
         return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
+
+
+def _check_characters(spec: ModelSpec) -> None:
+    family = spec.family
+    wrong = {
+        "token tables beside them (inputs)": "token" in family.inputs,
+        "a projection on the token table (tied)": family.tied,
+        "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
+        "a stack that reads what is drawn": bool(family.drawn),
+        "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
+    }
+    if named := [word for word, is_so in wrong.items() if is_so]:
+        raise UserError(f"{family.name} makes words of characters, which do not go with {named[0]}: change either.")
 
 
 def _check_drawn_tables(family: Family) -> None:

@@ -48,6 +48,15 @@ def _glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> St
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
 
 
+def _even(limit: float) -> Std:
+    """Of numbers that the released code draws evenly between minus and plus the limit."""
+    return _constant(limit / 3**0.5)
+
+
+def _by_filters(size: Size) -> float:
+    return float(sum(filters for _, filters in size.filters) ** -0.5)
+
+
 def _query(size: Size) -> float:
     """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
     return float((size.width * size.key_width) ** -0.5)
@@ -88,6 +97,17 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
         (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
+    # The released code of ELMo: maps of words by the root of their inputs, recurrent ones by that of the mean of a
+    # kernel's inputs and outputs, which are two maps here.
+    "elmo": (
+        (r"token\.characters\.weight", _even(1.0)),
+        (r"token\.filters\.\d+\.weight", _even(0.05)),
+        (r"highway\.\d+\.(carry|transform)\.weight", _by_filters),
+        (r"token\.out\.weight", _by_filters),
+        (r"recurrent\.(input|state)\.weight", _glorot(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
+        (r"recurrent\.projection\.weight", _glorot(lambda size: size.ffn, lambda size: size.width)),
+        (r"head\.bidirectional-lm\.table\.weight", _width),
+    ),
     # arXiv:2204.02311, section 5.
     "fan-in": (
         (r"(embed\.\w+|head\.lm\.table)\.weight", _constant(1.0)),
@@ -98,13 +118,17 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
 }
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
-VOCABULARY_TABLES = ("embed.token.weight", "head.lm.table.weight")
+LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
+"""Gates of highway layers begin with most of the old value (arXiv:1505.00387, 2.1)."""
+VOCABULARY_TABLES = ("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight")
 
 
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """The whole parameter, float32 on the CPU, before any split over ranks."""
     if ONES.fullmatch(name):
         return torch.ones(shape, device="cpu")
+    if LEANING.fullmatch(name):
+        return torch.full(shape, -2.0, device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
     std = _rule(spec, name)(spec.size_of(name.partition(".")[0]))
@@ -114,6 +138,8 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     if spec.family.init == "truncated-normal":
         _draw_again_beyond_two(drawn.reshape(-1), generator)
     value = torch.from_numpy(drawn).mul_(std)
+    if name == "embed.token.characters.weight":  # what stands behind a text
+        value[0] = 0.0
     if name in VOCABULARY_TABLES:
         value[spec.vocabulary :] = 0.0
     return value

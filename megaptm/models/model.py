@@ -14,16 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
+from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width, past_width
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
+from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
-from megaptm.models.heads import Head, Loss, build_heads
-from megaptm.spec import Family, ModelSpec, Reading
+from megaptm.models.heads import BidirectionalHead, Head, Loss, build_heads
+from megaptm.spec import Block, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
 NOTHING_PAST: Mapping[str, Past] = MappingProxyType({})
@@ -48,6 +49,14 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
         if family.stacks[name].query_stream and (asked := batch.get(f"{prefix}masked_positions")) is not None:
             lengths[name] += asked.shape[1]
     return lengths
+
+
+def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | RecurrentStack:
+    size = spec.size_of(name)
+    if block.is_recurrent:
+        return RecurrentStack(block, size, layers, dropout=spec.dropout)
+    memory = memory_width(spec, name)
+    return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context)
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
@@ -82,11 +91,7 @@ class Model(nn.Module):
             self.embed = Embed(spec, self.chunk.begins)
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
-                memory = memory_width(spec, name)
-                stack = Stack(
-                    block, spec.size_of(name), layers, dropout=spec.dropout, memory=memory, context=spec.context
-                )
-                self.add_module(name, stack)
+                self.add_module(name, _stack(spec, name, block, layers))
         for reading in chain(*map(spec.readings, self.chunk.heads)):
             if (read := self.stack(reading.stack)) is not None and reading.layer is not None:
                 read.read |= {reading.layer}
@@ -134,12 +139,33 @@ class Model(nn.Module):
         assert self.embed is not None
         name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
-        assert stack is not None
+        assert isinstance(stack, Stack), "of both directions `every_layer` tells"
         batch = self._alone(batch)
         mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
         x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
+
+    def begin_step(self, *, seed: int, step: int) -> None:
+        """What heads draw for a step of training, the same for all its rows."""
+        for head in self._heads().values():
+            if isinstance(head, BidirectionalHead):
+                head.draw(seed=seed, step=step)
+
+    def layer_outputs(
+        self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST
+    ) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        """What each stack reads, and what each of its layers gives, [S, B, D]; the model is whole."""
+        streams = self._embed(batch, NONE_ENDED)
+        found: dict[str, list[Tensor]] = {}
+        for name, prefix in self.spec.family.prefixes.items():
+            stack = self.stack(name)
+            assert isinstance(stack, RecurrentStack), "of others nobody asks this yet"
+            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, past=pasts.get(name))
+            outputs: dict[int, Tensor] = {}
+            stack(streams[name], mask, outputs=outputs, read=range(self.spec.size_of(name).layers))
+            found[name] = [outputs[number] for number in sorted(outputs)]
+        return streams, found
 
     def answered(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch with the answers that drawing decides (ELECTRA: which tokens were replaced); the model is whole."""
@@ -176,8 +202,10 @@ class Model(nn.Module):
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
             length = size.remembered if places is None else places
-            if layers and length and self.spec.family.stacks[name].relative:
-                found[name] = Past.empty(layers, (length, rows, size.width), like=like.detach(), farthest=farthest)
+            block = self.spec.family.stacks[name]
+            if layers and length and (block.relative or block.is_recurrent):
+                shape = (1 if block.is_recurrent else length, rows, past_width(block, size))
+                found[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
         return found
 
     def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
@@ -235,13 +263,16 @@ class Model(nn.Module):
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
             outputs: dict[int, Tensor] = {}
             positions = batch.get(f"{prefix}positions")
-            streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
+            if isinstance(stack, RecurrentStack):
+                streams[name] = stack(streams[name], mask, outputs=outputs)
+            else:
+                streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
             inner |= {Reading(name, layer): output for layer, output in outputs.items()}
         return streams, inner
 
-    def stack(self, name: str) -> Stack | None:
+    def stack(self, name: str) -> Stack | RecurrentStack | None:
         """The layers of a stack that this chunk holds, if any."""
-        return cast(Stack | None, self._modules.get(name))
+        return cast(Stack | RecurrentStack | None, self._modules.get(name))
 
     def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert self.embed is not None

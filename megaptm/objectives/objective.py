@@ -150,6 +150,9 @@ class Objective(ABC):
     """Texts that it tells apart by their segments; a family must have as many."""
     both_ways: bool = False
     """Whether every second row of a batch reads its text from the end (unit `lane`)."""
+    from_both_ends: ClassVar[bool] = False
+    """Whether every row of a batch reads its text also from the end (unit `lane`): a piece is then what a row reads
+    from the beginning, and what it reads from the end, which is `backward`."""
     restarts: bool = False
     """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
     answers: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
@@ -23,6 +24,7 @@ from megaptm.objectives.translation_lm import TranslationLM
 from megaptm.objectives.windows import CBOW, SkipGram
 
 TASKS: dict[str, type[Objective]] = {
+    "bidirectional-lm": BidirectionalLM,
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
     "cbow": CBOW,
@@ -51,6 +53,7 @@ OBJECTIVES: dict[str, Objective] = {
     for objective in (
         CausalLM(),
         ContinuedCausalLM(),
+        BidirectionalLM(),
         MaskedLM(),
         MaskedLM(hide="whole-words"),
         MaskedLMWithQuestion("next-sentence"),

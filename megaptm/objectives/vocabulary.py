@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from megaptm.errors import UserError
+from megaptm.objectives.spelling import TEXT_BEGINS, TEXT_ENDS, spelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class SpecialTokens:
     """Stand-ins for hidden spans, in the order they are handed out."""
     specials: frozenset[int] = frozenset()
     """Never selected for masking and never drawn as a random replacement."""
+    words: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """By id, where tokens are words."""
 
     def ids_of(self, roles: tuple[str, ...]) -> list[int]:
         """Of fields of this class; a `UserError` where there is no such token."""
@@ -46,6 +49,14 @@ class SpecialTokens:
         table = np.zeros(self.size, dtype=bool)
         table[sorted(self.specials)] = True
         return table
+
+    @cached_property
+    def spellings(self) -> np.ndarray | None:
+        """int16 [size, C]: the characters of each word (`objectives.spelling`); None where tokens are no words."""
+        if not self.words:
+            return None
+        marks = {self.begin: TEXT_BEGINS, self.end: TEXT_ENDS}
+        return spelled(self.words, {self.words[id_]: mark for id_, mark in marks.items() if id_ is not None})
 
     @cached_property
     def ordinary(self) -> np.ndarray:

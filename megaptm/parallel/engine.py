@@ -123,6 +123,8 @@ class Engine:
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
+        for stage in self.stages:
+            stage.model.begin_step(seed=self.seed, step=step)
         self.optimizer.megatron.zero_grad()
         losses, counts = self._run(self._share(microbatches), step=step)
         if not any(counts.values()):

@@ -144,8 +144,8 @@ def workspace(work: Workload, largest: int) -> float:
     tokens = work.layout.microbatch * work.lengths[longest]
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
-    ffn = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name == "ffn"]
-    up = max(one.outputs for brick in ffn for one in brick.maps.values() if one.split == "columns")
+    inner = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "recurrent")]
+    up = max(one.outputs for brick in inner for one in brick.maps.values() if one.split != "rows")
     gradients = tokens * element * (2 * up / work.layout.tensor + 2 * size.width)
     again = 0.0
     if work.recompute == "full":

@@ -125,7 +125,8 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
             tokens = 2 * work.lengths[stack]
         inputs = one.inputs / tensor if one.split == "rows" else one.inputs
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
-        forward += product(machine, work, tokens, inputs, outputs)
+        times = work.lengths[stack] if one.place_by_place else 1
+        forward += times * product(machine, work, tokens / times, inputs, outputs)
     # The same operations for the input's gradient and for the weight's, whose operands are the same three matrices.
     return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
@@ -185,7 +186,7 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
     weights = sum(one.weights for sub in subs for one in sub.brick.maps.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    kernels = 5 * len(subs)
+    kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.brick.kernels for sub in subs)
     return Passes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),

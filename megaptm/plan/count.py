@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from megaptm.bricks import heads, held, memory_width, runs, sublayers, widening
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
+from megaptm.bricks.characters import word_products
 from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm
 from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
@@ -26,7 +27,8 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
     differences = len(spec.family.gradient_disentangled) if with_heads else 0
-    tokens = token_parameters(spec) if spec.size.cutoffs else spec.vocabulary * spec.size.table_width
+    rows = 0 if spec.family.reads_characters else spec.vocabulary
+    tokens = token_parameters(spec) if spec.size.cutoffs else rows * spec.size.table_width
     total = tokens * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
@@ -56,6 +58,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
                 of_past += layers * sub.brick.past_products
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
+    multiply_adds += sum(lengths.values()) * word_products(spec)
     # Every place goes through each cluster's map.
     multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     for head in heads(spec).values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from megaptm.bricks import ModelChunk
+from megaptm.bricks import ModelChunk, past_width
 from megaptm.plan import activations
 from megaptm.plan.optimizer import Remembered
 from megaptm.plan.stages import CountedStage, counted_stages
@@ -78,7 +78,7 @@ def remembered(work: Workload, held: Sequence[ModelChunk]) -> float:
     (`parallel.memory.RowMemory`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
     places = sum(
-        len(layers) * sizes[name].remembered * sizes[name].width
+        len(layers) * sizes[name].remembered * past_width(work.spec.family.stacks[name], sizes[name])
         for chunk in held
         for name, layers in chunk.layers.items()
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Map, ModelChunk, chunks, memory_width
+from megaptm.bricks import Map, ModelChunk, chunks, memory_width, past_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
 from megaptm.bricks.layer import decoding_places, input_maps, maps_beside, own_sublayers
@@ -60,7 +60,10 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
     rows."""
     spec = resolve_model(config)
     sizes = [spec.size_of(stack) for stack in spec.family.stacks]
-    rows = config.train.batch * sum(size.layers * size.remembered * size.width for size in sizes)
+    rows = config.train.batch * sum(
+        size.layers * size.remembered * past_width(block, size)
+        for size, block in zip(sizes, spec.family.stacks.values(), strict=True)
+    )
     return 4 * (rows + parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
@@ -75,7 +78,7 @@ def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str
             yield from cluster_maps(spec)[bool(not chunk.begins and spec.size.division > 1) :]
             if any(head.projects for head in here.values()):
                 yield Map(spec.size.table_width, len(spec.size.cutoffs), False)
-        elif chunk.begins:
+        elif chunk.begins and not spec.family.reads_characters:
             yield tokens
             yield from (tokens for name in chunk.begins if name in spec.family.gradient_disentangled)
         elif spec.family.tied and any(head.projects for head in here.values()):

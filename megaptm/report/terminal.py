@@ -81,7 +81,8 @@ def clock(seconds: float) -> str:
 def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
     """Three commands to go on with after a run has ended, or has stopped half-way: then `start` is what starts it."""
     run = typed_path(config.run)
-    form = "words" if isinstance(resolve(config), WordSpec) else "hf"
+    spec = resolve(config)
+    form = "words" if isinstance(spec, WordSpec) else "elmo" if spec.family.reads_characters else "hf"
     last = ["export", form, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         last = ["generate", run, "--prompt", prompt]

@@ -39,8 +39,11 @@ def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: M
     roles = {role: ids[name] for role, name in role_names(config, ids).items()}
     sentinels = sorted((int(match[1]), ids[name]) for name in ids if (match := SENTINEL.fullmatch(name)))
     marked = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
+    size = max(ids.values(), default=-1) + 1
+    by_id = {id_: name for name, id_ in ids.items()} if content.get("model", {}).get("type") == "WordLevel" else {}
     return SpecialTokens(
-        size=max(ids.values(), default=-1) + 1,
+        size=size,
+        words=tuple(by_id.get(id_, "") for id_ in range(size)) if by_id else (),
         sentinels=tuple(id_ for _, id_ in sentinels),
         specials=frozenset(marked | set(roles.values()) | {id_ for _, id_ in sentinels}),
         **{role: id_ for role, id_ in roles.items() if role != "unknown"},

@@ -19,9 +19,10 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, RECURRENT
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.grammar import VARIANTS, variant
+from tests.models.recurrent import elmo_batch, tiny_elmo
 from tests.models.tiny import generators, tiny_numbers
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
@@ -39,6 +40,8 @@ KINDS = ("gpt2", "bert", "t5")
 
 
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
+    if family == "elmo":
+        return tiny_elmo(dropout=dropout)
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
     table = small_patterns(CATALOGUE[family], window=(4, 2), block=1)
@@ -58,12 +61,16 @@ def losses_of(family: str) -> dict[str, float]:
 
 
 def table_of(family: str) -> Family:
+    if family in RECURRENT:
+        return RECURRENT[family]
     return VARIANTS[family].family if family in VARIANTS else CATALOGUE[family]
 
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
     """The global batch of a step: packed rows with documents and padding, the same whoever asks; what is asked is
     uneven from row to row, so that a mean of means would be wrong."""
+    if family == "elmo":
+        return elmo_batch(ROWS, LENGTH, seed=100 + step, begins=slice(step % ROWS, None, 3))
     table, generator = table_of(family), torch.Generator().manual_seed(100 + step)
     draw = Draw(generator, VOCABULARY)
 

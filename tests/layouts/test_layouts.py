@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, RECURRENT
 from tests.layouts.cases import KINDS, train_steps
 from tests.ranks import run_ranks
 
@@ -40,9 +40,16 @@ def alone(family):
 
 
 OF_EVERY_FAMILY = ("TP2", "PP2 interleaved", "DP2 distributed optimizer", "TP2+SPxPP2 recompute")
+OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
+"""Data ranks divide their work, and nothing else does."""
 IN_DRILLS = ("TP2+SP", "PP2", "DP2", "TP2xPP2", "TP2xDP2")
 CASES = [
-    (family, name) for family in CATALOGUE for name in (LAYOUTS if family in KINDS else [*OF_EVERY_FAMILY, *IN_DRILLS])
+    *(
+        (family, name)
+        for family in CATALOGUE
+        for name in (LAYOUTS if family in KINDS else [*OF_EVERY_FAMILY, *IN_DRILLS])
+    ),
+    *((family, name) for family in RECURRENT for name in OF_RECURRENT),
 ]
 
 

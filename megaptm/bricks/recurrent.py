@@ -1,0 +1,44 @@
+"""Layers that hand a state on from place to place."""
+
+# D width, F features of a cell
+
+from __future__ import annotations
+
+from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.spec import Block, Size
+
+
+@register("recurrent", "lstm")
+class ProjectedLSTMBrick(Brick):
+    """An LSTM whose output is projected (arXiv:1402.1128), as in ELMo (arXiv:1802.05365): its gates read the stream and
+    the projection of the place before. Rows of `input` and `state`: (input gate, new value, forget gate, output gate)
+    by features.
+
+    Tensor ranks each have all of it: gates of one place wait for those of the place before.
+    """
+
+    kernels = 14
+    """Sum of products, four gates, their lean, two products, sum, clip, tangent, product, clip, and what is kept."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.maps = {
+            "input": Map(size.width, 4 * size.ffn, True),
+            "state": Map(size.width, 4 * size.ffn, False, place_by_place=True),
+            "projection": Map(size.ffn, size.width, False, place_by_place=True),
+        }
+
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        """Four gates and what they are made of, of a cell itself, clipped and not, and its tangent; what is projected;
+        the projection clipped and not."""
+        return Kept(own=(12 * self.size.ffn + 2 * self.size.width) * element)
+
+    def moved(self, element: int) -> Moved:
+        """Gates are read and written three times, cells and what they give about as often together."""
+        passed = (3 * 2 * 4 * self.size.ffn + 12 * self.size.ffn + 4 * self.size.width) * element
+        return Moved(forward=passed, backward=2 * passed)
+
+
+def past_width(block: Block, size: Size) -> int:
+    """Numbers that a layer remembers of a place: what it read; or what an LSTM gave, and its cell."""
+    return size.width + size.ffn if block.is_recurrent else size.width

@@ -1,0 +1,38 @@
+"""What recurrent families, and those that read characters, may not be told: each rule a sentence that names the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.config.schema import Layout, ModelConfig
+from megaptm.spec import ModelSpec
+
+OF_CHARACTERS = ("filters", "highway", "character_width")
+
+
+def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
+    """A state is handed on from place to place, so that ranks that divide a row, a cell or the layers would wait for
+    each other at each word; data ranks alone do not."""
+    for key in ("tensor", "pipeline", "virtual"):
+        if (number := getattr(layout, key)) > 1:
+            yield f"layout.{key} ({number}) must be 1: {name} is recurrent, and data ranks alone divide it."
+    if layout.sequence_parallel:
+        yield f"layout.sequence_parallel must be off: {name} is recurrent, and reads a row place after place."
+    if layout.recompute != "none":
+        yield f"layout.recompute ({layout.recompute}) must be none: {name} is recurrent, and nothing is computed again."
+
+
+def recurrent_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Keys that mean nothing to a family, and values that others could not be made of."""
+    family, size = spec.family, spec.size
+    for key in OF_CHARACTERS:
+        if getattr(model, key) is not None and not family.reads_characters:
+            yield f"model.{key} means nothing to {family.name}, which has a table of tokens; remove it."
+    if model.negatives is not None and "bidirectional-lm" not in family.heads:
+        yield f"model.negatives means nothing to {family.name}, whose losses compare all tokens; remove it."
+    if family.reads_characters and not size.filters:
+        yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
+    if family.is_recurrent and size.remembered > 1:
+        yield f"model.memory ({size.remembered}) must be 0 or 1: {family.name} is recurrent, and remembers a state."
+    if family.is_recurrent and size.heads > 1:
+        yield f"model.heads ({size.heads}) must be 1: {family.name} is recurrent, and has none."

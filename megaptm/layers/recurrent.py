@@ -1,0 +1,123 @@
+"""Recurrent layers: what a place knows of those before it is a state, which is handed on."""
+
+# S sequence, B batch, D width, F features of a cell
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.bricks import Brick, sublayers
+from megaptm.errors import UserError
+from megaptm.layers.mask import Mask
+from megaptm.layers.past import Past
+from megaptm.layers.split import Dropout, Linear
+from megaptm.spec import Block, Size, change
+
+SAID = ("recurrent", "visibility", "cell_clip", "projection_clip")
+"""Fields of a block that recurrent layers read."""
+
+
+class ProjectedLSTM(nn.Module):
+    """An LSTM with a projection, whose cells and projections are clipped (ELMo).
+
+    As in the released code, the forget gate leans towards keeping by 1, which no weight has; the cell is clipped before
+    the output gate sees it.
+    """
+
+    input: Linear
+    state: Linear
+    projection: Linear
+
+    def __init__(self, brick: Brick) -> None:
+        super().__init__()
+        for name, map_ in brick.maps.items():
+            self.add_module(name, Linear.of(map_))
+        self.cell_clip, self.projection_clip = brick.block.cell_clip, brick.block.projection_clip
+
+    def forward(self, x_SBD: Tensor, before: Tensor, here_SB: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What is given at each place [S, B, D], and the state behind the last, [B, D + F]: what was given there, and
+        the cell. Where a row is not `here`, it is as it was."""
+        given_BD, cell_BF = before.split([self.projection.out_features, self.projection.in_features], -1)
+        given = []
+        for place, input_BG in enumerate(self.input(x_SBD).unbind(0)):
+            enter, new, keep, leave = (input_BG + self.state(given_BD)).chunk(4, -1)
+            cell = torch.sigmoid(keep + 1) * cell_BF + torch.sigmoid(enter) * torch.tanh(new)
+            cell = cell.clamp(-self.cell_clip, self.cell_clip)
+            now = self.projection(torch.sigmoid(leave) * torch.tanh(cell))
+            now = now.clamp(-self.projection_clip, self.projection_clip)
+            if here_SB is not None:
+                here_B1 = here_SB[place][:, None]
+                now, cell = torch.where(here_B1, now, given_BD), torch.where(here_B1, cell, cell_BF)
+            given_BD, cell_BF = now, cell
+            given.append(now)
+        return torch.stack(given), torch.cat([given_BD, cell_BF], -1)
+
+
+class RecurrentLayer(nn.Module):
+    """Each but the first also adds what it reads."""
+
+    recurrent: ProjectedLSTM
+
+    def __init__(self, block: Block, size: Size, *, number: int) -> None:
+        super().__init__()
+        [sub] = sublayers(block, size)
+        self.recurrent, self.adds = ProjectedLSTM(sub.brick), number > 0
+
+    def forward(self, x_SBD: Tensor, before: Tensor, here_SB: Tensor | None) -> tuple[Tensor, Tensor]:
+        given_SBD, after = self.recurrent(x_SBD, before, here_SB)
+        return (given_SBD + x_SBD if self.adds else given_SBD), after
+
+
+class RecurrentStack(nn.ModuleDict):
+    """Some consecutive layers of a recurrent stack, under their global numbers: `0` ... `L-1`; dropout falls on what
+    each but the first reads, which the input has done, and on what the last gives."""
+
+    def __init__(self, block: Block, size: Size, layers: range, *, dropout: float) -> None:
+        super().__init__()
+        check_recurrent(block)
+        self.block, self.size, self.numbers = block, size, layers
+        self.read: frozenset[int] = frozenset()
+        """Layers whose output somebody asks for."""
+        self["dropout"] = Dropout(dropout, region="residual")
+        for number in layers:
+            self[str(number)] = RecurrentLayer(block, size, number=number)
+
+    def forward(
+        self, x: Tensor, mask: Mask, *, outputs: dict[int, Tensor] | None = None, read: Collection[int] = ()
+    ) -> Tensor:
+        """[S, B, D] -> [S, B, D]; from what is remembered, or from nothing. Padding changes no state. Into `outputs` go
+        those of the layers that somebody reads, or that are in `read`."""
+        here_SB = None if mask.documents is None else mask.documents[0].t() > 0
+        for number in self.numbers:
+            x, after = self[str(number)](x, self._before(x, mask.past, number), here_SB)
+            if mask.past is not None:
+                mask.past.seen[number] = after.detach()[None]
+            if outputs is not None and (number in self.read or number in read):
+                outputs[number] = x
+            x = self["dropout"](x)
+        return x
+
+    def _before(self, x: Tensor, past: Past | None, number: int) -> Tensor:
+        """The state of each row before its first place, [B, D + F]."""
+        if past is None:
+            return x.new_zeros(x.shape[1], self.size.width + self.size.ffn)
+        return past.states[number][0] * (past.filled > 0)[:, None]
+
+
+def check_recurrent(block: Block) -> None:
+    """An error where a block says something that recurrent layers do not know."""
+    said = {name: getattr(block, name) for name in SAID}
+    if block.recurrent != "lstm":
+        raise UserError(f"Block.recurrent is {block.recurrent!r}, which no brick implements; use none or lstm.")
+    if not block.causal:
+        raise UserError(
+            f"Block.recurrent is lstm, which sees no place after one: visibility {block.visibility} cannot be."
+        )
+    if block != change(Block(), **said):
+        other = next(
+            name for name in vars(block) if name not in SAID and getattr(block, name) != getattr(Block(), name)
+        )
+        raise UserError(f"Block.{other} means nothing to recurrent layers (Block.recurrent is lstm): leave it out.")

@@ -1,0 +1,59 @@
+"""Words made of their characters (ELMo)."""
+
+# N words, C characters of a word, K characters that a filter reads, W width of a character, F filters, D width
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.batch import CHARACTERS
+from megaptm.bricks.characters import convolution_maps, word_maps
+from megaptm.errors import UserError
+from megaptm.layers.split import Embedding, Linear
+from megaptm.spec import ModelSpec
+
+
+class Highway(nn.Module):
+    """Some of a new value, and as much less of the old (arXiv:1505.00387). In the released code the gate that is called
+    `carry` is that of the new value."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.carry, self.transform = (Linear(size, size, bias=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.carry(x))
+        return gate * F.relu(self.transform(x)) + (1 - gate) * x
+
+
+class CharacterWords(nn.Module):
+    """Vectors of characters, filters of several widths over them, the largest answer of each, highway layers, a map to
+    the stream."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        size = spec.size
+        if not size.filters:
+            raise UserError(
+                f"{spec.name} reads words by their characters, and its size has no filters: give model.filters."
+            )
+        self.widths = [characters for characters, _ in size.filters]
+        self.characters = Embedding(CHARACTERS, size.character_width)
+        self.filters = nn.ModuleList(map(Linear.of, convolution_maps(size)))
+        *_, out = word_maps(size)
+        self.highway = nn.ModuleList(Highway(out.inputs) for _ in range(size.highway))
+        self.out = Linear.of(out)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[..., C] -> [..., D]"""
+        x_NWC = self.characters(ids.long().flatten(0, -2)).transpose(1, 2)
+        said = [
+            F.conv1d(x_NWC, filters.weight.unflatten(1, (width, -1)).transpose(1, 2), filters.bias).amax(-1)
+            for width, filters in zip(self.widths, self.filters, strict=True)
+        ]
+        x = F.relu(torch.cat(said, -1))
+        for layer in self.highway:
+            x = layer(x)
+        return self.out(x).unflatten(0, ids.shape[:-1])

@@ -1,0 +1,71 @@
+"""What every layer of a model of two directions says of texts, and their weighted sum (ELMo)."""
+
+# L layers, S words of a text, B texts, C characters of a word, D width
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.layers.past import Past
+from megaptm.models.model import NOTHING_PAST, Model
+
+FORWARDS, BACKWARDS = "forwards", "backwards"
+
+
+def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
+    """[B, S, ...] with each text from its end, and what is behind it where it was."""
+    places_S = torch.arange(field_BS.shape[1], device=field_BS.device)
+    lengths_B1 = lengths_B[:, None]
+    from_BS = torch.where(places_S < lengths_B1, lengths_B1 - 1 - places_S, places_S)
+    return field_BS[torch.arange(len(field_BS), device=field_BS.device)[:, None], from_BS]
+
+
+def every_layer(
+    model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, pasts: Mapping[str, Past] = NOTHING_PAST
+) -> Tensor:
+    """[L + 1, B, S, 2 D]: words by their characters, twice, then both directions of each layer beside each other; of
+    places behind a text nothing is said. `pasts`: what is remembered of texts before, as `Model.forward` has it."""
+    places_S = torch.arange(characters_BSC.shape[1], device=characters_BSC.device)
+    document_ids = (places_S < lengths_B[:, None]).long()
+    batch = {}
+    for prefix in model.spec.family.prefixes.values():
+        batch |= {f"{prefix}tokens": document_ids, f"{prefix}document_ids": document_ids}
+    characters = {FORWARDS: characters_BSC, BACKWARDS: reversed_texts(characters_BSC, lengths_B)}
+    batch |= {f"{model.spec.family.prefixes[name]}characters": one for name, one in characters.items()}
+    words, layers = model.layer_outputs(batch, pasts=pasts)
+    said = []
+    for pair in ((words[FORWARDS], words[BACKWARDS]), *zip(layers[FORWARDS], layers[BACKWARDS], strict=True)):
+        forwards_BSD, backwards_BSD = (one_SBD.transpose(0, 1) for one_SBD in pair)
+        said.append(torch.cat([forwards_BSD, reversed_texts(backwards_BSD, lengths_B)], -1))
+    return torch.stack(said)
+
+
+class ScalarMix(nn.Module):
+    """The sum of layers by weights that add up to 1, times a number (arXiv:1802.05365, 3.2); to be learned with what
+    reads it. `norm`: each layer first gets the mean 0 and the variance 1 over all that texts say in it."""
+
+    def __init__(self, layers: int, *, norm: bool = False) -> None:
+        super().__init__()
+        self.weights, self.scale = nn.Parameter(torch.zeros(layers)), nn.Parameter(torch.ones(()))
+        self.norm = norm
+
+    def forward(self, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+        """[B, S, D], where `here_BS` says which places are of a text."""
+        if self.norm:
+            layers_LBSD = torch.stack([_normed(one_BSD, here_BS) for one_BSD in layers_LBSD])
+        return self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD)
+
+    def penalty(self, strength: float) -> Tensor:
+        """What is added to a loss to keep the weights together, and the mix near the mean of the layers."""
+        return strength * self.weights.square().sum()
+
+
+def _normed(x_BSD: Tensor, here_BS: Tensor, eps: float = 1e-12) -> Tensor:
+    here_BS1 = here_BS[:, :, None].to(x_BSD.dtype)
+    count = here_BS1.sum() * x_BSD.shape[-1]
+    mean = (x_BSD * here_BS1).sum() / count
+    variance = ((x_BSD - mean) * here_BS1).square().sum() / count
+    return (x_BSD - mean) / (variance + eps).sqrt()

@@ -1,0 +1,98 @@
+"""A text from its beginning, and one from its end, row after row: each goes on where the row of the step before
+ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from megaptm.batch import LONGEST_WORD, BatchSpec, Field, fields
+from megaptm.errors import UserError
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample
+from megaptm.objectives.vocabulary import SpecialTokens
+
+STREAMS = ("", "backwards_")
+
+
+@dataclass(frozen=True)
+class BidirectionalLM(Objective):
+    """ELMo's objective (arXiv:1802.05365, 3.1): the next word, and from the end of a text on the one before. A row of
+    the batch reads a stretch of text on and on from its beginning, and the same one from its end, through documents,
+    each closed by the `end` token and opened by `begin`. `begins` is 1 of the row that begins anew. Words come with
+    their characters."""
+
+    name = "bidirectional-lm"
+    losses: ClassVar = {"bidirectional-lm": 1.0}
+    unit = "lane"
+    from_both_ends = True
+    draws = False
+    needs = ("end", "begin")
+    template: ClassVar[tuple[str, str]] = ("begin A end", "begin A end begin B end")
+    prompts = ()
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=sequence, lookahead=1, slots=2)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        if document_mask:
+            raise UserError(
+                f"objective {self.name} remembers what was before a row, whatever document it is of, and "
+                "data.document_mask hides other documents: set data.document_mask=false."
+            )
+        row = {
+            f"{prefix}{name}": field
+            for prefix in STREAMS
+            for name, field in {
+                **fields((sequence,), "tokens"),
+                "characters": Field((sequence, LONGEST_WORD), "int16"),
+                **fields((sequence,), "labels"),
+            }.items()
+        }
+        return BatchSpec(dict.fromkeys(STREAMS, sequence), {**row, "begins": Field(())})
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        if special.spellings is None:
+            raise UserError(
+                f"objective {self.name} reads words by their characters, and the tokenizer's tokens are no words: "
+                "build the corpus with tokenizer.kind=words, or take another objective."
+            )
+
+    def make(
+        self,
+        piece: Piece,
+        special: SpecialTokens,
+        rng: np.random.Generator,
+        sequence: int,
+        document_mask: bool,
+    ) -> Sample:
+        assert isinstance(piece, list)
+        assert special.spellings is not None
+        texts = (
+            _text([part for part in piece if not part.backward], special),
+            _text([part for part in piece if part.backward], special)[::-1],
+        )
+        made: Sample = {}
+        for prefix, text in zip(STREAMS, texts, strict=True):
+            made[f"{prefix}tokens"] = text[:-1].copy()
+            made[f"{prefix}characters"] = special.spellings[text[:-1]]
+            made[f"{prefix}labels"] = text[1:].copy()
+        return {**made, "begins": np.array(piece[0].begins, dtype=np.int64)}
+
+
+def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
+    """Documents end to end, with `end` and `begin` behind each; a row may begin with the second of these, and end with
+    the first."""
+    assert special.end is not None
+    assert special.begin is not None
+    between, found = np.array([special.end, special.begin], dtype=np.int64), []
+    for number, part in enumerate(parts):
+        only_begin = number == 0 and part.slots == 1 and not len(part.tokens) and len(parts) > 1
+        found += [part.tokens.astype(np.int64), between[1:] if only_begin else between[: part.slots]]
+    return np.concatenate(found)

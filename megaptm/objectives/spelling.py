@@ -1,0 +1,27 @@
+"""Words as characters, as the released code of ELMo numbers them."""
+
+# V ids, C characters of a word
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from megaptm.batch import CHARACTERS, LONGEST_WORD
+
+# 0 stands behind a text; a byte is one more than itself.
+TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS, NO_CHARACTER = range(CHARACTERS - 5, CHARACTERS)
+
+
+def spelled(words: Iterable[str], marks: Mapping[str, int] | None = None) -> np.ndarray:
+    """int16 [V, C]: bytes of UTF-8 between two marks. `marks`: words that are one character of their own
+    (`TEXT_BEGINS`, `TEXT_ENDS`)."""
+    words, marks = list(words), marks or {}
+    table = np.full((len(words), LONGEST_WORD), NO_CHARACTER, dtype=np.int16)
+    table[:, 0] = WORD_BEGINS
+    for row, word in zip(table, words, strict=True):
+        letters = [marks[word]] if word in marks else [1 + byte for byte in word.encode()[: LONGEST_WORD - 2]]
+        row[1 : 1 + len(letters)] = letters
+        row[1 + len(letters)] = WORD_ENDS
+    return table

@@ -1,0 +1,37 @@
+"""Tiny models of recurrent families, and batches for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megaptm.families.elmo import ELMO
+from megaptm.spec import Family, ModelSpec, Size, change
+
+VOCABULARY = 150
+CHARACTERS = 7
+FILTERS = ((1, 4), (2, 6), (3, 6))
+
+
+def elmo_table() -> Family:
+    """With a softmax of few words, and weights that let the states weigh."""
+    return change(ELMO, negatives=20)
+
+
+def tiny_elmo(*, dropout: float = 0.0) -> ModelSpec:
+    size = Size(layers=2, width=16, heads=1, ffn=24, memory=1, filters=FILTERS, highway=2, character_width=6)
+    return ModelSpec(family=elmo_table(), size=size, vocabulary=VOCABULARY, context=20, dropout=dropout)
+
+
+def elmo_batch(rows: int, length: int, *, seed: int, begins: slice | None = None) -> dict[str, Tensor]:
+    """Rows of both directions, of which some `begin` anew where others go on."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = {"begins": torch.zeros(rows, dtype=torch.int64)}
+    for prefix in ("", "backwards_"):
+        text = torch.randint(VOCABULARY, (rows, length + 1), generator=generator)
+        letters = torch.randint(1, 262, (rows, length, CHARACTERS), generator=generator, dtype=torch.int16)
+        fields = {"tokens": text[:, :-1], "characters": letters, "labels": text[:, 1:]}
+        batch |= {f"{prefix}{name}": field for name, field in fields.items()}
+    if begins is not None:
+        batch["begins"][begins] = 1
+    return batch
