@@ -70,8 +70,10 @@ class Mix:
         special: SpecialTokens,
         schedule: BatchSchedule | None = None,
         dupe_factor: int | None = None,
+        last_step: int | None = None,
     ):
-        """`schedule` says which sample a step begins with, where shares change by step; absent: the last ones hold.
+        """`schedule` says which sample a step begins with, where shares change by step; absent: those of `last_step`
+        hold, or the last ones.
         After `dupe_factor` epochs the rows of the first come again, noise included."""
         self.sources = sources
         self.names = [source.name for source in sources]
@@ -88,7 +90,9 @@ class Mix:
         self.phases: list[Phase] = []
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
         steps = sorted({step for source in sources for step in source.task.share.steps})
-        for step in steps if schedule else steps[-1:]:
+        if not schedule:
+            steps = [step for step in steps if last_step is None or step <= last_step][-1:]
+        for step in steps:
             first = schedule.first(step) if schedule and step else 0
             before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
             self.phases.append(Phase(first, _quotas(sources, step), before))
@@ -112,6 +116,13 @@ class Mix:
     def batch(self) -> BatchSpec:
         """What every sample holds."""
         return self._batch
+
+    @property
+    def losses(self) -> list[str]:
+        """What its samples are asked in the end: not by tasks whose share is 0 then."""
+        asking = (source.task.objective for source, quota in zip(self.sources, self.quotas, strict=True) if quota)
+        asked = {loss for task in asking for loss in task.losses}
+        return [loss for loss in self.objective.losses if loss in asked]
 
     @property
     def fresh_samples(self) -> int:

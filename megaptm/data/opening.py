@@ -40,16 +40,17 @@ def open_mix(
     dupe_factor: int | None = None,
     size_limits: Mapping[str, int] | None = None,
     lanes: int | None = None,
+    last_step: int | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
 
     Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
     touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
     `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
-    objectives whose shares change by step. With a `size_exponent` weights count documents, and are multiplied by that
-    power of the documents that a corpus has, at most what `size_limits` says of it. After `dupe_factor`
-    epochs the same rows come again, with the same noise. `lanes`: rows of a batch, of objectives whose rows
-    go on from batch to batch; absent: one for each corpus.
+    objectives whose shares change by step; without it those of `last_step` hold. With a `size_exponent` weights count
+    documents, and are multiplied by that power of the documents that a corpus has, at most what `size_limits` says of
+    it. After `dupe_factor` epochs the same rows come again, with the same noise. `lanes`: rows of a batch, of
+    objectives whose rows go on from batch to batch; absent: one for each corpus.
     """
     whole = objective if isinstance(objective, Objective) else objective_of(objective)
     if not mix:
@@ -100,6 +101,7 @@ def open_mix(
         special=special,
         schedule=schedule,
         dupe_factor=dupe_factor,
+        last_step=last_step,
     )
 
 

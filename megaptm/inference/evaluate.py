@@ -116,7 +116,7 @@ def evaluate(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
             "build the corpus from more text, or with a larger validation=SHARE."
         )
-    names = config.built_objective.losses
+    names = held_out.losses
     if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
         raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
     contrasts = {name for name in names if HEADS[name].contrasts}
@@ -141,8 +141,8 @@ def evaluate(
             if judged:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
-        for name, (total, _) in found.items():
-            sums[name] += float(total)
+        for name in names:
+            sums[name] += float(found[name][0])
     if silent := [name for name in names if not counts[name].sum()]:
         raise UserError(
             f"nothing is asked for {silent[0]} in {rows:,} held-out rows of {', '.join(corpora)}: take more."
@@ -232,6 +232,7 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str, *, lanes: 
         size_exponent=config.data.size_exponent,
         size_limits=config.data.size_limits,
         lanes=lanes,
+        last_step=config.train.steps - 1,
     )
     if mix.fingerprint != loaded.tokenizer.fingerprint:
         raise UserError(

@@ -102,6 +102,7 @@ class RunCorpora:
             dupe_factor=data.dupe_factor,
             size_limits=data.size_limits,
             schedule=self.config.batch_schedule if split == "train" else None,
+            last_step=self.config.train.steps - 1,
             lanes=self.config.train.batch,
         )
 

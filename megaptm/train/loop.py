@@ -150,7 +150,7 @@ def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]]
 
 
 def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, float]:
-    """Each loss's mean over what all batches ask, and `loss`, their weighted sum."""
+    """Each loss's mean over what all batches ask, where they do, and `loss`, their weighted sum."""
     sums = dict.fromkeys(engine.losses, 0.0)
     counts = dict.fromkeys(engine.losses, 0)
     for micro_batches in batches:
@@ -158,8 +158,8 @@ def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, flo
         for name, mean in result.losses.items():
             sums[name] += mean * result.counts[name]
             counts[name] += result.counts[name]
-    means = {name: sums[name] / max(counts[name], 1) for name in sums}
-    return {"loss": sum(weight * means[name] for name, weight in engine.losses.items()), **means}
+    means = {name: sums[name] / counts[name] for name in sums if counts[name]}
+    return {"loss": sum(engine.losses[name] * mean for name, mean in means.items()), **means}
 
 
 def _validate(run: Training, step: int, unreadable: Exception | None) -> Exception | None:

@@ -121,9 +121,11 @@ class StepReport:
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
         weights = weights_at(self.objective, step - 1)
+        # What nobody asked has no loss, and 0 would be a perfect one.
+        asked = [name for name, count in result.counts.items() if count]
         metrics = {
             "loss": result.loss,
-            **({f"loss/{name}": value for name, value in result.losses.items()} if len(result.losses) > 1 else {}),
+            **({f"loss/{name}": result.losses[name] for name in asked} if len(result.losses) > 1 else {}),
             **({f"weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
             "learning_rate": rate,
             **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
@@ -169,7 +171,7 @@ class StepReport:
     def validation(self, step: int, means: Mapping[str, float]) -> None:
         self._fence()
         metrics = {"validation/loss": means["loss"]}
-        if len(means) > 2:  # the weighted sum, and more than one loss
+        if len(self.objective.losses) > 1:
             metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
         self.tracker.log_metrics(step, metrics)
         self._screen.validation(step, metrics)

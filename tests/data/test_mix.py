@@ -275,6 +275,9 @@ def test_shares_of_tasks_are_exact_and_change_at_their_step(folders):
     # What is held out is measured with the last shares.
     held = opened({folders[0]: 3}, TWO_TASKS)
     assert {held.sources[held.locate(number).source].task.label for number in range(100)} == {"few", "many"}
+    # Those of the run: not of a step that it does not reach.
+    held = opened({folders[0]: 3}, TWO_TASKS, last_step=2)
+    assert {held.sources[held.locate(number).source].task.label for number in range(100)} == {"few"}
 
 
 def test_each_source_goes_through_its_epochs_across_a_change_of_shares(folders):

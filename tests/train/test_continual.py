@@ -11,6 +11,7 @@ from pathlib import Path
 from data_pipeline.annotate import Annotations
 from megaptm.inference.evaluate import Loss, evaluate
 from megaptm.inference.loaded_model import open_run
+from megaptm.track import read_metrics
 from tests.forked import SAVED, megaptm
 from tests.train.runs import NOUNS, build, settings
 
@@ -74,3 +75,10 @@ def test_a_task_is_not_forgotten_while_another_is_learned(tmp_path: Path) -> Non
     for run in (both, capitals_alone):
         added = held_out(run, CAPITALS, STEPS)
         assert added.model < added.unigram - 0.5
+        steps = [record["step"] for record in read_metrics(run) if "loss/capitalization" in record]
+        assert steps == [*range(STAGE + 10, STEPS + 1, 10)]
+    # Of what is asked no longer nothing is measured.
+    assert {*evaluate(open_run(capitals_alone, device="cpu")).losses} == {"capitalization"}
+    measured = [record for record in read_metrics(capitals_alone) if "validation/loss" in record][-1]
+    assert "validation/mlm" not in measured
+    assert measured["validation/capitalization"] == measured["validation/loss"]
