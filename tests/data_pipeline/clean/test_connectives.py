@@ -47,7 +47,7 @@ def test_each_two_clauses_are_a_pair_without_what_stood_between_them() -> None:
 
 
 def test_capitals_and_old_letters_are_known() -> None:
-    for written in ("BECAUSE", "becauſe", "Becauſe"):
+    for written in ("BECAUSE", "becauſe", "Becauſe"):  # noqa: RUF001
         assert pairs(f"We walked home, {written} the rain fell.") == [("because", "We walked home", "the rain fell.")]
 
 
