@@ -22,6 +22,7 @@ CASES = {
     "gpt2": Case("gpt2", DATA),
     "bert": Case("bert", DATA),
     "t5": Case("t5", DATA),
+    "bands": Case("gpt3-banded", DATA),
     "rotation": Case("queries and keys turned by place", DATA),
     "contrast": Case("two towers, compared over all rows", DATA),
     "contrast, first stage": Case("two towers, compared over all rows", WHOLE),

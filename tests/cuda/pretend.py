@@ -103,6 +103,13 @@ class Generator:
     def set_state(self, state: object) -> None: ...
 
 
+class HostGenerator(torch.Generator):
+    """In the place of one on the device, which nothing is drawn from."""
+
+    def __new__(cls, device: object = None) -> HostGenerator:
+        return super().__new__(cls)
+
+
 class Work:
     def wait(self, *args: object) -> bool:
         return True
@@ -192,7 +199,10 @@ def install() -> None:
     for name in ("set_device", "empty_cache", "_lazy_init", "manual_seed", "get_rng_state", "set_rng_state"):
         setattr(cuda, name, lambda *args, **kwargs: None)
         setattr(cuda.random, name, getattr(cuda, name))
+    # A seed and how much was drawn, which the host has.
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8)
     cuda.default_generators = [Generator()]
+    setattr(torch, "Generator", HostGenerator)  # noqa: B010
 
     distributed: Any = dist
     for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter_tensor", "all_gather_into_tensor", "barrier"):
