@@ -48,7 +48,8 @@ class SpanBoundary(MaskedLM):
         labels = sample["labels"]
         count = int(np.count_nonzero(labels != IGNORED))
         left, right, offset = borders(sample["masked_positions"][:count])
-        outside = special.is_special[sample["tokens"]]
+        # An unknown piece is of the text; where none of it is masked, only these are not.
+        outside = np.isin(sample["tokens"], [special.cls, special.sep, special.pad])
         asked = ~outside[left] & ~outside[right] & (offset < LONGEST)
         of_spans = {"span_left": left, "span_right": right, "span_offset": offset}
         made = {name: np.zeros(len(labels), dtype=np.int64) for name in of_spans}

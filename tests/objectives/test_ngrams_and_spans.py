@@ -11,6 +11,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import objective_of
 from megaptm.objectives.hide import GEOMETRIC, HIDES
 from megaptm.objectives.masked import MaskedLM
+from megaptm.objectives.objective import DocumentSlice
 from megaptm.objectives.show_ask import first_of_spans
 from megaptm.objectives.similar import SimilarWords, similar_named, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
@@ -170,6 +171,16 @@ def test_a_corpus_without_words_makes_no_pairs_of_them(tmp_path):
             seed=0,
             special=SPECIAL,
         )
+
+
+def test_a_span_beside_an_unknown_piece_has_a_border():
+    task, rng = objective_of("masked-lm-span-boundary"), np.random.default_rng(0)
+    text = np.arange(SPECIALS, SPECIALS + 60)
+    text[1::2] = SPECIALS - 1  # so that each span has one beside it
+    words = np.arange(60)
+    sample = task.make([DocumentSlice(text, 1, {"words": words})], SPECIAL, rng, 62, False)
+    asked, within = sample["labels"] != IGNORED, sample["masked_positions"] > 1
+    assert (sample["span_labels"][asked & within] == sample["labels"][asked & within]).all()
 
 
 def test_borders_of_spans_are_shown_and_never_their_own_tokens():
