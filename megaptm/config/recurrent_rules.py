@@ -1,4 +1,4 @@
-"""What recurrent families, and those that read characters, may not be told: each rule a sentence that names the key."""
+"""What recurrent families, and models of words and characters, may not be told: each rule one sentence with its key."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ def recurrent_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     for key in OF_CHARACTERS:
         if getattr(model, key) is not None and not family.reads_characters:
             yield f"model.{key} means nothing to {family.name}, which has a table of tokens; remove it."
+    if model.vectors is not None and (family.reads_characters or size.cutoffs):
+        yield f"model.vectors means nothing to {family.name}, which has no one table of words; remove it."
     if model.negatives is not None and "bidirectional-lm" not in family.heads:
         yield f"model.negatives means nothing to {family.name}, whose losses compare all tokens; remove it."
     if family.reads_characters and not size.filters:
         yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
-    if family.is_recurrent and size.remembered > 1:
+    if family.is_recurrent and size.remembered and not family.reads_characters:
+        yield f"model.memory ({size.remembered}) means nothing to {family.name}: texts are read apart; remove it."
+    elif family.is_recurrent and size.remembered > 1:
         yield f"model.memory ({size.remembered}) must be 0 or 1: {family.name} is recurrent, and remembers a state."
     if family.is_recurrent and size.heads > 1:
         yield f"model.heads ({size.heads}) must be 1: {family.name} is recurrent, and has none."
