@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megaptm.bricks import Brick
 from megaptm.layers.split import Dropout, Linear
 
-State = tuple[Tensor, Tensor]
+LSTMState = tuple[Tensor, Tensor]
 """What a cell gave, and the cell, both [B, F]."""
 
 
@@ -21,11 +21,11 @@ class LSTM(nn.Module):
         super().__init__()
         self.input, self.state = (Linear.of(brick.maps[f"{prefix}{name}"]) for name in ("input", "state"))
 
-    def nothing(self, x_SBD: Tensor) -> State:
+    def nothing(self, x_SBD: Tensor) -> LSTMState:
         zeros_BF = x_SBD.new_zeros(x_SBD.shape[1], self.state.in_features)
         return zeros_BF, zeros_BF
 
-    def advance(self, input_BG: Tensor, before: State) -> State:
+    def advance(self, input_BG: Tensor, before: LSTMState) -> LSTMState:
         """One place on; `input_BG` is what `input` makes of what is read there."""
         given_BF, cell_BF = before
         enter, keep, new, leave = (input_BG + self.state(given_BF)).chunk(4, -1)
@@ -44,7 +44,7 @@ class LSTM(nn.Module):
         return torch.stack(given[::-1] if backwards else given)
 
 
-def handed_on(state: State, goes_on_B1: Tensor) -> State:
+def handed_on(state: LSTMState, goes_on_B1: Tensor) -> LSTMState:
     return state[0] * goes_on_B1, state[1] * goes_on_B1
 
 
