@@ -137,8 +137,10 @@ class Block:
     final_dropout: bool = False
     """Dropout after the last layer, and the final norm where there is one (T5, Transformer-XL)."""
     recurrent: str = "none"
-    """What reads place after place, in the place of attention and feed-forward: `none`, or `lstm` (one with a
-    projection, which from the second layer on also adds what it reads: ELMo). `visibility` is then causal."""
+    """What reads place after place, in the place of attention and feed-forward: `none`; `lstm` (one with a
+    projection, which from the second layer on also adds what it reads: ELMo; `visibility` is then causal);
+    `lstm-both-ways` (one of each direction, side by side: CoVe's encoder); or `lstm-attentive` (which reads, beside a
+    word, what its attention made at the place before: CoVe's decoder, with `cross`)."""
     cell_clip: float = 3.0
     """Of `lstm`: cells are kept between minus and plus this."""
     projection_clip: float = 3.0
@@ -165,7 +167,11 @@ class Block:
 
     def at(self, layer: int) -> Block:
         """The block of one layer: where a slot has several words, it has one of them."""
-        turns = {name: words[layer % len(words)] for name in TURNS if isinstance(words := getattr(self, name), tuple)}
+        turns: dict[str, Any] = {
+            name: words[layer % len(words)] for name in TURNS if isinstance(words := getattr(self, name), tuple)
+        }
+        if layer == 0 and self.reads_table:
+            turns["recurrent"] = f"{self.recurrent}-first"
         return replace(self, **turns) if turns else self
 
     @property
@@ -187,6 +193,11 @@ class Block:
     def is_recurrent(self) -> bool:
         """Whether a place knows those before it by a state that is handed on."""
         return self.recurrent != "none"
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether the first layer is as wide at its input as the token table, whatever the stream's width."""
+        return self.recurrent in ("lstm-both-ways", "lstm-attentive")
 
     @property
     def distance_rows(self) -> int:

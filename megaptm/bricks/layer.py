@@ -44,7 +44,8 @@ class SubLayer:
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
     """Those of one layer, of a block whose slots have one word each; `memory`: the width of what it attends to."""
     if block.is_recurrent:
-        return (SubLayer("recurrent", block.recurrent, brick_of("recurrent", block.recurrent, block, size), 0, False),)
+        brick = brick_of("recurrent", block.recurrent, block, size, memory)
+        return (SubLayer("recurrent", block.recurrent, brick, 0, False),)
     slots = {"attention": block.attention, **({"cross": "dot"} if block.cross else {}), "ffn": block.ffn}
     made = []
     for slot, word in slots.items():
@@ -187,7 +188,8 @@ def widening(spec: ModelSpec) -> dict[str, Map]:
     """Stack -> the map from the width of the tables to its own, where they differ."""
     if spec.size.cutoffs:  # whose clusters have maps of their own
         return {}
-    widths = {stack: spec.size_of(stack).width for stack in spec.family.stacks}
+    blocks = spec.family.stacks.items()
+    widths = {stack: spec.size_of(stack).width for stack, block in blocks if not block.reads_table}
     return {
         stack: Map(spec.size.table_width, width, bias=True)
         for stack, width in widths.items()

@@ -39,6 +39,71 @@ class ProjectedLSTMBrick(Brick):
         return Moved(forward=passed, backward=2 * passed)
 
 
+class LSTMBrick(Brick):
+    """Base of LSTMs as torch has them. Rows of both maps: (input gate, forget gate, new value, output gate) by
+    features."""
+
+    kernels = 10
+    reads: int
+    """Numbers of a place that are read."""
+
+    def lstm_maps(self, prefix: str = "") -> dict[str, Map]:
+        gates = 4 * self.size.ffn
+        return {
+            f"{prefix}input": Map(self.reads, gates, True),
+            f"{prefix}state": Map(self.size.ffn, gates, True, place_by_place=True),
+        }
+
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        """Four gates and what they are made of, of a cell itself and its tangent; what is given."""
+        return Kept(own=self.directions * 11 * self.size.ffn * element)
+
+    def moved(self, element: int) -> Moved:
+        passed = self.directions * (3 * 2 * 4 + 8) * self.size.ffn * element
+        return Moved(forward=passed, backward=2 * passed)
+
+    directions = 1
+
+
+@register("recurrent", "lstm-both-ways", "lstm-both-ways-first")
+class BothWaysBrick(LSTMBrick):
+    """One on and one back, side by side (CoVe's encoder, arXiv:1708.00107, 3)."""
+
+    directions = 2
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.reads = size.table_width if block.recurrent.endswith("-first") else size.width
+        self.maps = {**self.lstm_maps("ahead."), **self.lstm_maps("back.")}
+
+
+@register("recurrent", "lstm-attentive")
+class DecodingLSTMBrick(LSTMBrick):
+    """A further layer of CoVe's decoder."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.reads = size.width
+        self.maps = self.lstm_maps()
+
+
+@register("recurrent", "lstm-attentive-first")
+class AttentiveLSTMBrick(LSTMBrick):
+    """The first, with the attention of the last: a map of its state, whose products with the encoder's stream weigh
+    that, and one of both."""
+
+    kernels = 18
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.reads = size.table_width + size.width
+        self.maps = {
+            **self.lstm_maps("lstm."),
+            "attention.query": Map(size.width, memory, True, place_by_place=True),
+            "attention.merge": Map(memory + size.width, size.width, True, place_by_place=True),
+        }
+
+
 def past_width(block: Block, size: Size) -> int:
     """Numbers that a layer remembers of a place: what it read; or what an LSTM gave, and its cell."""
     return size.width + size.ffn if block.is_recurrent else size.width

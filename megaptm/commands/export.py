@@ -26,6 +26,7 @@ def export() -> None:
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
       megaptm export words runs/word2vec-tiny exported/words.txt
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny
+      megaptm export cove runs/cove-tiny exported/cove-tiny
     """
 
 
@@ -48,6 +49,27 @@ def elmo(run: Path, folder: Path, step: int | None) -> None:
     to_elmo_folder(checkpoint, folder)
     click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
     click.echo(f"  safetensors.numpy.load_file({str(folder / WEIGHTS)!r})")
+
+
+@export.command("cove")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+def cove(run: Path, folder: Path, step: int | None) -> None:
+    """Write the encoder of RUN's CoVe to FOLDER, as torch.nn.LSTM loads it, with the vectors of words that it reads.
+
+    \b
+      megaptm export cove runs/cove-tiny exported/cove-tiny
+    """
+    from megaptm.hub.mt_lstm import ENCODER, to_cove_folder
+    from megaptm.run.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(run, step=step)
+    to_cove_folder(checkpoint, folder)
+    size = checkpoint.spec.size
+    made = f"torch.nn.LSTM({size.table_width}, {size.ffn}, num_layers={size.layers}, bidirectional=True)"
+    click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
+    click.echo(f"  {made}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
 
 
 @export.command("words")

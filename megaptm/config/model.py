@@ -95,7 +95,11 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             **shape,
             embedding=embedding,
             **by_frequency,
-            stacks={name: Size(**numbers) for name, numbers in stacks.items()},
+            # The first layer of some recurrent stacks is as wide as the token table.
+            stacks={
+                name: Size(**numbers, embedding=embedding if family.is_recurrent else None)
+                for name, numbers in stacks.items()
+            },
         ),
         vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
         context=family.context if model.context is None else model.context,

@@ -59,12 +59,14 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     characters = any(name.endswith("characters") for name in batch.fields)
     if family.reads_characters != characters:
         yield "its words come without characters" if not characters else "it reads words by a table, not by characters"
-    if family.is_recurrent and batch.masked:
+    if any(block.recurrent == "lstm" for block in family.stacks.values()) and batch.masked:
         yield "its rows are of several documents, and a state goes on through them (data.document_mask=false)"
     ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
-    if "begins" in batch.fields and not any(block.relative or block.is_recurrent for block in family.stacks.values()):
+    if "begins" in batch.fields and not any(
+        block.relative or block.recurrent == "lstm" for block in family.stacks.values()
+    ):
         yield "its rows go on from step to step, and this family remembers nothing of them"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"

@@ -1,4 +1,4 @@
-"""What recurrent families, and those that read characters, may not be told: each rule a sentence that names the key."""
+"""What recurrent families, and models of words and characters, may not be told: each rule one sentence with its key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from megaptm.config.schema import Layout, ModelConfig
 from megaptm.spec import ModelSpec
 
 OF_CHARACTERS = ("filters", "highway", "character_width")
+OF_ATTENTION: dict[str, object] = {
+    "head_width": None,
+    "kv_heads": None,
+    "band": None,
+    "cutoffs": (),
+    "division": 1,
+    "share": (),
+    "attention_dropout": True,
+}
+"""Keys that mean nothing to recurrent layers -> what a run's own config says of them."""
 
 
 def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
@@ -25,14 +35,28 @@ def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
 def recurrent_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Keys that mean nothing to a family, and values that others could not be made of."""
     family, size = spec.family, spec.size
+    for key, nothing in OF_ATTENTION.items() if family.is_recurrent else ():
+        if getattr(model, key) not in (None, nothing):
+            yield f"model.{key} means nothing to {family.name}, which is recurrent; remove it."
+    for key in ("embedding", "stacks") if family.reads_characters else ():
+        if getattr(model, key):
+            yield f"model.{key} means nothing to {family.name}, which is of one width throughout; remove it."
+    if family.negatives and (
+        loss := next((key for key in ("z_loss", "label_smoothing") if getattr(family, key)), None)
+    ):
+        yield f"model.{loss} is of a softmax over all words, and model.negatives draws some: set one to 0."
     for key in OF_CHARACTERS:
         if getattr(model, key) is not None and not family.reads_characters:
             yield f"model.{key} means nothing to {family.name}, which has a table of tokens; remove it."
+    if model.vectors is not None and (family.reads_characters or size.cutoffs):
+        yield f"model.vectors means nothing to {family.name}, which has no one table of words; remove it."
     if model.negatives is not None and "bidirectional-lm" not in family.heads:
         yield f"model.negatives means nothing to {family.name}, whose losses compare all tokens; remove it."
     if family.reads_characters and not size.filters:
         yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
-    if family.is_recurrent and size.remembered > 1:
+    if family.is_recurrent and size.remembered and not family.reads_characters:
+        yield f"model.memory ({size.remembered}) means nothing to {family.name}: texts are read apart; remove it."
+    elif family.is_recurrent and size.remembered > 1:
         yield f"model.memory ({size.remembered}) must be 0 or 1: {family.name} is recurrent, and remembers a state."
     if family.is_recurrent and size.heads > 1:
         yield f"model.heads ({size.heads}) must be 1: {family.name} is recurrent, and has none."

@@ -93,6 +93,9 @@ class ModelConfig(Shape):
     """Of NNLM: whether vectors are also mapped to the next word directly, past the hidden units; absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
+    vectors: str | None = None
+    """Text file of word vectors, a line each (GloVe's and word2vec's text formats): words of the vocabulary that it has
+    begin with these; absent: all begin as the others do."""
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
     """Ids from which on words, most frequent first, are in the next cluster of an adaptive input and softmax, or [];
     absent: the size's."""

@@ -8,12 +8,12 @@ from megaptm.families.bert import BERT
 from megaptm.families.bigbird import BIGBIRD
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
 from megaptm.families.electra import ELECTRA
-from megaptm.families.elmo import RECURRENT
 from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
 from megaptm.families.longformer import LONGFORMER
 from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
+from megaptm.families.recurrent import RECURRENT
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import MT5, T5, T5_V1_1

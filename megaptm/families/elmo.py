@@ -27,5 +27,3 @@ ELMO = Family(
         "original": Size(layers=2, width=512, heads=1, ffn=4096, memory=1, filters=FILTERS, highway=2),
     },
 )
-RECURRENT: dict[str, Family] = {ELMO.name: ELMO}
-"""Families whose layers hand a state on; they are trained on data ranks alone."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_said, with_cache
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import asked, require, stack_of_words, text_ids
+from megaptm.layers.layer import Stack
 
 # Each is a row of what the model computes at once.
 MOST_BEAMS = 1024
@@ -111,7 +113,9 @@ def _reading(loaded: LoadedModel, text: list[int], before: list[int], beams: int
     with torch.inference_mode():
         memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
-    with nullcontext() if stack.block.score_bias else with_cache(stack) as cache:
+    # What has been said is read anew for each word where places are not told, and by recurrent decoders.
+    caches = isinstance(stack, Stack) and not stack.block.score_bias
+    with with_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 
         def step(said: list[list[int]], parents: list[int]) -> Tensor:
             heard = torch.tensor([[*before, *ids] for ids in said], device=loaded.device)

@@ -102,7 +102,7 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
     ids, end = list(ids), loaded.tokenizer.special.end
     limit = loaded.spec.longest
     decoder = loaded.model.stack(stack_of_words(loaded))
-    assert decoder is not None
+    assert isinstance(decoder, Stack)
     if decoder.block.relative:
         yield from _remembered_ids(loaded, ids, tokens=tokens, draw=draw)
         return

@@ -4,20 +4,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import Brick, sublayers
 from megaptm.errors import UserError
+from megaptm.layers.lstm import LSTM, AttentiveLSTM, BothWays, decode
 from megaptm.layers.mask import Mask
 from megaptm.layers.past import Past
 from megaptm.layers.split import Dropout, Linear
 from megaptm.spec import Block, Size, change
 
-SAID = ("recurrent", "visibility", "cell_clip", "projection_clip")
-"""Fields of a block that recurrent layers read."""
+SAID = {
+    "lstm": ("visibility", "cell_clip", "projection_clip"),
+    "lstm-both-ways": (),
+    "lstm-attentive": ("visibility", "cross"),
+}
+"""Words of `Block.recurrent` -> other fields of a block that such layers read."""
+
+
+MODULES: dict[str, Callable[[Brick], nn.Module]] = {
+    "lstm-both-ways-first": BothWays,
+    "lstm-both-ways": BothWays,
+    "lstm-attentive-first": AttentiveLSTM,
+    "lstm-attentive": LSTM,
+}
 
 
 class ProjectedLSTM(nn.Module):
@@ -56,6 +70,15 @@ class ProjectedLSTM(nn.Module):
         return torch.stack(given), torch.cat([given_BD, cell_BF], -1)
 
 
+class LSTMLayer(nn.Module):
+    """A layer of CoVe's encoder or decoder, which others know to call."""
+
+    def __init__(self, block: Block, size: Size, *, memory: int | None) -> None:
+        super().__init__()
+        [sub] = sublayers(block, size, memory)
+        self.recurrent = MODULES[sub.word](sub.brick)
+
+
 class RecurrentLayer(nn.Module):
     """Each but the first also adds what it reads."""
 
@@ -75,21 +98,39 @@ class RecurrentStack(nn.ModuleDict):
     """Some consecutive layers of a recurrent stack, under their global numbers: `0` ... `L-1`; dropout falls on what
     each but the first reads, which the input has done, and on what the last gives."""
 
-    def __init__(self, block: Block, size: Size, layers: range, *, dropout: float) -> None:
+    def __init__(self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None) -> None:
+        """`memory` is the width of the stack that this one attends to."""
         super().__init__()
         check_recurrent(block)
+        _check_widths(block, size)
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
         self["dropout"] = Dropout(dropout, region="residual")
         for number in layers:
-            self[str(number)] = RecurrentLayer(block, size, number=number)
+            self[str(number)] = (
+                RecurrentLayer(block, size, number=number)
+                if block.recurrent == "lstm"
+                else LSTMLayer(block.at(number), size, memory=memory)
+            )
 
     def forward(
-        self, x: Tensor, mask: Mask, *, outputs: dict[int, Tensor] | None = None, read: Collection[int] = ()
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        *,
+        outputs: dict[int, Tensor] | None = None,
+        read: Collection[int] = (),
     ) -> Tensor:
-        """[S, B, D] -> [S, B, D]; from what is remembered, or from nothing. Padding changes no state. Into `outputs` go
-        those of the layers that somebody reads, or that are in `read`."""
+        """[S, B, D of the input] -> [S, B, D]; from what is remembered, or from nothing. Padding changes no state. Into
+        `outputs` go those of the layers that somebody reads, or that are in `read`."""
+        if self.block.recurrent == "lstm-attentive":
+            assert memory is not None
+            return self._decode(x, mask, memory, memory_mask)
+        if self.block.recurrent == "lstm-both-ways":
+            return self._both_ways(x, mask, outputs, read)
         here_SB = None if mask.documents is None else mask.documents[0].t() > 0
         for number in self.numbers:
             x, after = self[str(number)](x, self._before(x, mask.past, number), here_SB)
@@ -100,6 +141,31 @@ class RecurrentStack(nn.ModuleDict):
             x = self["dropout"](x)
         return x
 
+    def _both_ways(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None, read: Collection[int]) -> Tensor:
+        documents_BS = None if mask.documents is None else mask.documents[0]
+        for number in self.numbers:
+            x = self._lstm(number)(x, documents_BS)
+            if outputs is not None and (number in self.read or number in read):
+                outputs[number] = x
+            x = self["dropout"](x)
+        return x
+
+    def _decode(self, x: Tensor, mask: Mask, memory: Tensor, memory_mask: Mask | None) -> Tensor:
+        seen_BSM = None if memory_mask is None or memory_mask.documents is None else memory_mask.dense.squeeze(1)
+        x = decode(
+            cast(AttentiveLSTM, self._lstm(0)),
+            [cast(LSTM, self._lstm(number)) for number in self.numbers[1:]],
+            x,
+            memory,
+            documents_BS=None if mask.documents is None else mask.documents[0],
+            seen_BSM=seen_BSM,
+            dropout=cast(Dropout, self["dropout"]),
+        )
+        return cast(Tensor, self["dropout"](x))
+
+    def _lstm(self, number: int) -> nn.Module:
+        return cast(LSTMLayer, self[str(number)]).recurrent
+
     def _before(self, x: Tensor, past: Past | None, number: int) -> Tensor:
         """The state of each row before its first place, [B, D + F]."""
         if past is None:
@@ -109,15 +175,33 @@ class RecurrentStack(nn.ModuleDict):
 
 def check_recurrent(block: Block) -> None:
     """An error where a block says something that recurrent layers do not know."""
-    said = {name: getattr(block, name) for name in SAID}
-    if block.recurrent != "lstm":
-        raise UserError(f"Block.recurrent is {block.recurrent!r}, which no brick implements; use none or lstm.")
-    if not block.causal:
+    said = {name: getattr(block, name) for name in ("recurrent", *SAID.get(block.recurrent, ()))}
+    if block.recurrent not in SAID:
+        known = ", ".join(SAID)
+        raise UserError(f"Block.recurrent is {block.recurrent!r}, which no brick implements; use none, {known}.")
+    if block.recurrent == "lstm" and not block.causal:
         raise UserError(
             f"Block.recurrent is lstm, which sees no place after one: visibility {block.visibility} cannot be."
         )
     if block != change(Block(), **said):
         other = next(
-            name for name in vars(block) if name not in SAID and getattr(block, name) != getattr(Block(), name)
+            name for name in vars(block) if name not in said and getattr(block, name) != getattr(Block(), name)
         )
-        raise UserError(f"Block.{other} means nothing to recurrent layers (Block.recurrent is lstm): leave it out.")
+        raise UserError(
+            f"Block.{other} means nothing to recurrent layers (Block.recurrent is {block.recurrent}): leave it out."
+        )
+    if block.recurrent == "lstm-attentive" and (block.cross is None or not block.causal):
+        raise UserError(
+            "Block.recurrent is lstm-attentive, a decoder that attends to an encoder: say which by `cross`, and "
+            "visibility causal."
+        )
+
+
+def _check_widths(block: Block, size: Size) -> None:
+    """A stream of LSTMs without projection is what their cells give."""
+    if (directions := {"lstm-both-ways": 2, "lstm-attentive": 1}.get(block.recurrent)) is None:
+        return
+    if size.width != directions * size.ffn:
+        raise UserError(
+            f"width is {size.width}, and {block.recurrent} gives {directions} x {size.ffn} numbers: change one."
+        )

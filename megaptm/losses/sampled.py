@@ -16,7 +16,7 @@ from megaptm.batch import IGNORED
 
 
 @dataclass(frozen=True)
-class Negatives:
+class DrawnWords:
     """Different words, drawn by rank: the word of rank r, from 0, as often as log((r + 2) / (r + 1)), so that ids must
     be sorted by how often words come."""
 
@@ -32,7 +32,7 @@ class Negatives:
         return (-torch.expm1(self.tries * torch.log1p(-share))).log().float()
 
 
-def draw_negatives(number: int, vocabulary: int, *, key: str) -> Negatives:
+def draw_negatives(number: int, vocabulary: int, *, key: str) -> DrawnWords:
     """So many, by a generator that the key says."""
     digest = hashlib.sha256(key.encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
@@ -42,7 +42,7 @@ def draw_negatives(number: int, vocabulary: int, *, key: str) -> Negatives:
         drawn = np.concatenate([drawn, ranks.clip(0, vocabulary - 1)])
         first = np.sort(np.unique(drawn, return_index=True)[1])
     kept = first[:number]
-    return Negatives(drawn[kept], int(kept[-1]) + 1, vocabulary)
+    return DrawnWords(drawn[kept], int(kept[-1]) + 1, vocabulary)
 
 
 def sampled_cross_entropy(
@@ -52,7 +52,7 @@ def sampled_cross_entropy(
     right: tuple[Tensor, Tensor],
     drawn: tuple[Tensor, Tensor],
     ids_K: Tensor,
-    negatives: Negatives,
+    negatives: DrawnWords,
 ) -> Tensor:
     """The float32 sum over the rows whose label is not `IGNORED`. `right`: of each row's label the vector [N, D] and
     the bias [N]; `drawn`: of what is drawn, [K, D] and [K]. A word that is drawn and right is not held against

@@ -27,7 +27,7 @@ from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
-from megaptm.losses.sampled import Negatives, draw_negatives, sampled_cross_entropy
+from megaptm.losses.sampled import DrawnWords, draw_negatives, sampled_cross_entropy
 from megaptm.losses.token import TokenLoss
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.draw import DRAWS
@@ -103,7 +103,7 @@ class BidirectionalHead(nn.Module):
                 f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "
                 "they are drawn: lower it, or say 0, and all are compared."
             )
-        self.negatives: list[Negatives] = []
+        self.negatives: list[DrawnWords] = []
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = _token_loss(spec)

@@ -108,6 +108,13 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"recurrent\.projection\.weight", _glorot(lambda size: size.ffn, lambda size: size.width)),
         (r"head\.bidirectional-lm\.table\.weight", _width),
     ),
+    # Torch's own LSTMs and maps of as many features; the paper does not say.
+    "recurrent": (
+        (r"embed\.token\.weight", _constant(0.1)),
+        (r"head\.lm\.table\.weight", _width),
+        (r"(widen|narrow)\.weight", _width),
+        (r"recurrent\..*\.weight", lambda size: float((3 * size.ffn) ** -0.5)),
+    ),
     # arXiv:2204.02311, section 5.
     "fan-in": (
         (r"(embed\.\w+|head\.lm\.table)\.weight", _constant(1.0)),

@@ -53,9 +53,9 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
 
 def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | RecurrentStack:
     size = spec.size_of(name)
-    if block.is_recurrent:
-        return RecurrentStack(block, size, layers, dropout=spec.dropout)
     memory = memory_width(spec, name)
+    if block.is_recurrent:
+        return RecurrentStack(block, size, layers, dropout=spec.dropout, memory=memory)
     return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context)
 
 
@@ -139,11 +139,14 @@ class Model(nn.Module):
         assert self.embed is not None
         name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
-        assert isinstance(stack, Stack), "of both directions `every_layer` tells"
+        assert stack is not None
         batch = self._alone(batch)
         mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
-        x = stack(x, mask, positions=batch.get("positions"), decode=False)
+        if isinstance(stack, RecurrentStack):
+            x = stack(x, mask)
+        else:
+            x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
 
     def begin_step(self, *, seed: int, step: int) -> None:
@@ -264,7 +267,7 @@ class Model(nn.Module):
             outputs: dict[int, Tensor] = {}
             positions = batch.get(f"{prefix}positions")
             if isinstance(stack, RecurrentStack):
-                streams[name] = stack(streams[name], mask, outputs=outputs)
+                streams[name] = stack(streams[name], mask, memory, memory_mask, outputs=outputs)
             else:
                 streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
             inner |= {Reading(name, layer): output for layer, output in outputs.items()}

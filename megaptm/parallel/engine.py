@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -51,15 +51,19 @@ class Engine:
         timeout_minutes: float = 30.0,
         filled: bool = True,
         marks: bool = False,
+        begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
         """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
         trained.
 
         `timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
 
+        `begins_with`: parameter -> what makes its first value of the one that it would have.
+
         An engine that is not `filled` must be, or restored, before its first step.
         """
         self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
+        self._begins_with = begins_with or {}
         self._compared = [name for name in losses if HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
@@ -103,7 +107,7 @@ class Engine:
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
         for stage in self.stages:
-            fill(stage, seed=self.seed)
+            fill(stage, seed=self.seed, begins_with=self._begins_with)
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:

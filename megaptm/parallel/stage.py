@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from megatron.core.enums import ModelType
@@ -133,10 +133,12 @@ def _build(
 
 
 @torch.no_grad()
-def fill(stage: Stage, *, seed: int) -> None:
-    """Give every parameter its initial value."""
+def fill(stage: Stage, *, seed: int, begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None) -> None:
+    """Give every parameter its initial value, or what is made of that."""
     for place, parameter in stage.placed_parameters():
         value = initial_value(stage.model.spec, place.name, place.shape, seed)
+        if begins_with and place.name in begins_with:
+            value = begins_with[place.name](value)
         parameter.copy_(block(value, place, tuple(parameter.shape)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,8 @@ from megaptm.train.pair_source import PairSource
 from megaptm.train.training_engine import TrainingEngine
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from megaptm.words.pair_engine import PairEngine
 
 
@@ -49,8 +52,19 @@ def build_engine(
         communication=config.communication,
         timeout_minutes=timeout_minutes,
         marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
+        begins_with=_vectors(config, corpora),
         filled=False,
     )
+
+
+def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What makes the first table of tokens where words begin with vectors of a file."""
+    if (path := config.model.vectors) is None:
+        return {}
+    from megaptm.words.text_file import with_vectors
+
+    names = [corpora.tokenizer.name(id_) for id_ in range(corpora.tokenizer.vocabulary)]
+    return {"embed.token.weight": partial(with_vectors, path=path, names=names)}
 
 
 def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> Source:

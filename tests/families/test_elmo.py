@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.config import load
+from megaptm.config import load, resolve_model
+from megaptm.config.check import check
+from megaptm.config.model import resolved
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
@@ -203,6 +205,9 @@ def test_it_learns_by_drawn_words_and_with_states_that_go_on():
         ("layout.pipeline=2", r"layout.pipeline \(2\) must be 1: elmo is recurrent"),
         ("layout.recompute=full", r"layout.recompute \(full\) must be none"),
         ("model.memory=2", r"model.memory \(2\) must be 0 or 1"),
+        ("model.head_width=8", "model.head_width means nothing to elmo, which is recurrent"),
+        ("model.embedding=32", "model.embedding means nothing to elmo"),
+        ("model.label_smoothing=0.1", "model.label_smoothing is of a softmax over all words"),
         ("data.document_mask=true", "set data.document_mask=false"),
         ("objective=continued-causal-lm", "does not fit elmo"),
     ],
@@ -210,6 +215,14 @@ def test_it_learns_by_drawn_words_and_with_states_that_go_on():
 def test_what_it_cannot_honor_is_refused(more, sentence):
     with pytest.raises(UserError, match=sentence):
         load("configs/elmo/tiny.yaml", [more])
+
+
+@pytest.mark.parametrize("name", ["elmo/tiny", "elmo/original", "cove/tiny", "cove/base"])
+def test_what_a_run_writes_down_is_a_config_of_the_same_model(name):
+    found = load(f"configs/{name}.yaml", ["model.vocabulary=9000"])
+    written = resolved(found)
+    check(written)
+    assert resolve_model(written) == resolve_model(found)
 
 
 def test_words_of_a_table_have_no_filters():

@@ -22,7 +22,7 @@ from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE, RECURRENT
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.grammar import VARIANTS, variant
-from tests.models.recurrent import elmo_batch, tiny_elmo
+from tests.models.recurrent import elmo_batch, tiny_cove, tiny_elmo
 from tests.models.tiny import generators, tiny_numbers
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
@@ -40,8 +40,8 @@ KINDS = ("gpt2", "bert", "t5")
 
 
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
-    if family == "elmo":
-        return tiny_elmo(dropout=dropout)
+    if family in RECURRENT:
+        return {"elmo": tiny_elmo, "cove": tiny_cove}[family](dropout=dropout)
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
     table = small_patterns(CATALOGUE[family], window=(4, 2), block=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megaptm.families.cove import COVE
 from megaptm.families.elmo import ELMO
 from megaptm.spec import Family, ModelSpec, Size, change
 
@@ -21,6 +22,12 @@ def elmo_table() -> Family:
 def tiny_elmo(*, dropout: float = 0.0) -> ModelSpec:
     size = Size(layers=2, width=16, heads=1, ffn=24, memory=1, filters=FILTERS, highway=2, character_width=6)
     return ModelSpec(family=elmo_table(), size=size, vocabulary=VOCABULARY, context=20, dropout=dropout)
+
+
+def tiny_cove(*, dropout: float = 0.0) -> ModelSpec:
+    decoder = Size(layers=2, width=16, heads=1, ffn=16, embedding=16)
+    size = Size(layers=2, width=24, heads=1, ffn=12, embedding=16, stacks={"decoder": decoder})
+    return ModelSpec(family=COVE, size=size, vocabulary=VOCABULARY, context=20, dropout=dropout)
 
 
 def elmo_batch(rows: int, length: int, *, seed: int, begins: slice | None = None) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from megaptm.families import CATALOGUE, WORDS
+from megaptm.families import CATALOGUE, RECURRENT, WORDS
 from megaptm.families.words import WordFamily, WordSpec
 from megaptm.hub.counterparts import models_of
 from megaptm.plan.count import count
@@ -22,6 +22,7 @@ from tests.layouts.test_layouts import CASES
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/families.md"
 GOLDEN_XL = "golden values of transformers 4.34.1 and the authors' code"
+ELMO_STEPS = "three steps of the released code (gradients: of the second)"
 RECORD = Path(__file__).with_name("differences.yaml")
 HEAD = """# Families
 
@@ -38,7 +39,8 @@ gradient of any parameter; at most 1e-5 passes. It has no mask decoder: DeBERTa 
 is no such model, or two, the difference is from what is named there (`tests/families`, `tests/parity/test_gpt_neo.py`).
 **Layouts**: each is trained there by `tests/layouts/test_layouts.py`, and must have the losses and gradient norms of
 one process to 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallel, distributed optimizer, mixtures;
-of 9 layouts 4 in each run of the tests, on which all of these are, and 5 in the drills.
+of 9 layouts 4 in each run of the tests, on which all of these are, and 5 in the drills. Those that are recurrent come
+last, and are trained on data ranks alone ([how](recurrent.md)).
 **Tiny config**: CPU seconds, of all processes and from the command on, of training `configs/<family>/tiny.yaml`, killed
 half-way and gone on with on two processes (about half as much again as one that nobody kills), on the day and at the
 commit that are said, as `RECORD_SECONDS=1 make drills` keeps them (`tests/drills/seconds.yaml`).
@@ -60,7 +62,9 @@ def page() -> str:
     """The whole of it."""
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
     seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) or {}
-    rows = (_row(family, recorded[family.name], seconds.get(family.name)) for family in CATALOGUE.values())
+    rows = (
+        _row(family, recorded[family.name], seconds.get(family.name)) for family in (CATALOGUE | RECURRENT).values()
+    )
     return HEAD + "".join(rows) + WORD_HEAD + "".join(map(_word_row, WORDS.values()))
 
 
@@ -77,7 +81,9 @@ def _word_row(family: WordFamily) -> str:
 def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) -> str:
     sizes = ", ".join(f"{size} {count(published(family, size)):,}" for size in family.sizes)
     layouts = sum(name == family.name for name, _ in CASES)
-    difference = ", ".join(f"{what} {seen[what]}" for what in ("logits", "losses", "gradients") if what in seen)
+    difference = ", ".join(
+        f"{what} {seen[what]}" for what in ("logits", "losses", "vectors", "gradients") if what in seen
+    )
     if "from" in seen:
         difference += f", from {seen['from']}"
     cells = (
@@ -90,9 +96,9 @@ def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) 
 
 def measure() -> dict[str, dict[str, str]]:
     """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
-    from tests.families import test_deberta_v3, test_electra, test_unilm
+    from tests.families import test_cove, test_deberta_v3, test_electra, test_unilm
     from tests.models.tiny import has_counterpart
-    from tests.parity import test_gpt_neo, test_transformer_xl
+    from tests.parity import test_elmo, test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
 
     def said(what: str, seen: tuple[float, float], reference: str = "") -> dict[str, str]:
@@ -104,6 +110,8 @@ def measure() -> dict[str, dict[str, str]]:
     neo, authors, written = (one.differences() for one in (test_gpt_neo, test_electra, test_deberta_v3))
     found = {name: said("logits", differences(name)) for name in CATALOGUE if has_counterpart(name, with_decoder=False)}
     return found | {
+        "elmo": said("losses", test_elmo.differences(), ELMO_STEPS),
+        "cove": said("vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"),
         "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),
         "unilm": said("logits", worst, "BertForPreTraining that is given the mask (gradients: the token table's)"),
         "electra": said("losses", authors, "a training step of the authors' code, whose gradients reach 25"),

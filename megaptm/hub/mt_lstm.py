@@ -1,0 +1,43 @@
+"""CoVe's encoder under the names of torch's LSTM, as the released code (salesforce/cove) keeps it, and its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.run.checkpoint import RunCheckpoint
+from megaptm.spec import ModelSpec
+from megaptm.storage import write_whole
+from megaptm.tokenizers import load as load_tokenizer
+
+ENCODER, VECTORS, WORDS = "mt-lstm.safetensors", "vectors.safetensors", "vocabulary.txt"
+MAPS = {"input": "ih", "state": "hh"}
+
+
+def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """Of the encoder alone: `weight_ih_l0`, `bias_hh_l1_reverse` ..."""
+    return {
+        f"{kind}_{theirs}_l{layer}{suffix}": weights[f"encoder.{layer}.recurrent.{direction}.{ours}.{kind}"]
+        for layer in range(spec.size_of("encoder").layers)
+        for direction, suffix in (("ahead", ""), ("back", "_reverse"))
+        for ours, theirs in MAPS.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def to_cove_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
+    """Write the encoder as torch's LSTM has it, the vectors of words that it reads, and a line for each word."""
+    spec = checkpoint.spec
+    if spec.family.first_block.recurrent != "lstm-both-ways":
+        raise UserError(f"{spec.name} is no CoVe: write it with `megaptm export hf`.")
+    weights = {name: tensor.float().contiguous() for name, tensor in checkpoint.weights().items()}
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    words = [tokenizer.name(id_) for id_ in range(spec.vocabulary)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
+    write_whole(folder / VECTORS, save({"vectors": weights["embed.token.weight"][: spec.vocabulary].contiguous()}))
+    write_whole(folder / ENCODER, save(to_mt_lstm(weights, spec)))

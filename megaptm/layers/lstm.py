@@ -1,0 +1,127 @@
+"""LSTMs of one and of both directions over rows of several texts, and a decoder that attends (CoVe)."""
+
+# S sequence, M places of the encoder's stream, B batch, D width, F features of a cell
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.bricks import Brick
+from megaptm.layers.split import Dropout, Linear
+
+LSTMState = tuple[Tensor, Tensor]
+"""What a cell gave, and the cell, both [B, F]."""
+
+
+class LSTM(nn.Module):
+    """Rows of both maps: (input gate, forget gate, new value, output gate) by features, as torch's own has them."""
+
+    def __init__(self, brick: Brick, prefix: str = "") -> None:
+        super().__init__()
+        self.input, self.state = (Linear.of(brick.maps[f"{prefix}{name}"]) for name in ("input", "state"))
+
+    def nothing(self, x_SBD: Tensor) -> LSTMState:
+        zeros_BF = x_SBD.new_zeros(x_SBD.shape[1], self.state.in_features)
+        return zeros_BF, zeros_BF
+
+    def advance(self, input_BG: Tensor, before: LSTMState) -> LSTMState:
+        """One place on; `input_BG` is what `input` makes of what is read there."""
+        given_BF, cell_BF = before
+        enter, keep, new, leave = (input_BG + self.state(given_BF)).chunk(4, -1)
+        cell_BF = torch.sigmoid(keep) * cell_BF + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(leave) * torch.tanh(cell_BF), cell_BF
+
+    def forward(self, x_SBD: Tensor, goes_on_SB1: Tensor | None, *, backwards: bool = False) -> Tensor:
+        """[S, B, F]; the state is handed on where a place `goes_on` from the one that is read before it."""
+        inputs, state, given = self.input(x_SBD), self.nothing(x_SBD), []
+        places = range(len(inputs) - 1, -1, -1) if backwards else range(len(inputs))
+        for place in places:
+            if goes_on_SB1 is not None:
+                state = handed_on(state, goes_on_SB1[place])
+            state = self.advance(inputs[place], state)
+            given.append(state[0])
+        return torch.stack(given[::-1] if backwards else given)
+
+
+def handed_on(state: LSTMState, goes_on_B1: Tensor) -> LSTMState:
+    return state[0] * goes_on_B1, state[1] * goes_on_B1
+
+
+def goes_on(documents_BS: Tensor | None, like: Tensor, *, backwards: bool = False) -> Tensor | None:
+    """[S, B, 1]: 1 of a place that is of the same text as the one that is read before it."""
+    if documents_BS is None:
+        return None
+    same_BS = documents_BS[:, 1:] == documents_BS[:, :-1]
+    first_B1 = same_BS.new_zeros(len(same_BS), 1)
+    same_BS = torch.cat([same_BS, first_B1] if backwards else [first_B1, same_BS], 1)
+    return same_BS.t()[:, :, None].to(like.dtype)
+
+
+class BothWays(nn.Module):
+    """One LSTM on and one back, side by side, each over every text by itself."""
+
+    def __init__(self, brick: Brick) -> None:
+        super().__init__()
+        self.ahead, self.back = LSTM(brick, "ahead."), LSTM(brick, "back.")
+
+    def forward(self, x_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+        """[S, B, 2 F]"""
+        ahead = self.ahead(x_SBD, goes_on(documents_BS, x_SBD))
+        back = self.back(x_SBD, goes_on(documents_BS, x_SBD, backwards=True), backwards=True)
+        return torch.cat([ahead, back], -1)
+
+
+class Attention(nn.Module):
+    """What a decoder makes of its state and of the encoder's stream (arXiv:1708.00107, 3): the mean of the stream by
+    its products with a map of the state, and a map of both."""
+
+    def __init__(self, brick: Brick) -> None:
+        super().__init__()
+        self.query, self.merge = Linear.of(brick.maps["attention.query"]), Linear.of(brick.maps["attention.merge"])
+
+    def forward(self, state_BF: Tensor, memory_MBD: Tensor, seen_BM: Tensor | None) -> Tensor:
+        """[B, D of the decoder]"""
+        scores_BM = torch.einsum("bd,mbd->bm", self.query(state_BF), memory_MBD)
+        if seen_BM is not None:
+            scores_BM = scores_BM.masked_fill(~seen_BM, float("-inf"))
+        context_BD = torch.einsum("bm,mbd->bd", scores_BM.softmax(-1), memory_MBD)
+        return torch.tanh(self.merge(torch.cat([context_BD, state_BF], -1)))
+
+
+class AttentiveLSTM(nn.Module):
+    """A decoder's first layer: it reads a word and what attention made at the place before (input feeding)."""
+
+    def __init__(self, brick: Brick) -> None:
+        super().__init__()
+        self.lstm, self.attention = LSTM(brick, "lstm."), Attention(brick)
+
+
+def decode(
+    first: AttentiveLSTM,
+    others: list[LSTM],
+    x_SBD: Tensor,
+    memory_MBD: Tensor,
+    *,
+    documents_BS: Tensor | None,
+    seen_BSM: Tensor | None,
+    dropout: Dropout,
+) -> Tensor:
+    """[S, B, D]: what attention makes of the last layer's state at each place, which the next place reads, too. A text
+    begins from nothing; dropout falls between layers."""
+    lstms, on_SB1 = [first.lstm, *others], goes_on(documents_BS, x_SBD)
+    states, fed_BD = (
+        [one.nothing(x_SBD) for one in lstms],
+        x_SBD.new_zeros(x_SBD.shape[1], first.attention.merge.out_features),
+    )
+    made = []
+    for place, x_BD in enumerate(x_SBD):
+        if on_SB1 is not None:
+            states, fed_BD = [handed_on(state, on_SB1[place]) for state in states], fed_BD * on_SB1[place]
+        read_BD = torch.cat([x_BD, fed_BD], -1)
+        for number, lstm in enumerate(lstms):
+            states[number] = lstm.advance(lstm.input(read_BD), states[number])
+            read_BD = dropout(states[number][0])
+        fed_BD = first.attention(read_BD, memory_MBD, None if seen_BSM is None else seen_BSM[:, place])
+        made.append(fed_BD)
+    return torch.stack(made)

@@ -1,0 +1,47 @@
+"""Word vectors from a text file, for models that begin with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megaptm.errors import UserError
+
+KEY = "model.vectors"
+
+
+def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
+    """The table with the vectors of a file in the rows of the words that it has. A line is a word and its numbers, with
+    spaces between (GloVe); a first line of two numbers says how many there are (word2vec)."""
+    rows, width, found = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
+    table_VD = table_VD.clone()
+    try:
+        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                word, *numbers = line.rstrip().split(" ")
+                if number == 1 and len(numbers) == 1:
+                    continue
+                if len(numbers) < width:
+                    raise UserError(f"{KEY}: line {number} of {path} has {len(numbers)} numbers, the table {width}.")
+                # A word may have spaces in it, as a few of GloVe's do.
+                word = " ".join([word, *numbers[:-width]])
+                if (row := rows.get(word)) is not None:
+                    table_VD[row], found = _numbers(numbers[-width:], number, path), found + 1
+    except OSError as error:
+        raise UserError(f"{KEY} ({path}) cannot be read ({error.strerror}): correct the path.") from None
+    if not found:
+        raise UserError(f"{KEY}: {path} has none of the {len(names):,} words of the vocabulary: take another file.")
+    return table_VD
+
+
+def _numbers(words: Sequence[str], line: int, path: str) -> Tensor:
+    try:
+        vector = torch.tensor([float(word) for word in words])
+    except ValueError:
+        raise UserError(f"{KEY}: line {line} of {path} is no word and its numbers.") from None
+    if not vector.isfinite().all():
+        raise UserError(f"{KEY}: line {line} of {path} has a number that is not finite.")
+    return vector
