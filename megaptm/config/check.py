@@ -173,8 +173,8 @@ def _data(config: Config) -> Iterator[str]:
 def _shape(model: ModelConfig) -> Iterator[str]:
     for key in OF_TABLES:
         if getattr(model, key) is not None:
-            readers = " or ".join(name for name, family in WORDS.items() if key in family.numbers)
-            yield f"model.{key} means nothing to {_title(model)}: remove it, or use {readers}."
+            known = " or ".join(name for name, family in WORDS.items() if key in family.numbers)
+            yield f"model.{key} means nothing to {_title(model)}: remove it, or use {known}."
     spec = model_spec(model)
     yield from recurrent_shape(model, spec)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:

@@ -85,6 +85,7 @@ def _pairs(config: Config) -> Iterator[str]:
 def _optimizer(config: Config) -> Iterator[str]:
     optimizer, family = config.optimizer, _family(config)
     pairs = family.model == "pairs"
+    known: tuple[str, ...]
     rule, known, why = "sgd", OF_RATE, "whose vectors move by the gradient alone"
     if pairs:
         rule, known, why = "adagrad", OF_ADAPTIVE, "each of whose numbers has a rate of its own"

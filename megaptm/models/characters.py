@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,7 +43,7 @@ class CharacterWords(nn.Module):
             )
         self.widths = [characters for characters, _ in size.filters]
         self.characters = Embedding(CHARACTERS, size.character_width)
-        self.filters = nn.ModuleList(map(Linear.of, convolution_maps(size)))
+        self.filters: Iterable[Linear] = nn.ModuleList(map(Linear.of, convolution_maps(size)))  # type: ignore[assignment]
         *_, out = word_maps(size)
         self.highway = nn.ModuleList(Highway(out.inputs) for _ in range(size.highway))
         self.out = Linear.of(out)

@@ -30,7 +30,7 @@ def every_layer(
     places behind a text nothing is said. `pasts`: what is remembered of texts before, as `Model.forward` has it."""
     places_S = torch.arange(characters_BSC.shape[1], device=characters_BSC.device)
     document_ids = (places_S < lengths_B[:, None]).long()
-    batch = {}
+    batch: dict[str, Tensor] = {}
     for prefix in model.spec.family.prefixes.values():
         batch |= {f"{prefix}tokens": document_ids, f"{prefix}document_ids": document_ids}
     characters = {FORWARDS: characters_BSC, BACKWARDS: reversed_texts(characters_BSC, lengths_B)}

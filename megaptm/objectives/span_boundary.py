@@ -49,7 +49,7 @@ class SpanBoundary(MaskedLM):
         count = int(np.count_nonzero(labels != IGNORED))
         left, right, offset = borders(sample["masked_positions"][:count])
         # An unknown piece is of the text; where none of it is masked, only these are not.
-        outside = np.isin(sample["tokens"], [special.cls, special.sep, special.pad])
+        outside = np.isin(sample["tokens"], [id_ for id_ in (special.cls, special.sep, special.pad) if id_ is not None])
         asked = ~outside[left] & ~outside[right] & (offset < LONGEST)
         of_spans = {"span_left": left, "span_right": right, "span_offset": offset}
         made = {name: np.zeros(len(labels), dtype=np.int64) for name in of_spans}

@@ -117,9 +117,9 @@ def count_pairs(texts: Texts, takes_part: np.ndarray, task: GloVe, exchange: Exc
             counted = near(documents, takes_part, task)
             owner = owners[counted.keys // len(takes_part) % LANES]
             sent = [np.flatnonzero(owner == rank) for rank in range(exchange.ranks)]
-            keys, counts = (exchange.all_to_all([part[at] for at in sent]) for part in (counted.keys, counted.counts))
-            for both in zip(keys, counts, strict=True):
-                held.add(PairCounts(*both))
+            both = (exchange.all_to_all([part[at] for at in sent]) for part in (counted.keys, counted.counts))
+            for keys, counts in zip(*both, strict=True):
+                held.add(PairCounts(keys, counts))
         sums = held.total()
         # What many ranks have counted is rounded once, so that their number does not show.
         counts = sums.counts if share == 1.0 else np.rint(sums.counts * share).astype(np.int64)
