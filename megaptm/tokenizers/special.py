@@ -31,13 +31,15 @@ USUAL_NAMES = {
     "unknown": ("[UNK]", "<unk>"),
 }
 
-SENTINEL = re.compile(r"<extra_id_(\d+)>")
+# T5's, and mT5's, whose file has them as pieces that begin a word.
+SENTINELS = (re.compile(r"<extra_id_(\d+)>"), re.compile(r"▁<extra_id_(\d+)>"))
 
 
 def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int]) -> SpecialTokens:
     """The roles that `config` (tokenizer_config.json) gives to the tokens of `ids`; `content` is tokenizer.json."""
     roles = {role: ids[name] for role, name in role_names(config, ids).items()}
-    sentinels = sorted((int(match[1]), ids[name]) for name in ids if (match := SENTINEL.fullmatch(name)))
+    spelled = ({int(match[1]): ids[name] for name in ids if (match := one.fullmatch(name))} for one in SENTINELS)
+    sentinels = sorted(next((numbers for numbers in spelled if numbers), {}).items())
     marked = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
     size = max(ids.values(), default=-1) + 1
     by_id = {id_: name for name, id_ in ids.items()} if content.get("model", {}).get("type") == "WordLevel" else {}

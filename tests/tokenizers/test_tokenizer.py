@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
-from megaptm.tokenizers.special import role_names
+from megaptm.tokenizers.special import role_names, special_tokens
 from megaptm.tokenizers.word_cache import MARK, ids_and_ends
 from tests.tokenizers.conftest import VARIANTS
 
@@ -192,3 +192,14 @@ def test_importing_the_package_loads_no_library():
     heavy = "{'tokenizers', 'gigatoken', 'sentencepiece', 'transformers', 'torch'}"
     code = f"import sys, megaptm.tokenizers; print({heavy} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("before", ["", "▁"])
+def test_sentinels_are_known_as_t5_and_as_mt5_spell_them(before):
+    ids = {"<pad>": 0, "</s>": 1, "▁a": 2, **{f"{before}<extra_id_{number}>": 12 - number for number in range(10)}}
+    special = special_tokens({}, {}, ids)
+    assert special.sentinels == (*range(12, 2, -1),)
+    assert special.specials == {0, 1, *special.sentinels}
+    # Of both, those that its family's class has added.
+    both = {**ids, "<extra_id_0>": 14, "<extra_id_1>": 13}
+    assert special_tokens({}, {}, both).sentinels[:2] == (14, 13)
