@@ -24,7 +24,6 @@ from megaptm.words.pair_engine import PairEngine
 from megaptm.words.vectors import load_words
 from tests.data.corpora import tiny_corpus
 from tests.ranks import run_ranks
-from tests.words import planted
 
 CONFIG = Path(__file__).parents[2] / "configs/glove/tiny.yaml"
 STEPS = 40
@@ -91,9 +90,6 @@ def test_it_learns(run):
     begun = next(line["loss"] for line in read_metrics(run) if "loss" in line)
     assert last(run, "loss") < begun / 5
     assert last(run, "validation/loss") < begun / 2
-    vectors = load_words(run)
-    for first, second in planted.SYNONYMS.items():
-        assert vectors.nearest(first, 1)[0][0] == second
 
 
 def test_gensim_reads_what_is_exported(run, tmp_path):
