@@ -32,7 +32,8 @@ STEPS = 40
 def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
     return [
         *(f"run={run}", f"data.mix={{{corpus}: 1}}", "data.sequence=60", "model.width=16", "track.enabled=false"),
-        *("objective={glove: {window: 6, x_max: 20}}", "train.batch=6", f"train.steps={STEPS}", *more),
+        *("objective={glove: {window: 6, x_max: 20}}", "train.batch=6", f"train.steps={STEPS}"),
+        *("train.validate_batches=1", *more),
     ]
 
 
