@@ -133,7 +133,7 @@ def test_words_of_several_corpora_are_counted_alike_by_any_number_of_ranks(corpu
     one, two = tmp_path / "one", tmp_path / "two"
     fingerprint = load_tokenizer(corpus / "tokenizer").fingerprint
     for seed, folder in enumerate((one, two)):
-        tiny_corpus(folder, vocabulary=100, seed=seed, sentences=False, words=False, fingerprint=fingerprint)
+        tiny_corpus(folder, vocabulary=200, seed=seed, sentences=False, words=False, fingerprint=fingerprint)
         shutil.copytree(corpus / "tokenizer", folder / "tokenizer")
     corpora, seen = RunCorpora(load(CONFIG, settings("unused", one, f"data.mix={{{one}: 1, {two}: 0.3}}"))), []
 
@@ -141,9 +141,9 @@ def test_words_of_several_corpora_are_counted_alike_by_any_number_of_ranks(corpu
         seen.append(counts)
         return counts
 
-    corpora.word_counts(100, 0, 2, noted)
-    counts = corpora.word_counts(100, 1, 2, lambda mine: mine + seen[0])
-    assert (counts == corpora.word_counts(100, 0, 1, lambda all_: all_)).all()
+    corpora.word_counts(200, 0, 2, noted)
+    counts = corpora.word_counts(200, 1, 2, lambda mine: mine + seen[0])
+    assert (counts == corpora.word_counts(200, 0, 1, lambda all_: all_)).all()
     assert counts.sum() == pytest.approx(corpora.tokens("train"), rel=0.02)
 
 
