@@ -47,8 +47,8 @@ class WordFamily:
     specials: str | None = None
     """Its special tokens; None: those that its kind of tokenizer has by default."""
     initial: float
-    """Numbers of the input table begin between minus and plus this over the width; those of a network's table and maps
-    over the root of their inputs."""
+    """Numbers of the input table begin between minus and plus this over the width; of a network's table and maps, times
+    what `words.networks` has for so many inputs."""
     objectives: tuple[str, ...]
     """Tasks that it learns by; the first is the default of a config."""
     sizes: dict[str, WordSize] = field(default_factory=dict)
@@ -162,7 +162,7 @@ CW = WordFamily(
     paper="10.1145/1390156.1390177",
     vocabulary=30_000,
     model="ranking",
-    initial=1.0,
+    initial=3**0.5,
     objectives=("window-ranking",),
     sizes={"small": WordSize(width=50, hidden=100, before=5, after=5)},
 )

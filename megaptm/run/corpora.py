@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -27,6 +27,10 @@ BY_FREQUENCY = "words"
 """The kind of tokenizers whose ids are in the order of frequency."""
 
 
+Sums = Callable[[np.ndarray], np.ndarray]
+"""The sum of all ranks' arrays, of this rank's."""
+
+
 class RunCorpora:
     """The corpora of a run, each opened once: that reads and hashes its tables of shards, at a URL through the network.
 
@@ -46,14 +50,16 @@ class RunCorpora:
                 check_annotated(read[0], annotations_of(task.objective))
         _check_special_tokens(config, self.tokenizer)
 
-    def word_counts(self, vocabulary: int, part: int, parts: int) -> np.ndarray:
-        """int64 [vocabulary]: how often each id comes in a part of the training text, of several corpora by shares."""
-        counted = {
-            place: token_counts(corpus, "train", vocabulary, part=part, parts=parts)
-            for place, corpus in self._corpora.items()
-        }
-        shares = self._shares()
-        return np.sum([np.rint(counts * shares[place]).astype(np.int64) for place, counts in counted.items()], axis=0)
+    def word_counts(self, vocabulary: int, part: int, parts: int, over_ranks: Sums) -> np.ndarray:
+        """int64 [vocabulary]: how often each id comes in the training text, of which each rank counts a part.
+
+        Of several corpora by shares: rounded when all is counted, so that the number of ranks does not show.
+        """
+        counts = over_ranks(
+            np.stack([token_counts(one, "train", vocabulary, part=part, parts=parts) for one in self._corpora.values()])
+        )
+        shares = np.array([*self._shares().values()])
+        return np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
 
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
         """Of each corpus its share, and a part of a split's documents."""

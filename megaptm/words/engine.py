@@ -25,8 +25,8 @@ from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_to_l
 
 NONE = np.zeros(0, np.int64)
 
-CountWords = Callable[[int, int], np.ndarray]
-"""Rank and ranks -> int64 [V]: how often each word comes in this rank's part of the corpora."""
+CountWords = Callable[[Exchange], np.ndarray]
+"""All ranks at once -> int64 [V]: how often each word comes in the corpora."""
 
 
 DIVERGED = 4.0
@@ -88,8 +88,7 @@ class WordEngine:
 
     def fill(self) -> None:
         """Begin with the initial vectors, after the words of the corpora are counted."""
-        mine = self._count_words(self.exchange.rank, self.exchange.ranks)
-        self._know(self.exchange.all_gather(mine).sum(axis=0))
+        self._know(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
         self._out.held[:] = 0.0
 

@@ -50,10 +50,8 @@ class NetworkEngine:
 
     def fill(self) -> None:
         """Begin with the initial weights, after the words of the corpora are counted."""
-        mine = self.corpora.word_counts(self.spec.vocabulary, self.ranks.data, self.ranks.data_size)
-        counts = torch.from_numpy(mine).to(device())
-        dist.all_reduce(counts)
-        self._know(counts.cpu().numpy(), step=0)
+        counts = self.corpora.word_counts(self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _summed)
+        self._know(counts, step=0)
         self.network.fill(self.config.train.seed, self.spec.family.initial)
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -167,3 +165,9 @@ class NetworkEngine:
         ((name, weight),) = self.losses.items()
         mean = self._total([mine])[0] / max(number, 1.0)
         return StepResult({name: mean}, weight * mean, None, {name: int(number)})
+
+
+def _summed(numbers: np.ndarray) -> np.ndarray:
+    sums = torch.from_numpy(numbers).to(device())
+    dist.all_reduce(sums)
+    return sums.cpu().numpy()

@@ -23,16 +23,19 @@ class Network(nn.Module):
         self.inner = nn.Linear(spec.window * size.width, size.hidden) if size.hidden else None
 
     def fill(self, seed: int, most: float) -> None:
-        """Numbers between minus and plus `most` over the root of a map's inputs, a function of the seed and the name;
-        biases begin at zero."""
+        """Numbers between minus and plus `bound`, a function of the seed and the name; biases begin at zero."""
         for name, parameter in self.named_parameters():
             with torch.no_grad():
                 if parameter.ndim == 1:
                     parameter.zero_()
                     continue
                 drawn = generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
-                bound = most * parameter.shape[1] ** -0.5
+                bound = most * self.bound(name, parameter.shape[1])
                 parameter.copy_(torch.from_numpy(drawn * (2 * bound) - bound))
+
+    def bound(self, name: str, inputs: int) -> float:
+        """How far the numbers of a map of so many inputs begin from zero, those of the vectors by their width."""
+        return inputs**-0.5
 
     def read(self, windows_NW: Tensor) -> Tensor:
         """[N, W D]"""
@@ -74,6 +77,11 @@ class Ranking(Network):
         super().__init__(spec)
         self.middle = spec.size.before
         self.score = nn.Linear(spec.size.hidden, 1)
+
+    def bound(self, name: str, inputs: int) -> float:
+        """arXiv:1103.0398, 4.1: a variance of one over the root of the inputs, of which the vectors have one. Smaller
+        ones would begin where hard tanh is a line, and learn how often words come and no more."""
+        return 1.0 if name == "vectors" else inputs**-0.25
 
     def scores(self, windows_NW: Tensor) -> Tensor:
         """[N]"""

@@ -54,8 +54,8 @@ class PairEngine:
     def count(self) -> None:
         """Words, and the pairs of those that take part, at each start: sums are exact, so they are the same. All ranks
         at once."""
-        mine = self.corpora.word_counts(self.spec.vocabulary, self.exchange.rank, self.exchange.ranks)
-        self.counts = self.exchange.all_gather(mine).sum(axis=0)
+        exchange = self.exchange
+        self.counts = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.total)
         takes_part = np.zeros(self.spec.vocabulary, bool)
         special = self.corpora.tokenizer.special.specials
         takes_part[words_to_learn(self.spec, self.counts, special, self.task)] = True

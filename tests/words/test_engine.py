@@ -17,6 +17,7 @@ from megaptm.families.words import FASTTEXT, WORD2VEC, WordSize, WordSpec
 from megaptm.objectives.windows import CBOW, SkipGram
 from megaptm.parallel.step_result import DivergedError
 from megaptm.words.engine import WordEngine
+from megaptm.words.sharded_table import Exchange
 from megaptm.words.vectors import WordVectors
 from tests.ranks import run_ranks
 from tests.words import planted
@@ -40,9 +41,10 @@ def text() -> np.ndarray:
     return (np.random.default_rng(4).pareto(0.8, (STEPS, ROWS, LENGTH)) * 4).astype(np.int64) % VOCABULARY
 
 
-def count_words(rank: int, ranks: int) -> np.ndarray:
-    """A part of the text, as shards are dealt."""
-    return np.bincount(text().reshape(STEPS * ROWS, -1)[rank::ranks].reshape(-1), minlength=VOCABULARY)
+def count_words(exchange: Exchange) -> np.ndarray:
+    """Each rank counts a part of the text, as shards are dealt."""
+    mine = text().reshape(STEPS * ROWS, -1)[exchange.rank :: exchange.ranks]
+    return exchange.total(np.bincount(mine.reshape(-1), minlength=VOCABULARY))
 
 
 def rows_of(step: int, rank: int, ranks: int, rows: int = ROWS) -> list[dict[str, torch.Tensor]]:
@@ -215,7 +217,7 @@ def learned(rows: int) -> tuple[float, tuple[int, int]]:
         SkipGram(subsample=0, window=6, min_count=1),
         seed=1,
         special=frozenset(),
-        count_words=lambda rank, ranks: counts,
+        count_words=lambda exchange: counts,
     )
     engine.fill()
     steps = 192 // rows
@@ -243,7 +245,7 @@ def test_words_that_are_all_too_rare_are_no_text_to_learn_from():
 
 
 def refused(data: int) -> str:
-    often = int(count_words(0, 1)[1:].max())
+    often = int(count_words(Exchange(0, 1, None))[1:].max())
     task = replace(TASKS["skip-gram"], min_count=often)
     engine = WordEngine(SPEC, Layout(data=data), task, seed=7, special=frozenset({0}), count_words=count_words)
     with pytest.raises(UserError) as caught:

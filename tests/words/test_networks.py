@@ -140,6 +140,7 @@ def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
     ]
 
 
+LONG_ROWS = ("data.sequence=512", "train.batch=1", "optimizer.lr=3")
 GROWING = "objective={window-ranking: {dictionary: [[0, 30], [3, 500]]}}"
 
 
@@ -189,10 +190,10 @@ def test_two_ranks_learn_what_one_learns_and_go_on_to_the_last_bit(name, more, c
 
 
 def test_the_next_word_is_known_better_than_by_the_two_before_it(corpus):
-    losses, held_out, _, counts = run_ranks(1, learned, str(corpus), "nnlm", 1, "", 0, 300)[0]
+    losses, held_out, _, counts = run_ranks(1, learned, str(corpus), "nnlm", 1, "", 0, 300, *LONG_ROWS)[0]
     assert losses[0] == pytest.approx(np.log(len(counts)), rel=0.05)
     assert held_out < unigram_loss(counts) - 0.5
-    assert held_out < min(trigram_loss(corpus, len(counts), more) for more in (0.03, 0.1, 0.3)) - 0.1
+    assert held_out < min(trigram_loss(corpus, len(counts), more) for more in (0.01, 0.03, 0.1)) - 0.3
 
 
 def trigram_loss(corpus: Path, vocabulary: int, more: float) -> float:
@@ -222,14 +223,14 @@ def test_windows_are_told_from_others(corpus):
 
 def ranked(corpus: str) -> list[float]:
     """The share of windows of training text that are above the same with another word, before training and after."""
-    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus))
+    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_ROWS))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.fill()
     steps, found = BatchSource(config, engine.ranks, corpora).steps(0), []
-    for step in range(401):
+    for step in range(801):
         batches = next(steps)
-        if step in (0, 400):
+        if step in (0, 800):
             windows, others = engine._asked(batches[0])
             wrong, changed = windows.clone(), others != windows[:, engine.spec.size.before]
             wrong[:, engine.spec.size.before] = others
