@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.pattern import SparseBlocks, Tile
+from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.mask import Mask
 
 
@@ -76,7 +77,7 @@ def attend_by_tiles(
     another attention's work: for them this is what they would see unmarked."""
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
     # Drawn here, in the stream of the caller; the backward pass draws the same from it.
-    seed = int(torch.randint(1 << 62, (1,), device=q_SBHK.device)) if dropout else 0
+    seed = seed_of_stream(q_SBHK.device) if dropout else 0
     mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
     return mixed
 
