@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import isqrt
 from typing import Any, NamedTuple, TypeVar
 
 from megaptm.errors import UserError
@@ -21,7 +22,7 @@ VOCABULARY_MULTIPLE = 128
 BIAS_BUCKETS, BIAS_FARTHEST = 32, 128
 
 # Slots in which layers may take words in turn.
-TURNS = ("attention", "ffn", "window", "dilation")
+TURNS = ("attention", "ffn", "window", "dilation", "chunk")
 
 # Numbers of a block -> the words of `attention` that read them.
 PATTERN_NUMBERS = {
@@ -29,6 +30,9 @@ PATTERN_NUMBERS = {
     "dilation": ("window",),
     "block": ("blocks",),
     "random_blocks": ("blocks",),
+    "chunk": ("local", "lsh"),
+    "hashes": ("lsh",),
+    "hash_buckets": ("lsh",),
 }
 
 # Words for positions as a learned bias on the scores.
@@ -62,8 +66,8 @@ def visibility_of(word: str) -> Visibility:
 class Block:
     """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
 
-    A word of `attention` or `ffn` may be a tuple of words, and `window` or `dilation` one of numbers: the layers take
-    them in turn.
+    A word of `attention` or `ffn` may be a tuple of words, and `window`, `dilation` or `chunk` one of numbers: the
+    layers take them in turn.
     """
 
     visibility: str = "full"
@@ -73,7 +77,9 @@ class Block:
     `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa), `relative` (by content and
     by distance, from sines, and with what the layer remembers of the rows before: Transformer-XL), `window` (of places
     near each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks`
-    (of blocks near each other, some drawn ones, the first and the last: BigBird)."""
+    (of blocks near each other, some drawn ones, the first and the last: BigBird), `local` (of a place's own chunk and
+    the one before), `lsh` (the same, once places are sorted by hashes of what they ask for, which is also what they
+    answer to: Reformer)."""
     window: int | tuple[int, ...] = 512
     """Of `window`: places that are seen besides oneself, half to a side; where `visibility` is causal, all before."""
     dilation: int | tuple[int, ...] = 1
@@ -85,6 +91,12 @@ class Block:
     edge_blocks: bool = True
     """Of `blocks`: whether the first and the last see, and are seen by, all (BigBird's ITC); or only what the batch's
     field `global_tokens` marks is (ETC)."""
+    chunk: int | tuple[int, ...] = 64
+    """Of `local` and `lsh`: places of a chunk."""
+    hashes: int = 1
+    """Of `lsh`: how often places are hashed and sorted, each time by other rotations."""
+    hash_buckets: int | tuple[int, ...] = 64
+    """Of `lsh`: what a hash tells apart; several numbers: as many hashes, whose product it is."""
     distances: int = 512
     """Of `disentangled`: distances to a side that are told apart."""
     distance_buckets: int | None = None
@@ -106,7 +118,8 @@ class Block:
     begin where the half of the row before ended)."""
     position: str = "none"
     """How places are known: `learned` (a table at the input), `sinusoid` (sines and cosines at the input,
-    arXiv:1706.03762, 3.5), `t5-bias` or `t5-bias-causal` (a learned bias on the
+    arXiv:1706.03762, 3.5), `axial` (two short tables at the input, of rows and columns of a rectangle in which places
+    lie, arXiv:2001.04451, section 2), `t5-bias` or `t5-bias-causal` (a learned bias on the
     scores by distance, shared by the stack; to both sides, or back only), `rope` (queries and keys turned by an angle
     that grows with their place, arXiv:2104.09864), `none`."""
     rope_base: float = 10_000.0
@@ -118,6 +131,10 @@ class Block:
     """`pre` (before each sub-layer, and once at the end), `post` (after each residual sum), or `parallel` (one before
     all sub-layers of a layer, whose outputs are summed; and once at the end)."""
     norm_eps: float = 1e-5
+    residual: str = "sum"
+    """What sub-layers are added to: a `sum` of all before them; or one of two sums in turn, each of which the other
+    can be computed back from, so that no layer keeps anything for the backward pass (`reversible`,
+    arXiv:2001.04451, section 3). What reads such a stack reads both, one after the other along the width."""
     ffn: str | tuple[str, ...] = "gelu"
     """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`; or `package.module:NAME`, a
     function of a tensor."""
@@ -200,6 +217,11 @@ class Block:
         return self.recurrent in ("lstm-both-ways", "lstm-attentive")
 
     @property
+    def reversible(self) -> bool:
+        """Whether layers are computed back from what they give, and so run on two streams."""
+        return self.residual == "reversible"
+
+    @property
     def distance_rows(self) -> int:
         """Of the table of distances; 0 without one."""
         if "disentangled" not in self.words:
@@ -238,6 +260,10 @@ class Size:
     in earlier steps. Of recurrent layers 1, the state behind the row before, or none. Absent: none."""
     embedding: int | None = None
     """Width of the token table, at the input and where heads project on it (ALBERT, ELECTRA). Absent: width."""
+
+    axial: tuple[int, int] | None = None
+    """Rows and columns of the rectangle in which places lie where positions are `axial`; absent: the one nearest to a
+    square that has as many as the model's context."""
 
     cutoffs: tuple[int, ...] = ()
     """Ids, most frequent first, from which on words are in the next cluster of an adaptive input and softmax; none: all
@@ -480,11 +506,29 @@ class ModelSpec:
         """Rows of a table of learned positions."""
         return self.context + self.family.first_position
 
+    def output_width(self, stack: str) -> int:
+        """Of what a stack gives."""
+        return self.size_of(stack).width * (2 if self.family.stacks[stack].reversible else 1)
+
+    @property
+    def axial(self) -> tuple[int, int]:
+        """Rows and columns of the rectangle in which places lie."""
+        if self.size.axial is not None:
+            return self.size.axial
+        rows = next(rows for rows in range(isqrt(self.context), 0, -1) if self.context % rows == 0)
+        return rows, self.context // rows
+
+    @property
+    def axial_widths(self) -> tuple[int, int]:
+        """Features that tell rows, and those that tell columns: one to three, as in the released models."""
+        rows = self.size.table_width // 4
+        return rows, self.size.table_width - rows
+
     @property
     def longest(self) -> int | None:
         """Tokens of the longest row, where places are rows of a table; None where any length has places."""
         blocks = self.family.stacks.values()
-        tables = any(block.position == "learned" or block.last_layer == "mask-decoder" for block in blocks)
+        tables = any(block.position in ("learned", "axial") or block.last_layer == "mask-decoder" for block in blocks)
         return self.context if tables else None
 
 

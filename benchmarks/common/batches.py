@@ -15,7 +15,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import SpanBoundaryHeadBrick, TokenClassHeadBrick
-from megaptm.spec import Family, Reading, change
+from megaptm.spec import Block, Family, Reading, change
 
 Fields = dict[str, Tensor]
 
@@ -38,11 +38,23 @@ def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) ->
     return found
 
 
-def small_patterns(family: Family, *, window: int | tuple[int, ...], block: int) -> Family:
-    """The family with windows and blocks as small as short rows are."""
+def small_patterns(
+    family: Family, *, window: int | tuple[int, ...], block: int, chunk: int, hashed_chunk: int
+) -> Family:
+    """The family with windows, blocks and chunks as small as short rows are."""
     words = {word for one in family.stacks.values() for word in one.words}
-    stacks = {name: change(one, window=window, block=block, random_blocks=1) for name, one in family.stacks.items()}
-    return change(family, stacks=stacks) if words & {"window", "blocks"} else family
+    numbers: dict[str, Any] = (
+        {"window": window, "block": block, "random_blocks": 1} if words & {"window", "blocks"} else {}
+    )
+    stacks = {name: change(one, **numbers, **_chunks(one, chunk, hashed_chunk)) for name, one in family.stacks.items()}
+    return change(family, stacks=stacks) if stacks != family.stacks else family
+
+
+def _chunks(block: Block, chunk: int, hashed_chunk: int) -> dict[str, Any]:
+    if "lsh" not in block.words:
+        return {}
+    chunks = tuple(hashed_chunk if word == "lsh" else chunk for word in block.attention)
+    return {"chunk": chunks, "hashes": 2, "hash_buckets": 4 if isinstance(block.hash_buckets, int) else (2, 4)}
 
 
 @dataclass(frozen=True)

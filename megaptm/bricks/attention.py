@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
-from megaptm.bricks.pattern import SlidingWindow, SparseBlocks
+from megaptm.bricks.pattern import ChunkPairs, SlidingWindow, SparseBlocks
 from megaptm.spec import Block, Size
 
 
@@ -79,6 +79,64 @@ class BlockAttentionBrick(SelfAttentionBrick):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         self.pattern = SparseBlocks(block.block, block.random_blocks, block.edge_blocks, heads=range(size.heads))
+
+
+@register("attention", "local")
+class LocalAttentionBrick(SelfAttentionBrick):
+    """Of queries and keys of a chunk, and keys of the one before."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        assert isinstance(block.chunk, int), "ask for the block `at` a layer"
+        self.pattern = ChunkPairs(block.chunk)
+
+
+@register("attention", "lsh")
+class HashedAttentionBrick(SelfAttentionBrick):
+    """Of places whose hashes are alike. Keys are queries of length one; rows of `qv` are ordered (head, [q, v], key
+    width)."""
+
+    own_mask = True
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        assert isinstance(block.chunk, int), "ask for the block `at` a layer"
+        self.chunk, self.hashes = block.chunk, block.hashes
+        self.factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
+        qv = Map(size.width, 2 * self.features, bool(block.attention_bias), "columns", matrices=2, turn=size.key_width)
+        self.maps, self.biases = {"qv": qv, "output": self.maps["output"]}, 0
+
+    def chunks(self, queries: int) -> int:
+        """Of a sorted row; 0 of one so short that all of it is compared."""
+        return -(-queries // self.chunk) if queries > self.chunk else 0
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Of each hash, each chunk with itself and the one before."""
+        chunks = self.chunks(queries)
+        return self.hashes * chunks * 2 * self.chunk**2 if chunks else queries * keys
+
+    def tiled(self, queries: int) -> bool:
+        return True
+
+    def masked(self, queries: int) -> bool:
+        return False
+
+    def hashing(self, queries: int) -> int:
+        return queries * self.features * self.hashes * sum(self.factors) // 2 if self.chunks(queries) else 0
+
+    def chosen_bytes(self, queries: int) -> int:
+        """The number of a bucket, 4 bytes, of each place, head and hash."""
+        return 4 * queries * self.size.heads * self.hashes if self.chunks(queries) else 0
+
+    def kept(self, element: int, *, dropout: bool) -> Kept:
+        """Queries and values as they are and, of each hash, sorted; what each hash found, sorted and as places are,
+        and all of them together."""
+        return Kept(own=self.features * element * (3 + 4 * self.hashes))
+
+    def moved(self, element: int) -> Moved:
+        """Sorted and put back, of each hash."""
+        features = self.features * element * (2 + 6 * self.hashes)
+        return Moved(forward=features, backward=2 * features)
 
 
 @register("attention", "disentangled")

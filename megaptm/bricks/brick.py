@@ -121,6 +121,19 @@ class Brick(ABC):
         made, and no score is kept."""
         return self.pattern is not None and not self.pattern.dense(queries)
 
+    @property
+    def own_mask(self) -> bool:
+        """Whether it knows itself which places see which, and is told of a batch no more than its numbers."""
+        return self.pattern is not None
+
+    def hashing(self, queries: int) -> int:
+        """Multiply-adds of a row that choose who is compared with whom: once, as no gradient comes through them."""
+        return 0
+
+    def chosen_bytes(self, queries: int) -> int:
+        """Of a row, what is kept of such a choice where layers are computed again."""
+        return 0
+
     def masked(self, queries: int) -> bool:
         """Whether attention takes a mask here whatever the batch holds."""
         return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.everything(queries)

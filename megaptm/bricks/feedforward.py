@@ -5,6 +5,10 @@ from __future__ import annotations
 from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
 from megaptm.spec import Block, Size
 
+ROWS_FED = 4096
+"""Places of a micro-batch that pass at a time through the feed-forward of a reversible layer, in either pass: its
+features are many."""
+
 
 @register("ffn", "gelu", "gelu-tanh")
 class FeedForwardBrick(Brick):

@@ -67,6 +67,11 @@ class HeadBrick(ABC):
                 )
             if layer is not None and self.contrasts:
                 raise UserError(f"{spec.name}: head {self.name} compares rows, so it reads whole stacks, not a layer.")
+            if layer is not None and spec.family.stacks[stack].reversible:
+                raise UserError(
+                    f"{spec.name}: head {self.name} reads layer {layer} of the {stack}, whose layers are reversible "
+                    "and keep nothing: let it read the stack, or set residual=sum."
+                )
 
     @property
     def stack(self) -> str:
@@ -77,6 +82,17 @@ class HeadBrick(ABC):
     def size(self) -> Size:
         """Of the first stack that it reads."""
         return self.spec.size_of(self.stack)
+
+    @property
+    def width(self) -> int:
+        """Of what the first stack that it reads gives."""
+        return self.spec.output_width(self.stack)
+
+    @property
+    def table_width(self) -> int:
+        """Of the table that it projects on; one of its own is as wide as both streams of a reversible stack."""
+        size, own = self.spec.size, not self.spec.family.tied and self.block.reversible
+        return self.width if own and size.embedding is None else size.table_width
 
     @property
     def block(self) -> Block:
@@ -120,7 +136,7 @@ class HeadBrick(ABC):
     @property
     def projections(self) -> list[tuple[int, int]]:
         """Inputs and outputs of the products by which it projects on the vocabulary."""
-        return [(self.spec.size.table_width, self.spec.vocabulary)] if self.projects else []
+        return [(self.table_width, self.spec.vocabulary)] if self.projects else []
 
     def mapped(self, places: int) -> int:
         """Of so many places of a row that it reads, those that its maps take."""
@@ -134,14 +150,14 @@ class HeadBrick(ABC):
     def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
         """Of so many places of a micro-batch, in elements of so many bytes, on one of so many tensor ranks: what it
         reads, gathered, and its gradient; and what projects. `chunked`: `losses.token`, where there is one rank."""
-        hidden = 2 * places * self.size.width * element
+        hidden = 2 * places * self.width * element
         if not self.projects:
             return HeadBytes(hidden)
         vocabulary = self.spec.padded_vocabulary
         if chunked and tensor == 1:
             table = 4 if places > ROWS_PROJECTED else element
             logits = min(places, ROWS_PROJECTED) * vocabulary * (element + 4)
-            return HeadBytes(hidden + vocabulary * self.spec.size.table_width * table, logits)
+            return HeadBytes(hidden + vocabulary * self.table_width * table, logits)
         # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
         # model's format.
         scores = places * vocabulary / tensor
@@ -166,7 +182,7 @@ class LanguageHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        width, table = self.size.width, self.spec.size.table_width
+        width, table = self.width, self.table_width
         if self.spec.size.cutoffs:
             return {"narrow": Map(width, table, False)} if cluster_maps(self.spec) else {}
         return {} if table == width else {"narrow": Map(width, table, True)}
@@ -185,7 +201,7 @@ class LanguageHeadBrick(HeadBrick):
         table = 4 if places > ROWS_PROJECTED else element
         products = projections(self.spec)
         tables, rows = sum(inputs * outputs for inputs, outputs in products), max(outputs for _, outputs in products)
-        hidden = 2 * places * self.size.width * element
+        hidden = 2 * places * self.width * element
         return HeadBytes(hidden + tables * table, min(places, ROWS_PROJECTED) * rows * (element + 4))
 
     @property
@@ -195,14 +211,14 @@ class LanguageHeadBrick(HeadBrick):
             return super().projections
         products = projections(self.spec)
         # What makes the narrower tables' inputs.
-        maps = [(self.size.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
+        maps = [(self.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
         return [*products, *maps]
 
     @property
     def rows(self) -> int:
         if self.spec.size.cutoffs:
             return 0
-        own = 0 if self.spec.family.tied else self.spec.size.table_width
+        own = 0 if self.spec.family.tied else self.table_width
         return own + self.spec.family.output_bias
 
     @property
@@ -219,11 +235,11 @@ class MaskedHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        return {"transform": Map(self.size.width, self.spec.size.table_width, True)}
+        return {"transform": Map(self.width, self.table_width, True)}
 
     @property
     def others(self) -> int:
-        return norm_parameters(self.block, self.spec.size.table_width)
+        return norm_parameters(self.block, self.table_width)
 
 
 class BidirectionalHeadBrick(HeadBrick):
@@ -290,7 +306,7 @@ class SpanBoundaryHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        width, table = self.size.width, self.spec.size.table_width
+        width, table = self.width, self.table_width
         return {"first": Map(2 * width + self.offset_width, width, True), "second": Map(width, table, True)}
 
     @property
@@ -308,7 +324,7 @@ class RowClassHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        width = self.size.width
+        width = self.width
         return {"pooler": Map(width, width, True), "classify": Map(width, self.classes, True)}
 
     @property
@@ -326,7 +342,7 @@ class TokenClassHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        return {"classify": Map(self.size.width, self.classes, True)}
+        return {"classify": Map(self.width, self.classes, True)}
 
 
 class ReplacedHeadBrick(HeadBrick):
@@ -339,7 +355,7 @@ class ReplacedHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        width = self.size.width
+        width = self.width
         return {"transform": Map(width, width, True), "classify": Map(width, 1, True)}
 
 

@@ -153,7 +153,7 @@ def norm_parameters(block: Block, width: int) -> int:
 def final_norm(block: Block, size: Size) -> int:
     """Parameters of the norm that closes a stack, where it has one."""
     has_one = block.norm_place != "post" and not block.is_recurrent
-    return norm_parameters(block, size.width) if has_one else 0
+    return norm_parameters(block, size.width * (2 if block.reversible else 1)) if has_one else 0
 
 
 def input_tables(family: Family) -> dict[str, int]:
@@ -178,6 +178,8 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
         if block.position == "learned":
             yield Map(width, spec.positions, False)
+        if block.position == "axial":
+            yield from (Map(*sides, False) for sides in zip(spec.axial_widths, spec.axial, strict=True))
     for rows in input_tables(family).values():
         yield Map(width, rows, False)
     yield from [Map(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)

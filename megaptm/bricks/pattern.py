@@ -1,4 +1,4 @@
-"""Which places a place may see by where they are, whatever a batch holds: windows and blocks. No torch.
+"""Which places a place may see by where they are, whatever a batch holds: windows, chunks and blocks. No torch.
 
 A pattern says the same in three ways: of any two places (`sees`), as tiles of queries with the keys that these may see,
 from which attention is computed without what nobody sees, and as the number of pairs that tiles compare. Tiles come
@@ -104,6 +104,25 @@ class SlidingWindow(Pattern):
 
     def _places(self, first: int, start: int, stop: int) -> slice:
         return slice(first + start * self.dilation, first + (stop - 1) * self.dilation + 1, self.dilation)
+
+
+@dataclass(frozen=True)
+class ChunkPairs(Pattern):
+    """Places see their own chunk and the one before (the released code of Reformer, arXiv:2001.04451)."""
+
+    chunk: int
+
+    def everything(self, length: int) -> bool:
+        return length <= self.chunk
+
+    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+        back = query // self.chunk - key // self.chunk
+        return (back == 0) | (back == 1)
+
+    def tiles(self, length: int) -> Iterator[Tile]:
+        for start in range(0, length, self.chunk):
+            stop = min(start + self.chunk, length)
+            yield Tile(slice(start, stop), slice(max(0, start - self.chunk), stop))
 
 
 @dataclass(frozen=True)

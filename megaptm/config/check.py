@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 
 from megaptm.config.model import OF_TABLES, model_spec, resolve_model
@@ -192,6 +193,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     for name, readers in PATTERN_NUMBERS.items():
         if getattr(model, name) is not None and not words & {*readers}:
             yield f"model.{name} is of {' and '.join(readers)} attention, which {spec.name} has not; leave it out."
+    yield from _axial(model, spec)
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         windows = (block.window,) if isinstance(block.window, int) else block.window
@@ -210,6 +212,28 @@ def _shape(model: ModelConfig) -> Iterator[str]:
             )
         if size.heads % size.key_heads:
             yield f"{key}.kv_heads ({size.key_heads}) must divide the {size.heads} attention heads of {_title(model)}."
+
+
+def _axial(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Places in a rectangle, and hashes."""
+    blocks = spec.family.stacks.values()
+    if not any(block.position == "axial" for block in blocks):
+        if model.axial is not None:
+            yield f"model.axial is of axial positions, which {spec.name} has not; leave it out."
+        return
+    if (places := math.prod(spec.axial)) != spec.context:
+        yield (
+            f"model.axial ({spec.axial[0]} x {spec.axial[1]}) has {places} places, and model.context is "
+            f"{spec.context}: make them equal, or leave model.axial out."
+        )
+    if spec.size.table_width < 4:
+        yield f"model.width ({spec.size.table_width}) leaves no features to rows of axial positions; make it 4 or more."
+    for block in blocks:
+        factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
+        if "lsh" in block.words and (odd := [one for one in factors if one % 2]):
+            yield f"model.hash_buckets ({odd[0]}) must be even: half of them are the opposites of the others."
+        if "lsh" in block.words and math.prod(factors) >= 1 << 31:
+            yield f"model.hash_buckets multiply to {math.prod(factors):,}, which a hash cannot tell apart: lower them."
 
 
 def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:

@@ -84,6 +84,9 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     for name, own in model.stacks.items():
         stacks[name] = stacks.get(name, shape) | own.model_dump(exclude_none=True)
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
+    axial = model.axial
+    if axial is None and table is not None and model.context in (None, family.context):
+        axial = table.axial
     by_frequency: dict[str, Any] = {
         name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
         for name in (*CLUSTERS, *OF_CHARACTERS)
@@ -94,6 +97,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         size=Size(
             **shape,
             embedding=embedding,
+            axial=axial,
             **by_frequency,
             # The first layer of some recurrent stacks is as wide as the token table.
             stacks={
@@ -115,6 +119,8 @@ def resolved(config: Config) -> Config:
         written |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=written)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
+    if any(block.position == "axial" for block in spec.family.stacks.values()):
+        shape["axial"] = spec.axial
     stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES if name != "negatives" or spec.family.negatives}

@@ -129,6 +129,17 @@ class ModelConfig(Shape):
     """Places of a block where the family's attention is of blocks; absent: the family's."""
     random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
     """Blocks that are drawn for each, to be seen besides its neighbors; absent: the family's."""
+    chunk: Counts | None = None
+    """Places of a chunk where the family's attention is local or lsh; or a list, which layers take in turn; absent: the
+    family's."""
+    hashes: Annotated[int, Field(ge=1, le=1 << 10)] | None = None
+    """How often places are hashed, where the family's attention is lsh; absent: the family's."""
+    hash_buckets: Counts | None = None
+    """What a hash tells apart, where the family's attention is lsh, even; or a list of such, whose product it is;
+    absent: the family's."""
+    axial: Annotated[tuple[Count, Count], Strict(False)] | None = None
+    """Rows and columns of the rectangle in which places lie, where the family's positions are axial; absent: the
+    size's, or of another context nearly a square."""
 
     @field_validator("size", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from megaptm.families.longformer import LONGFORMER
 from megaptm.families.macbert import MACBERT
 from megaptm.families.palm import PALM
 from megaptm.families.recurrent import RECURRENT
+from megaptm.families.reformer import REFORMER, REFORMER_NOVEL
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.spanbert import SPANBERT
 from megaptm.families.t5 import MT5, T5, T5_V1_1
@@ -55,6 +56,8 @@ CATALOGUE: dict[str, Family] = {
         UNILM,
         LONGFORMER,
         BIGBIRD,
+        REFORMER,
+        REFORMER_NOVEL,
     )
 }
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import FFN_OF_WIDTH, Counterpart, check_sharing
-from megaptm.spec import ModelSpec, Size, change
+from megaptm.spec import Block, ModelSpec, Size, change
 
 # Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
 MOST = 1 << 20
 OF_STACKS = ("layers", "width", "heads", "ffn")
-OF_BLOCKS = ("norm_eps", "groups", "cycle", "window", "block", "random_blocks")
+OF_BLOCKS = (
+    "norm_eps",
+    "groups",
+    "cycle",
+    "window",
+    "block",
+    "random_blocks",
+    "hashes",
+    "hash_buckets",
+    "attention",
+    "chunk",
+)
 
 
 def numbers_of(spec: ModelSpec) -> dict[str, Any]:
@@ -36,11 +48,23 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "window": [block.at(layer).window for layer in range(size.layers)],
         "block": block.block,
         "random_blocks": block.random_blocks,
+        "hashes": block.hashes,
+        "hash_buckets": block.hash_buckets if isinstance(block.hash_buckets, int) else [*block.hash_buckets],
+        "attention": [block.at(layer).attention for layer in range(size.layers)],
+        **{f"{word}_chunk": chunk for word, chunk in _chunks(block, size).items()},
+        "axial": [*spec.axial],
+        "axial_widths": [*spec.axial_widths],
         "rounds": size.layers // block.cycle,
         "dropout": spec.dropout,
         "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
         **{f"{stack}.{name}": getattr(spec.size_of(stack), name) for stack in spec.family.stacks for name in OF_STACKS},
     }
+
+
+def _chunks(block: Block, size: Size) -> dict[Any, Any]:
+    """Word of attention -> places of a chunk; where no layer has the word, those of another."""
+    layers = [block.at(layer) for layer in range(size.layers)]
+    return dict.fromkeys(("local", "lsh"), layers[0].chunk) | {one.attention: one.chunk for one in layers}
 
 
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
@@ -66,11 +90,25 @@ def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
             windows = value if type(value) is list else [value]
             wanted = f"an even number from 2 to {MOST:,}, or a list of such"
             good = bool(windows) and all(type(one) is int and 2 <= one <= MOST and one % 2 == 0 for one in windows)
+        case "attention":
+            wanted = "a list of `local` and `lsh`, one for each layer"
+            good = _is_list(value) and 0 < len(value) <= MOST and {*value} <= {"local", "lsh"}
+        case "axial" | "axial_widths":
+            wanted = f"two whole numbers from 1 to {MOST:,}"
+            good = _is_list(value) and len(value) == 2 and all(type(one) is int and 1 <= one <= MOST for one in value)
+        case "hash_buckets":
+            factors = value if _is_list(value) else [value]
+            wanted = f"an even number from 2 to {MOST:,}, or a list of such"
+            good = bool(factors) and all(type(one) is int and 2 <= one <= MOST and one % 2 == 0 for one in factors)
         case _:
             wanted, good = f"a whole number from 1 to {MOST:,}", type(value) is int and 1 <= value <= MOST
     if not good:
         raise UserError(f"{counterpart.model} config: {theirs} is {str(value)[:40]!r}; it must be {wanted}.")
     return value
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) in (list, tuple)
 
 
 def _is_number(value: Any) -> bool:
@@ -110,6 +148,8 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
                 "give one, or one for each."
             )
         ours["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
+    if "attention" in ours:
+        ours |= _by_layer(ours)
     if "rounds" in ours:
         ours["layers"] = ours["rounds"] * ours["cycle"]
     if "ffn" not in counterpart.numbers.values():
@@ -132,6 +172,15 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         context=context,
         dropout=ours.get("dropout", family.dropout),
     )
+    if "axial" in ours and (widths := spec.axial_widths) != (given := tuple(ours["axial_widths"])):
+        raise UserError(
+            f"{counterpart.model} config: axial_pos_embds_dim is {[*given]}; only {[*widths]} can be imported."
+        )
+    if "axial" in ours and math.prod(ours["axial"]) != spec.context:
+        raise UserError(
+            f"{counterpart.model} config: axial_pos_shape is {ours['axial']}, which are not the {spec.context} of "
+            "max_position_embeddings; restore it."
+        )
     scale = numbers_of(spec)["logit_scale"]
     if abs(ours.get("logit_scale", scale) / scale - 1) > 1e-6:
         raise UserError(
@@ -140,6 +189,20 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         )
     check_sharing(counterpart, spec)
     return spec
+
+
+def _by_layer(ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Words of attention in the shortest turn that gives their list, and numbers of chunks in the same turn."""
+    words = [*ours["attention"]]
+    turn = next(n for n in range(1, len(words) + 1) if words == [words[layer % n] for layer in range(len(words))])
+    chunks = {"local": ours["local_chunk"], "lsh": ours["lsh_chunk"]}
+    factors = ours["hash_buckets"]
+    return {
+        "layers": len(words),
+        "attention": tuple(words[:turn]) if turn > 1 else words[0],
+        "chunk": tuple(chunks[word] for word in words[:turn]) if len({*chunks.values()}) > 1 else chunks["lsh"],
+        "hash_buckets": tuple(factors) if _is_list(factors) else factors,
+    }
 
 
 def check_pad(counterpart: Counterpart, pad: int | None) -> None:
@@ -171,6 +234,7 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
             ffn=ffn,
             head_width=ours.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
+            axial=tuple(ours["axial"]) if "axial" in ours else None,
             embedding=None if embedding == width else embedding,
         )
 

@@ -104,6 +104,8 @@ class TensorRule:
     """Which models have it."""
     optional: bool = False
     """Whether theirs may be without; it then begins as in a new model."""
+    of: str | None = None
+    """Of which layers: those whose attention is this word; absent: all."""
 
 
 def pair(
@@ -179,6 +181,8 @@ def _each_layer(rows: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tuple
         name, layers = row.ours.partition(".")[0], stack.size.layers
         block = spec.family.stacks[name]
         for place, n in enumerate(block.owners(layers) if row.ours.startswith(f"{name}.shared.") else range(layers)):
+            if row.of not in (None, block.at(n).attention):
+                continue
             group, turn = divmod(place, block.cycle)
             theirs = tuple(their.format(n=n, group=group, turn=turn) for their in row.theirs)
             yield replace(row, ours=row.ours.format(n=n), theirs=theirs), stack

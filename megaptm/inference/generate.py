@@ -106,6 +106,9 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
     if decoder.block.relative:
         yield from _remembered_ids(loaded, ids, tokens=tokens, draw=draw)
         return
+    if {"local", "lsh"} & {*decoder.block.words} or decoder.block.reversible:
+        yield from _read_again_ids(loaded, ids, tokens=tokens, draw=draw)
+        return
     with with_cache(decoder) as memory:
         seen: list[int] = []
         for _ in range(tokens):
@@ -141,6 +144,20 @@ def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: D
             return
         yield id_
         ids = [id_]
+
+
+def _read_again_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+    """Of a decoder whose layers sort what they read, which a new token may change: all is read again for each."""
+    limit, end = loaded.spec.longest, loaded.tokenizer.special.end
+    for _ in range(tokens):
+        if limit is not None and len(ids) > limit:
+            ids = ids[-(limit // 2) :]
+        with torch.inference_mode():
+            id_ = draw(loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)})["lm"][0, -1])
+        if id_ == end:
+            return
+        yield id_
+        ids = [*ids, id_]
 
 
 class CachedAttend(nn.Module):

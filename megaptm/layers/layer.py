@@ -4,23 +4,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import BRICKS, sublayers
+from megaptm.bricks import BRICKS, Brick, sublayers
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.disentangled import DisentangledAttention
+from megaptm.layers.draws import Again, remember_draws
 from megaptm.layers.feedforward import FeedForward
+from megaptm.layers.lsh import HashedAttend, HashedAttention
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.relative import RelativeAttention, distance_sines
+from megaptm.layers.reversible import Told, run_reversible
 from megaptm.layers.split import Dropout, Embedding, HeadTable
 from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
@@ -33,22 +36,22 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
         "banded": SelfAttention,
         "window": WindowAttention,
         "blocks": SelfAttention,
+        "local": SelfAttention,
+        "lsh": HashedAttention,
         "disentangled": DisentangledAttention,
         "relative": RelativeAttention,
     },
     "cross": {"dot": CrossAttention},
 }
 
-PATTERNED = ("banded", "window", "blocks")
-"""Words of `Block.attention` whose layers know by themselves which places see which."""
-
 # The words of slots that are no bricks, and of those that are. A family with another word is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
     "visibility": (*VISIBILITIES,),
     "attention": (*BRICKS["attention"],),
-    "position": ("none", "learned", "sinusoid", "rope", *SCORE_BIASES),
+    "position": ("none", "learned", "sinusoid", "axial", "rope", *SCORE_BIASES),
     "norm": (*NORMS,),
     "norm_place": ("pre", "post", "parallel"),
+    "residual": ("sum", "reversible"),
     "ffn": (*BRICKS["ffn"],),
     "attention_bias": (True, False, "no-keys"),
     "scale": ("sqrt", "sqrt-3", "none"),
@@ -71,6 +74,7 @@ def check_words(block: Block) -> None:
     if "relative" in block.words and not block.relative:
         raise UserError(f"Block.attention is {block.attention}: `relative` attention is that of all layers or of none.")
     _check_pattern(block)
+    _check_reversible(block)
     if unknown := set(block.share) - {"attention", "cross", "ffn"}:
         raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
 
@@ -101,6 +105,33 @@ def _check_pattern(block: Block) -> None:
         raise UserError(
             "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
         )
+    if "lsh" not in block.words:
+        return
+    factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
+    if odd := [one for one in factors if one < 2 or one % 2]:
+        raise UserError(
+            f"Block.hash_buckets has {odd[0]}: half of them are the opposites of the others, so make it even."
+        )
+    if block.visibility == "ordered" or block.attention_bias == "no-keys":
+        word = "visibility is ordered" if block.visibility == "ordered" else "attention_bias is no-keys"
+        raise UserError(f"Block.attention is lsh, whose keys are queries, but Block.{word}: change either.")
+
+
+def _check_reversible(block: Block) -> None:
+    """An error where other words of the block mean nothing beside layers that are computed back."""
+    if not block.reversible:
+        return
+    wrong = {
+        f"norm_place is {block.norm_place}": block.norm_place != "pre",
+        f"position is {block.position}": block.score_bias,
+        f"attention is {block.attention}": block.relative or bool(block.distance_rows),
+        f"cross is {block.cross}": block.cross is not None,
+        f"last_layer is {block.last_layer}": block.last_layer != "once",
+        f"share is {block.share}": bool(block.share),
+        "convolution is on": block.convolution,
+    }
+    if named := [word for word, is_so in wrong.items() if is_so]:
+        raise UserError(f"Block.residual is reversible, but Block.{named[0]}, which it does not know: change either.")
 
 
 class Layer(nn.Module):
@@ -136,7 +167,7 @@ class Layer(nn.Module):
             own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
             made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
             self.add_module(sub.name, made(sub.brick, dropout=own))
-        if isinstance(attend := self.attention.attend, PatternAttend):
+        if isinstance(attend := self.attention.attend, (PatternAttend, HashedAttend)):
             attend.is_of(layer=number)
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
@@ -173,10 +204,33 @@ class Layer(nn.Module):
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
 
+    def mixed(
+        self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What attention adds where layers are reversible, and what it chose by x alone: given back, it is taken."""
+        attention, normed = cast(nn.Module, self.attention), self.attention_norm(x)
+        if isinstance(attention, HashedAttention):
+            found, chosen = attention.by_buckets(normed, mask, position_state, chosen)
+        else:
+            found = attention(normed, mask, position_state)
+        return self.dropout(found), chosen
+
+    def fed(self, x: Tensor) -> Tensor:
+        """What the feed-forward adds, of any places."""
+        added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
+        return added
+
     def _sublayer(self, norm: nn.Module, brick: nn.Module, x: Tensor, *others: Tensor | None) -> Tensor:
         if self.place == "post":
             return norm(x + self.dropout(brick(x, *others)))
         return x + self.dropout(brick(norm(x), *others))
+
+
+def _bricks(block: Block, size: Size) -> Iterator[tuple[str, Brick]]:
+    """Words of `Block.attention`, and a brick of each."""
+    for layer in range(size.layers):
+        sub = sublayers(block.at(layer), size)[0]
+        yield sub.word, sub.brick
 
 
 def same(x: Tensor) -> Tensor:
@@ -221,7 +275,10 @@ class Stack(nn.ModuleDict):
             raise UserError(
                 f"Block.position is {block.position}, but `disentangled` attention knows distances: use none."
             )
-        if block.score_bias and (apart := set(block.words) & set(PATTERNED)):
+        if "lsh" in block.words and size.key_heads != size.heads:
+            raise UserError(f"kv_heads is {size.key_heads}: keys of lsh attention are its queries; leave it out.")
+        self.own_masks = {word for word, brick in _bricks(block, size) if brick.own_mask}
+        if block.score_bias and (apart := self.own_masks):
             raise UserError(
                 f"Block.position is {block.position}, a bias on all scores; {', '.join(sorted(apart))} attention "
                 "computes few of them: use another position, or dot."
@@ -243,6 +300,8 @@ class Stack(nn.ModuleDict):
         """Of something along the whole sequence the part that is here."""
         self.gather_sequence: Callable[[Tensor], Tensor] = same
         """The whole sequence of something of which a part is here."""
+        self.remember_draws: Callable[[], Again] = remember_draws
+        """How reversible layers draw the same again."""
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
         if block.relative and layers:
@@ -269,7 +328,7 @@ class Stack(nn.ModuleDict):
             self["final"] = Dropout(dropout, region="residual")
         if block.norm_place != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
-                size.width,
+                size.width * (2 if block.reversible else 1),
                 kind=block.norm,
                 eps=block.norm_eps,
                 dropout=dropout if block.final_dropout else 0.0,
@@ -307,6 +366,8 @@ class Stack(nn.ModuleDict):
         decoder is a layer as the others."""
         if self.block.relative:
             return self._run_relative(x, mask, outputs)
+        if self.block.reversible:
+            return self._run_reversible(x, mask, positions)
         scores = self._scores(mask)
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         turned, table = self._rotation(mask, positions), self._distances()
@@ -355,13 +416,22 @@ class Stack(nn.ModuleDict):
                 outputs[number] = x
         return self["final"](x) if "final" in self else x
 
+    def _run_reversible(self, x: Tensor, mask: Mask, positions: Tensor | None) -> Tensor:
+        """Both streams begin as x, and are then one after the other along the sequence, [2S, B, D]; what closes the
+        stack reads them along the width, [S, B, 2D]."""
+        x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
+        scores, turned = self._scores(mask), self._rotation(mask, positions)
+        layers = [Told(self[str(n)], scores[self.block.at(n).attention], turned) for n in self.numbers]  # type: ignore
+        streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.remember_draws)]
+        return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)
+
     def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
         """Word of `Block.attention` -> what is added to the scores of its layers, or filters them; or of what numbers
         they make that themselves."""
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
         for word in self.block.words:
-            if word in PATTERNED:
+            if word in self.own_masks:
                 found[word] = mask.numbers
             else:
                 # It has something to add to the scores, so the mask must say the direction as well.

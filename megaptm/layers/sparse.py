@@ -10,7 +10,6 @@ dropout anywhere.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.pattern import SparseBlocks, Tile
+from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.mask import Mask
 
 
@@ -77,19 +77,9 @@ def attend_by_tiles(
     another attention's work: for them this is what they would see unmarked."""
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
     # Drawn here, in the stream of the caller; the backward pass draws the same from it.
-    seed = _draw_seed(q_SBHK.device) if dropout else 0
+    seed = seed_of_stream(q_SBHK.device) if dropout else 0
     mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
     return mixed
-
-
-def _draw_seed(device: torch.device) -> int:
-    """The next number of the stream that is drawn from. Of a GPU's the host knows where it stands: a number that is
-    drawn there would be waited for, in each layer."""
-    if device.type != "cuda":
-        return int(torch.randint(1 << 62, (1,)))
-    state = torch.cuda.get_rng_state(device)
-    torch.rand(1, device=device)  # so that it stands elsewhere
-    return int.from_bytes(hashlib.blake2b(bytes(state.tolist()), digest_size=7).digest(), "little")
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
-    """Tokens, segments and tasks, as the family's `inputs` say, and positions, learned or sines; then norm (BERT) and
-    dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
+    """Tokens, segments and tasks, as the family's `inputs` say, and positions (learned, axial, sines); then norm (BERT)
+    and dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
 
     A stack whose token table is gradient-disentangled from another's adds a difference of its own to what is
     there. Without stacks it is just the token table that a tied output projection reads, under the same name.
@@ -72,6 +72,8 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
                 self.add_module(f"{prefix}position", Embedding(spec.positions, width))
+            if family.stacks[name].position == "axial":
+                self.add_module(f"{prefix}axial", AxialPositions(spec))
             if family.embedding_norm:
                 block = family.stacks[name]
                 self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
@@ -105,6 +107,8 @@ class Embed(nn.Module):
             x = x + sinusoid(self._places(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(x.dtype)
         if (table := self._modules.get(f"{own}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
+        if (axial := self._modules.get(f"{own}axial")) is not None:
+            x = x + axial(self._places(batch.get(f"{prefix}positions"), ids_SB))
         if self.segment is not None:
             x = x + self.segment(batch[prefix + "segments"].t())
         if self.task is not None:
@@ -131,6 +135,28 @@ class Embed(nn.Module):
         return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
 
 
+class AxialPositions(nn.Module):
+    """Places in a rectangle, row after row: some features tell the row, the others the column (arXiv:2001.04451,
+    section 2)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        (rows, self.columns), widths = spec.axial, spec.axial_widths
+        if rows * self.columns != spec.context:
+            raise UserError(
+                f"model.axial ({rows} x {self.columns}) must have as many places as model.context ({spec.context}): "
+                "change either."
+            )
+        self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
+
+    def forward(self, places: Tensor) -> Tensor:
+        """[..., D]"""
+        known = self.row.rows * self.columns
+        if len(places) > known:
+            raise UserError(f"A sequence of {len(places)} has no axial positions; the model has {known}.")
+        return torch.cat([self.row(places // self.columns), self.column(places % self.columns)], -1)
+
+
 def _check_characters(spec: ModelSpec) -> None:
     family = spec.family
     wrong = {
@@ -152,7 +178,7 @@ def _check_drawn_tables(family: Family) -> None:
         )
     if family.gradient_disentangled and (
         "segment" in family.inputs
-        or any(family.stacks[name].position == "learned" for name in family.gradient_disentangled)
+        or any(family.stacks[name].position in ("learned", "axial") for name in family.gradient_disentangled)
     ):
         raise UserError(
             f"{family.name}: drawn_tables is gradient-disentangled, which is known of tokens alone; leave out segments "

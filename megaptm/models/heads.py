@@ -52,7 +52,7 @@ class LanguageHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        scales = {"none": 1.0, "rsqrt-width": brick.size.width**-0.5}
+        scales = {"none": 1.0, "rsqrt-width": brick.width**-0.5}
         if spec.family.logit_scale not in scales:
             known = ", ".join(scales)
             raise UserError(f"{spec.name}: logit_scale is {spec.family.logit_scale!r}, which is unknown; use {known}.")
@@ -61,7 +61,7 @@ class LanguageHead(nn.Module):
         if "narrow" in brick.maps:
             self.narrow = Linear.of(brick.maps["narrow"])
         if not spec.family.tied:
-            self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
+            self.table = Embedding(spec.padded_vocabulary, brick.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output_bias else None
         self.project = _token_loss(spec)
 
@@ -152,7 +152,7 @@ class MaskedHead(nn.Module):
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
         self.activation = _plain(spec, brick)
         self.transform = Linear.of(brick.maps["transform"])
-        self.norm = Norm(spec.size.table_width, kind=block.norm, eps=block.norm_eps)
+        self.norm = Norm(brick.table_width, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = _token_loss(spec)
 
@@ -184,7 +184,7 @@ class PermutationHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        if not spec.family.tied or spec.size.table_width != brick.size.width:
+        if not spec.family.tied or spec.size.table_width != brick.width:
             raise UserError(
                 f"{spec.name}: the `permutation-lm` head projects on a token table as wide as the stream; set "
                 "tied=True, and leave model.embedding out."

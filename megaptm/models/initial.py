@@ -70,7 +70,8 @@ def _qkv(size: Size) -> Tensor:
 
 # The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
 RULES: dict[str, tuple[tuple[str, Std], ...]] = {
-    "normal": ((r".*", _constant(0.02)),),
+    # Axial positions as in the released code of Reformer.
+    "normal": ((r"axial\.(row|column)\.weight", _constant(1.0)), (r".*", _constant(0.02))),
     # TensorFlow's `truncated_normal`, as in the released code of BERT and what was made from it.
     "truncated-normal": ((r".*", _constant(0.02)),),
     "gpt2": (

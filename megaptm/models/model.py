@@ -17,6 +17,7 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width, past_width
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack, same
+from megaptm.layers.lsh import EVALUATION, HashedAttend
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
@@ -42,10 +43,13 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
-    """Stack -> places of a row of it, and of the queries beside its text."""
+    """Stack -> places of a row of it between chunks: of both streams of a reversible one, and of the queries beside the
+    text."""
     lengths = {}
     for name, prefix in family.prefixes.items():
         lengths[name] = batch[f"{prefix}tokens"].shape[1]
+        if family.stacks[name].reversible:
+            lengths[name] *= 2
         if family.stacks[name].query_stream and (asked := batch.get(f"{prefix}masked_positions")) is not None:
             lengths[name] += asked.shape[1]
     return lengths
@@ -86,6 +90,8 @@ class Model(nn.Module):
         self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
         """Gives the stream on, with losses of heads that are not on the last chunk in its backward pass."""
 
+        if len(family.stacks) > 1 and any(block.reversible for block in family.stacks.values()):
+            raise UserError(f"{spec.name}: a reversible stack stands alone; set residual=sum, or leave the others out.")
         self.embed = self.head = None
         if self.chunk.begins or (family.tied and any(HEADS[name].projects for name in self.chunk.heads)):
             self.embed = Embed(spec, self.chunk.begins)
@@ -132,6 +138,12 @@ class Model(nn.Module):
         if features:
             return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
         return self._losses(asked, read, batch)
+
+    def hash_by(self, key: str | None) -> None:
+        """What rotations of hashes are drawn by from here on, besides layer and head; None: as for evaluation."""
+        for module in self.modules():
+            if isinstance(module, HashedAttend):
+                module.key = EVALUATION if key is None else key
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S, D]: what the last layer of the first stack says of its text, or of the one that reads what is drawn;

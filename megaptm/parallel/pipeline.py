@@ -40,6 +40,8 @@ class Pipeline:
         also its dropout; `options` are those of the model's forward."""
         if step is not None:
             seed_step(self.seed, step, self.ranks)
+        for chunk in self.chunks:
+            chunk.module.model.hash_by(None if step is None else f"{self.seed}:{step}")
 
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator), **options), reduce

@@ -30,6 +30,7 @@ from megaptm.batch import IGNORED
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
+from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
 from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, summed_shares
 from megaptm.models.model import Model
@@ -203,8 +204,9 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
             module.gather_sequence = gather_from_sequence_parallel_region
         if isinstance(module, Convolution) and sequence_parallel:
             module.gather = gather_from_sequence_parallel_region
-        if isinstance(module, PatternAttend):
-            module.is_of(heads=range(module.heads * rank // ranks, module.heads * (rank + 1) // ranks))
+        if isinstance(module, (PatternAttend, HashedAttend)):
+            heads = len(module.heads) if isinstance(module, HashedAttend) else module.heads
+            module.is_of(heads=range(heads * rank // ranks, heads * (rank + 1) // ranks))
 
 
 def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from megatron.core.enums import ModelType
 from megatron.core.tensor_parallel import checkpoint as recompute_in_backward
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
 from megaptm.bricks import ModelChunk
 from megaptm.config import CommunicationConfig, Layout
+from megaptm.layers.draws import Again
 from megaptm.layers.layer import Stack
 from megaptm.layers.window import WindowAttention
 from megaptm.models.initial import initial_value
@@ -125,9 +128,10 @@ def _build(
     for module in model.modules():
         if isinstance(module, WindowAttention):
             module.global_qkv.requires_grad_(marks)
-    if layout.recompute == "full":
-        for module in model.modules():
-            if isinstance(module, Stack):
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.remember_draws = remember_draws
+            if layout.recompute == "full":  # reversible layers are computed again anyway
                 module.run_layer = recompute
     return Stage(model, config, placements, chunk)
 
@@ -145,6 +149,19 @@ def fill(stage: Stage, *, seed: int, begins_with: Mapping[str, Callable[[Tensor]
 def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
     """Run a layer keeping only its inputs; its activations are computed again in the backward pass, same dropout."""
     return recompute_in_backward(layer, False, *arguments)
+
+
+def remember_draws() -> Again:
+    """From here on, in all streams of this rank."""
+    states = random._get_all_rng_states()
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with random._fork_rng():
+            random._set_all_rng_states(*states)
+            yield
+
+    return again
 
 
 def block(whole: Tensor, place: Placement, shape: tuple[int, ...]) -> Tensor:

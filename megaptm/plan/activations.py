@@ -11,7 +11,8 @@ attention does not keep.
 
 from __future__ import annotations
 
-from megaptm.bricks import Brick, ModelChunk, kinds, memory_width, runs, sublayers
+from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, runs, sublayers
+from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.bricks.heads import HeadBrick, HeadBytes
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
@@ -20,27 +21,31 @@ from megaptm.spec import Block
 def layer(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
     """Bytes that one layer of a stack keeps for one micro-batch on one rank.
 
-    `block` is that `at` the layer; absent: the first's.
+    `block` is that `at` the layer; absent: the first's. A reversible one keeps numbers of buckets alone.
     """
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
-    tokens = work.layout.microbatch * work.lengths[stack]
-    size, element, masks = work.spec.size_of(stack), work.element, 1 if work.spec.dropout else 0
-    width = size.width
+    size, element = work.spec.size_of(stack), work.element
+    subs = sublayers(block, size, memory_width(work.spec, stack))
+    if block.reversible:
+        return work.layout.microbatch * subs[0].brick.chosen_bytes(work.lengths[stack]) / work.layout.tensor
     if recompute == "full":
-        return tokens * width * element / work.slice
-    kept = 0.0
-    for sub in sublayers(block, size, memory_width(work.spec, stack)):
-        # The norm's input, the norm's output (the next linear map's input), the dropout's mask.
-        kept += tokens * width * (2 * element + masks) / work.slice
-        keys = block.cross if sub.name == "cross" and block.cross else stack
-        saved = sub.brick.kept(element, dropout=bool(work.spec.dropout))
-        asked = work.layout.microbatch * work.lengths[keys]
-        kept += (tokens * saved.own + asked * saved.memory) / work.layout.tensor
-        # Keys and values of what is remembered; of that itself, which the step holds anyway, nothing more.
-        kept += work.layout.microbatch * sub.brick.remembered * 2 * sub.brick.features * element / work.layout.tensor
-        if sub.brick.features:
-            kept += _scores(work, sub.brick, stack, keys, recompute)
+        return work.layout.microbatch * work.lengths[stack] * size.width * element / work.slice
+    return sum(_sublayer(work, stack, block, sub, recompute) for sub in subs)
+
+
+def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
+    tokens, element, masks = work.layout.microbatch * work.lengths[stack], work.element, 1 if work.spec.dropout else 0
+    # The norm's input, the norm's output (the next linear map's input), the dropout's mask.
+    kept = tokens * work.spec.size_of(stack).width * (2 * element + masks) / work.slice
+    keys = block.cross if sub.name == "cross" and block.cross else stack
+    saved = sub.brick.kept(element, dropout=bool(work.spec.dropout))
+    asked = work.layout.microbatch * work.lengths[keys]
+    kept += (tokens * saved.own + asked * saved.memory) / work.layout.tensor
+    # Keys and values of what is remembered; of that itself, which the step holds anyway, nothing more.
+    kept += work.layout.microbatch * sub.brick.remembered * 2 * sub.brick.features * element / work.layout.tensor
+    if sub.brick.features:
+        kept += _scores(work, sub.brick, stack, keys, recompute)
     return kept
 
 
@@ -87,7 +92,10 @@ def chunk(work: Workload, held: ModelChunk) -> float:
         embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in held.begins)
         total += embedded / work.slice
     # The closing norm keeps its input; what it gives is the head's.
-    total += sum(rows * work.lengths[name] * spec.size_of(name).width * element / work.slice for name in held.finals)
+    total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in held.finals)
+    # Reversible layers are computed back from what the last one gave, two streams in float32.
+    reversible = (name for name, layers in held.layers.items() if layers and spec.family.stacks[name].reversible)
+    total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.slice for name in reversible)
     return total
 
 
@@ -121,7 +129,7 @@ def logits(work: Workload) -> float:
     known = {head: _loss(work, head) for head in work.heads.values()}
     if not known:  # the closing norm's output and its gradient
         last = next(reversed(work.spec.family.stacks))
-        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.size_of(last).width * work.element
+        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element
     projecting = [bytes_ for head, bytes_ in known.items() if head.projects] or [*known.values()][-1:]
     return sum(one.kept for one in projecting) + max(one.passing for one in projecting)
 
@@ -148,7 +156,12 @@ def workspace(work: Workload, largest: int) -> float:
     up = max(one.outputs for brick in inner for one in brick.maps.values() if one.split != "rows")
     gradients = tokens * element * (2 * up / work.layout.tensor + 2 * size.width)
     again = 0.0
-    if work.recompute == "full":
+    if spec.family.stacks[longest].reversible:
+        # Its feed-forward is done in pieces; beside it stand both streams and their gradients, in float32.
+        fed = min(1.0, ROWS_FED / tokens)
+        gradients = tokens * 4 * 2 * 2 * size.width / work.slice + fed * gradients
+        again = max(_sublayer(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
+    elif work.recompute == "full":
         again = max(layer(work, longest, kind, recompute="none") for kind in blocks)
     return gradients + largest * element + again
 
@@ -156,6 +169,7 @@ def workspace(work: Workload, largest: int) -> float:
 def buffers(work: Workload) -> float:
     """Received from and sent to other stages, and the gathered input of a sequence-parallel layer."""
     stream = work.layout.microbatch * work.stream * work.spec.width * work.element
-    passed = 4 * stream / work.slice if work.layout.pipeline > 1 else 0.0
+    between = work.layout.microbatch * work.between * work.spec.width * work.element
+    passed = 4 * between / work.slice if work.layout.pipeline > 1 else 0.0
     gathered = stream if work.layout.sequence_parallel else 0.0
     return passed + gathered

@@ -105,12 +105,15 @@ def layer(machine: Machine, work: Workload, stack: str, block: Block | None = No
         passes += _linears(machine, work, sub, stack, keys)
         if sub.brick.features:
             attention = _attention(machine, work, sub.brick, stack, keys)
+            if hashing := sub.brick.hashing(work.lengths[stack]):
+                seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak(work.precision)
+                passes += Passes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
             passes += attention
             if sub.name == "attention":
                 again = attention.forward
     passes += _elementwise(machine, work, subs, stack)
     passes += _communication(machine, work, len(subs), stack)
-    if work.recompute == "full":
+    if work.recompute == "full" or block.reversible:
         return Passes(passes.forward, passes.backward, passes.forward)
     if work.recompute == "selective":
         return Passes(passes.forward, passes.backward, again)
@@ -242,9 +245,9 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
         forward = maps + sum(product(machine, work, rows * places, *one) for one in brick.projections)
     else:
         vocabulary = spec.padded_vocabulary / tensor
-        forward = maps + product(machine, work, rows * places, spec.size.table_width, vocabulary)
+        forward = maps + product(machine, work, rows * places, brick.table_width, vocabulary)
     passes = rows * places * vocabulary / machine.bandwidth
-    stream = rows * length * brick.size.width * work.element
+    stream = rows * length * brick.width * work.element
     gathered = collective(machine, stream, ranks=tensor, stride=1)
     # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
     return Passes(

@@ -46,7 +46,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
     Maps of a table of distances, which are done once a pass, do not count.
     `asked` is how many positions a row heads read that read only these; absent, all.
     """
-    multiply_adds, of_past = 0, 0
+    multiply_adds, of_past, hashing = 0, 0, 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -57,11 +57,13 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
                 of_past += layers * sub.brick.past_products
+                hashing += layers * sub.brick.hashing(own)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
     multiply_adds += sum(lengths.values()) * word_products(spec)
     # Every place goes through each cluster's map.
     multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.places(lengths[head.stack], asked))
-    # Keys and values of what is remembered have a gradient for their map, and none for what they are made of.
-    return 2 * rows * (3 * multiply_adds + 2 * of_past)
+    # Keys and values of what is remembered have a gradient for their map, and none for what they are made of; through
+    # hashes no gradient comes.
+    return 2 * rows * (3 * multiply_adds + 2 * of_past + hashing)

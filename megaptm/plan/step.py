@@ -92,9 +92,10 @@ def recomputed_flops(work: Workload) -> float:
     """Operations of a step that are done a second time: the layers' forward pass, or attention's two products; and the
     whole forward pass where one goes before for features."""
     features = work.flops / 3 if work.features_pass else 0.0  # a forward pass is a third of a step
-    if work.recompute == "none":
+    reversible = any(block.reversible for block in work.spec.family.stacks.values())
+    if work.recompute == "none" and not reversible:
         return features
-    if work.recompute == "full":
+    if work.recompute == "full" or reversible:
         layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
         return features + layers.flops / 3
     sizes = {name: work.spec.size_of(name) for name in work.lengths}
@@ -108,7 +109,7 @@ def _messages(machine: Machine, work: Workload) -> float:
     if layout.pipeline == 1:
         return 0.0
     sliced = layout.tensor if work.software.sliced_boundaries else work.slice
-    size = layout.microbatch * work.stream * work.spec.width * work.element / sliced
+    size = layout.microbatch * work.between * work.spec.width * work.element / sliced
     one = message(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
     exposed = machine.efficiency.beside if work.software.boundary_overlap else 1.0
     return 2 * layout.virtual * work.microbatches * one * exposed

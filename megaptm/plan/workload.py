@@ -56,8 +56,14 @@ class Workload:
 
     @property
     def stream(self) -> int:
-        """Tokens of a row over all stacks: the length of what travels between stages."""
+        """Tokens of a row over all stacks."""
         return sum(self.lengths.values())
+
+    @property
+    def between(self) -> int:
+        """Places of a row between stages: of both streams of a reversible stack."""
+        twice = (name for name, block in self.spec.family.stacks.items() if block.reversible)
+        return self.stream + sum(self.lengths[name] for name in twice)
 
     @property
     def tokens(self) -> int:

@@ -98,9 +98,21 @@ class Event:
 
 
 class Generator:
-    """What a GPU draws cannot be pretended."""
+    """What a GPU draws cannot be pretended; its seed, and how much was drawn, the host has."""
+
+    def __init__(self) -> None:
+        self.offset = 0
 
     def set_state(self, state: object) -> None: ...
+
+    def initial_seed(self) -> int:
+        return 0
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
 
 
 class HostGenerator(torch.Generator):
@@ -199,8 +211,6 @@ def install() -> None:
     for name in ("set_device", "empty_cache", "_lazy_init", "manual_seed", "get_rng_state", "set_rng_state"):
         setattr(cuda, name, lambda *args, **kwargs: None)
         setattr(cuda.random, name, getattr(cuda, name))
-    # A seed and how much was drawn, which the host has.
-    cuda.get_rng_state = cuda.random.get_rng_state = lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8)
     cuda.default_generators = [Generator()]
     setattr(torch, "Generator", HostGenerator)  # noqa: B010
 

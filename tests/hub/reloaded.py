@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
+from transformers.models.reformer.modeling_reformer import LSHSelfAttention, ReformerOnlyLMHead
 
 from megaptm.batch import IGNORED
 from megaptm.bricks.pattern import SparseBlocks
+from megaptm.layers.lsh import EVALUATION, rotations
 from megaptm.losses.token import pick, summed_shares
 from megaptm.spec import Family
 from tests.parity.reference import labels_everywhere
@@ -43,8 +46,9 @@ def reload(folder: Path, *, passed_over: str = "-") -> PreTrainedModel:
 
 
 def drawing_ours(theirs: PreTrainedModel) -> PreTrainedModel:
-    """The same model; if it is a BigBird, one that sees the blocks that are drawn here. Theirs draws others in train
-    mode, and in eval mode none."""
+    """The same model; if it is a BigBird, one that sees the blocks that are drawn here, where theirs draws others in
+    train mode, and in eval mode none. If it is a Reformer, one that hashes by our rotations, and adds the bias that it
+    has: transformers 5 does not."""
 
     def blocks(
         self: BigBirdBlockSparseAttention, *, from_seq_length: int, from_block_size: int, **_: Any
@@ -60,9 +64,20 @@ def drawing_ours(theirs: PreTrainedModel) -> PreTrainedModel:
         ]
         return [np.array(one) for one in drawn]
 
+    def buckets(self: LSHSelfAttention, *args: Any, **kwargs: Any) -> Tensor:
+        factors = [self.num_buckets] if isinstance(self.num_buckets, int) else self.num_buckets
+        shape = (self.attention_head_size, self.num_hashes, sum(factors) // 2)
+        drawn = rotations(EVALUATION, self.layer_idx, range(self.num_attention_heads), shape)
+        with patch.object(torch, "randn", lambda *_, dtype, **__: drawn.to(dtype)):
+            return type(self)._hash_vectors(self, *args, **kwargs)
+
     for module in theirs.modules():
         if isinstance(module, BigBirdBlockSparseAttention):
             module._bigbird_block_rand_mask_with_head = MethodType(blocks, module)
+        if isinstance(module, LSHSelfAttention):
+            module._hash_vectors = MethodType(buckets, module)
+        if isinstance(module, ReformerOnlyLMHead):
+            module.decoder.bias = module.bias
     return theirs
 
 

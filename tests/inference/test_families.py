@@ -25,7 +25,17 @@ TEXTS = [
     "A dog took the hat.",
     "The queen kept the letter in the garden by the window, and the king lost it.",
 ]
-DECODERS = {"gpt1", "gpt2", "gpt3", "gpt3-banded", "palm", "transformer-xl", "transformer-xl-bytes"}
+DECODERS = {
+    "gpt1",
+    "gpt2",
+    "gpt3",
+    "gpt3-banded",
+    "palm",
+    "transformer-xl",
+    "transformer-xl-bytes",
+    "reformer",
+    "reformer-novel",
+}
 ENCODER_DECODERS = {"transformer", "t5", "t5-v1.1", "mt5", "bart"}
 GREEDY = Sampling(temperature=0)
 

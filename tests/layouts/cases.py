@@ -44,7 +44,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
         return {"elmo": tiny_elmo, "cove": tiny_cove}[family](dropout=dropout)
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
-    table = small_patterns(CATALOGUE[family], window=(4, 2), block=1)
+    table = small_patterns(CATALOGUE[family], window=(4, 2), block=1, chunk=4, hashed_chunk=4)
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
     stacks = generators(table, narrow)

@@ -36,7 +36,7 @@ def reference_of(model: Model) -> PreTrainedModel:
 
 def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
     """With the parameters that are one, and no others: a config may say less than their class would tie."""
-    present = {name for name, _ in theirs.named_parameters(remove_duplicate=False)}
+    present = {f"{path}.{leaf}" for path, module in theirs.named_modules() for leaf in module._parameters}
     for name, source in counterpart.tied.items():
         module, _, last = name.rpartition(".")
         if name in present:
@@ -114,6 +114,8 @@ def differences(family: str) -> tuple[float, float]:
     of any parameter."""
     model, batch = without_decoder(tiny_model(family)), tiny_batch(family)
     theirs, head = reference_of(model), CATALOGUE[family].heads[0]
+    if CATALOGUE[family].first_block.reversible:  # theirs has a backward pass in train mode alone, of its longest rows
+        batch, theirs = tiny_batch(family, sequence=model.spec.context), theirs.train()
     real = batch[f"{last_prefix(family)}document_ids"] > 0
     logits = theirs(**inputs_of(family, batch))[0]
     if CATALOGUE[family].first_block.query_stream:

@@ -70,6 +70,8 @@ EXACT = {
     ("longformer", "large"): 434_600_960,
     ("bigbird", "base"): 127_468_800,
     ("bigbird", "large"): 359_123_968,
+    ("reformer", "enwik8"): 149_182_722,
+    ("reformer-novel", "crime-and-punishment"): 2_748_224,
     ("t5-v1.1", "small"): 76_961_152,
     ("t5-v1.1", "base"): 247_577_856,
     ("t5-v1.1", "large"): 783_150_080,
@@ -108,7 +110,8 @@ def as_built(spec: ModelSpec) -> int:
     with torch.device("meta"):
         model = build_model(spec)
     padding = spec.padded_vocabulary - spec.vocabulary
-    padded = [p for p in model.parameters() if p.shape[0] == spec.padded_vocabulary]
+    tables = [p for name, p in model.named_parameters() if name.startswith(("embed.", "head."))]
+    padded = [p for p in tables if p.shape[0] == spec.padded_vocabulary]
     return sum(p.numel() for p in model.parameters()) - sum(padding * p[0].numel() for p in padded)
 
 

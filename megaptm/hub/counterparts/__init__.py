@@ -17,13 +17,14 @@ from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
 from megaptm.hub.counterparts.macbert import MACBERT
 from megaptm.hub.counterparts.palm import PALM
+from megaptm.hub.counterparts.reformer import REFORMER
 from megaptm.hub.counterparts.roberta import ROBERTA
 from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.hub.counterparts.transformer import TRANSFORMER
 from megaptm.hub.counterparts.unilm import UNILM
 from megaptm.hub.counterparts.xlnet import XLNET
-from megaptm.spec import Block, Family, ModelSpec, Size, change
+from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 COUNTERPARTS = (
     GPT1,
@@ -53,6 +54,7 @@ COUNTERPARTS = (
     longformer.FROM_ROBERTA,
     bigbird.BIGBIRD,
     bigbird.FROM_ROBERTA,
+    REFORMER,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
@@ -62,7 +64,9 @@ FREE = (
 
 # The same of blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
-LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in ("window", "block", "random_blocks")}
+LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in PATTERN_NUMBERS}
+BY_LAYER = {"local", "lsh"}
+"""Words of attention that theirs lists by layer: which are mixed, and how, is a number of the config."""
 
 __all__ = [
     "COUNTERPARTS",
@@ -184,4 +188,6 @@ def _shape(family: Family) -> dict[str, Any]:
     """Everything that decides what the model computes, but for what is a number of the config; and mask decoders are
     left behind: they serve pre-training."""
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
-    return {**table, "stacks": {name: change(block, **LEFT_OUT) for name, block in family.stacks.items()}}
+    stacks = {name: change(block, **LEFT_OUT) for name, block in family.stacks.items()}
+    mixed = {name: change(block, attention="mixed") for name, block in stacks.items() if {*block.words} <= BY_LAYER}
+    return {**table, "stacks": stacks | mixed}

@@ -1,0 +1,50 @@
+"""Reformer (Kitaev et al., 2020): a decoder of long texts, whose places look for those with hashes like theirs, and
+whose layers keep nothing for the backward pass."""
+
+from megaptm.spec import Block, Family, Size, change
+
+# Sections 2 and 3, of bytes of enwik8 in rows of 64K; sizes of the released model. What was released has attention
+# without biases, and of four layers three whose places see those near them.
+REFORMER = Family(
+    name="reformer",
+    paper="arXiv:2001.04451",
+    vocabulary=258,
+    tokenizer="byte-bpe",
+    context=65_536,
+    stacks={
+        "decoder": Block(
+            visibility="causal",
+            attention=("local", "local", "lsh", "local"),
+            chunk=(128, 128, 256, 128),
+            hashes=4,
+            hash_buckets=512,
+            position="axial",
+            residual="reversible",
+            norm_eps=1e-12,
+            ffn="relu",
+            attention_bias=False,
+            ffn_dropout=True,
+            final_dropout=True,
+        )
+    },
+    heads=("lm",),
+    tied=False,
+    output_bias=True,
+    dropout=0.2,
+    objectives=("causal-lm",),
+    sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128, axial=(128, 512))},
+)
+
+# The released model of a novel, `google/reformer-crime-and-punishment`: one row is half a million pieces of words.
+REFORMER_NOVEL = change(
+    REFORMER,
+    name="reformer-novel",
+    vocabulary=320,
+    tokenizer="unigram",
+    context=524_288,
+    stacks={
+        "decoder": change(REFORMER.last_block, attention=("local", "lsh"), chunk=64, hashes=1, hash_buckets=(64, 128)),
+    },
+    dropout=0.05,
+    sizes={"crime-and-punishment": Size(layers=6, width=256, heads=2, ffn=512, head_width=64, axial=(512, 1024))},
+)

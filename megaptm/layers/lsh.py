@@ -1,0 +1,332 @@
+"""Attention among places whose hashes are alike (Reformer, arXiv:2001.04451, section 2), as the released models have
+it: a query is a key, too, and sees its own chunk of the sorted row and the one before, whatever their buckets.
+
+What is seen never depends on what a place must not see: the future, other documents and padding have no weight. But
+rows are sorted whole, so which of the past share a query's chunks does depend on what comes after it, as everywhere
+where this attention was published.
+"""
+
+# S sequence, B batch, H heads, K head width, D width, R hashes, P places of a sorted row (S filled up to whole chunks),
+# C chunks of all hashes, c places of a chunk, k keys that a chunk sees, F features of a rotation
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from megaptm.bricks import Brick
+from megaptm.bricks.attention import HashedAttentionBrick
+from megaptm.layers.draws import seed_of_stream
+from megaptm.layers.positions import rotate
+from megaptm.layers.split import Dropout, Linear
+
+HIDDEN, ITSELF = -1e9, -1e5
+"""Scores of what is not seen, and of a place and itself: it sees itself where it sees nothing else."""
+MOST_SCORES = 1 << 24
+"""That there are at a time."""
+EVALUATION = "evaluation"
+"""What rotations are drawn by where no step is trained."""
+
+
+def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Tensor:
+    """[H, *shape], float32 on the host: a function of the key, the layer and the head, so that all ranks, and a step
+    that is made again, know the same."""
+    made = []
+    for head in heads:
+        digest = hashlib.sha256(f"rotations:{key}:{layer}:{head}".encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+        made.append(generator.standard_normal(shape, dtype=np.float32))
+    return torch.from_numpy(np.stack(made))
+
+
+class HashedAttend(nn.Module):
+    """Softmax-weighted means of values, of each hash among those it brings together, weighted by how much they say."""
+
+    def __init__(self, brick: HashedAttentionBrick, *, dropout: float) -> None:
+        super().__init__()
+        self.brick, self.causal = brick, brick.block.causal
+        self.layer, self.heads = 0, range(brick.size.heads)
+        self.key = EVALUATION
+        """What rotations are drawn by besides layer and head."""
+        self.dropout = Dropout(dropout, region="heads")
+        self._drawn: tuple[tuple[Any, ...], Tensor] | None = None
+
+    def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
+        """Which layer it is of, and which of its heads are here."""
+        self.layer, self.heads = self.layer if layer is None else layer, self.heads if heads is None else heads
+
+    def buckets(self, q_SBHK: Tensor) -> Tensor | None:
+        """[B, H, R, S]; None of a row that is one chunk."""
+        if not self.brick.chunks(len(q_SBHK)):
+            return None
+        with torch.no_grad():
+            return torch.stack([self._hash(q_SBHK, one) for one in self._rotations(q_SBHK).unbind(2)], 2)
+
+    def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
+        """[S, B, H*K]; `numbers` as of `Mask.numbers`."""
+        length, chunk = len(q_SBHK), self.brick.chunk if buckets_BHRS is not None else len(q_SBHK)
+        q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
+        documents = None if numbers is None else numbers[0]
+        order = _sorted(buckets_BHRS, documents, q)
+        inverse = order.argsort(-1)
+        chunks = (*order.shape[:2], -1, chunk)
+        places = order.reshape(chunks)
+        with self.dropout.drawing():
+            rate = self.dropout.rate if self.dropout.draws else 0.0
+            seed = seed_of_stream(q.device) if rate else 0
+        work = _Work(places, _at(documents, places), length, self.causal, buckets_BHRS is not None, rate, seed)
+        q_sorted, v_sorted = (_reordered(x[:, :, None], order, inverse).reshape(*chunks, x.shape[-1]) for x in (q, v))
+        mixed, said = _Chunks.apply(q_sorted, v_sorted, work)
+        mixed, said = (
+            _reordered(x.view(*order.shape, -1), inverse, order)[..., :length, :] for x in (mixed, said[..., None])
+        )
+        # One hash says as much as all that it compared weighs.
+        mixed_BHSK = (mixed * said.softmax(2).to(mixed.dtype)).sum(2) if order.shape[2] > 1 else mixed[:, :, 0]
+        return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
+
+    def _rotations(self, q_SBHK: Tensor) -> Tensor:
+        """[H, K, R, F], of all factors one after the other; drawn once a step."""
+        by = (self.key, self.layer, self.heads, q_SBHK.device)
+        if self._drawn is None or self._drawn[0] != by:
+            shape = (q_SBHK.shape[-1], self.brick.hashes, sum(self.brick.factors) // 2)
+            drawn = rotations(self.key, self.layer, self.heads, shape)
+            drawn = drawn.pin_memory() if q_SBHK.is_cuda else drawn
+            self._drawn = by, drawn.to(q_SBHK.device, non_blocking=True)
+        return self._drawn[1]
+
+    def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
+        """The bucket of each place by one rotation, [B, H, S]: in which direction, of those that it has and their
+        opposites, a query points most."""
+        rows, heads = q_SBHK.shape[1:3]
+        found = []
+        for some in q_SBHK.split(max(1, MOST_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
+            precise = _precise(some.dtype)
+            turned = torch.einsum("sbhk,hkf->bhsf", some.to(precise), rotation_HKF.to(precise))
+            bucket, product = torch.zeros(turned.shape[:3], dtype=torch.int32, device=turned.device), 1
+            for number, part in zip(
+                self.brick.factors, turned.split([n // 2 for n in self.brick.factors], -1), strict=True
+            ):
+                (high, at_high), (low, at_low) = part.max(-1), part.min(-1)
+                bucket += product * torch.where(high >= -low, at_high, number // 2 + at_low).int()
+                product *= number
+            found.append(bucket)
+        return torch.cat(found, 2)
+
+
+class HashedAttention(nn.Module):
+    """Rows of `qv` are ordered (head, [q, v], K)."""
+
+    def __init__(self, brick: Brick, *, dropout: float) -> None:
+        super().__init__()
+        self.key_width = brick.size.key_width
+        self.qv, self.output = Linear.of(brick.maps["qv"]), Linear.of(brick.maps["output"])
+        self.attend = HashedAttend(cast(HashedAttentionBrick, brick), dropout=dropout)
+
+    def forward(
+        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
+        """`mask`: the numbers of a batch (`Mask.numbers`)."""
+        assert keys is None, "keys are queries"
+        return self.by_buckets(x_SBD, mask, position_state)[0]
+
+    def by_buckets(
+        self,
+        x_SBD: Tensor,
+        mask: Tensor | None,
+        position_state: Tensor | None = None,
+        buckets_BHRS: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """And the buckets; of those that are given, where it is computed again: of an input that differs in its last
+        bits, a place might fall into another."""
+        q, v = self.qv(x_SBD).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
+        q = q if position_state is None else rotate(q, position_state)
+        buckets_BHRS = self.attend.buckets(q) if buckets_BHRS is None else buckets_BHRS
+        return self.output(self.attend(q, v, mask, buckets_BHRS)), buckets_BHRS
+
+
+def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Tensor) -> Tensor:
+    """Places in the order of documents, their buckets and themselves, padding last, [B, H, R, P]."""
+    rows, heads, places = q_BHPK.shape[:3]
+    if buckets_BHRS is None:
+        return torch.arange(places, device=q_BHPK.device).expand(rows, heads, 1, -1)
+    key = buckets_BHRS.long()
+    if documents_BS is not None:
+        last = documents_BS.amax(1, keepdim=True) + 1
+        key = key + (documents_BS.where(documents_BS > 0, last) << 32)[:, None, None]
+    missing = places - key.shape[-1]
+    return F.pad(key, (0, missing), value=torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+
+
+def _at(documents_BS: Tensor | None, places_BHCc: Tensor) -> Tensor | None:
+    """The documents of places, [B, H, C, c]; 0 of those that fill rows up."""
+    if documents_BS is None:
+        return None
+    filled = F.pad(documents_BS, (0, -documents_BS.shape[1] % places_BHCc.shape[-1]))
+    return filled.gather(1, places_BHCc.flatten(1)).view(places_BHCc.shape)
+
+
+def _reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Of x [B, H, R or 1, P, K] what is at the places of an order [B, H, R, P]."""
+    moved: Tensor = _Reorder.apply(x.expand(*order.shape, -1), order, inverse)
+    return moved
+
+
+class _Reorder(torch.autograd.Function):
+    """An order has an inverse, by which gradients come back: nothing is added up, in whatever order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x.gather(3, order[..., None].expand(x.shape))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return grads[0].gather(3, inverse[..., None].expand(grads[0].shape)), None, None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What both passes know besides tensors that have gradients."""
+
+    places: Tensor
+    """[B, H, C, c]"""
+    documents: Tensor | None
+    length: int
+    """S"""
+    causal: bool
+    looks_back: bool
+    """Whether a chunk sees the one before; the first of all, the last."""
+    dropout: float
+    seed: int
+
+
+class _Chunks(torch.autograd.Function):
+    """Some chunks after the others, forward and backward: their scores are all that there are at a time, and nothing
+    but queries and values is kept for the backward pass, which computes scores again."""
+
+    @staticmethod
+    def forward(ctx: Any, q_BHCcK: Tensor, v_BHCcK: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(q_BHCcK, v_BHCcK)
+        ctx.work = work
+        mixed = torch.empty_like(v_BHCcK)
+        said = torch.empty(q_BHCcK.shape[:4], dtype=_precise(q_BHCcK.dtype), device=q_BHCcK.device)
+        for some, draw in _tiles(q_BHCcK, work):
+            own = slice(some.start, some.stop)
+            mixed[:, :, own], said[:, :, own] = _attend(*_taken(q_BHCcK, v_BHCcK, some, work), some, work, draw)
+        return mixed, said
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_mixed: Tensor, grad_said: Tensor) -> tuple[Tensor, Tensor, None]:
+        q_BHCcK, v_BHCcK = ctx.saved_tensors
+        work: _Work = ctx.work
+        grads = [torch.zeros(x.shape, dtype=_precise(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
+        for some, draw in _tiles(q_BHCcK, work):
+            with torch.enable_grad():
+                given = [
+                    None if x is None else x.detach().requires_grad_() for x in _taken(q_BHCcK, v_BHCcK, some, work)
+                ]
+                q, q_before, v, v_before = given
+                assert q is not None and v is not None
+                outputs = _attend(q, q_before, v, v_before, some, work, draw)
+            own = slice(some.start, some.stop)
+            there = [x for x in given if x is not None]
+            found = iter(torch.autograd.grad(outputs, there, (grad_mixed[:, :, own], grad_said[:, :, own])))
+            for number, x in enumerate(given):
+                if x is not None:
+                    _add(grads[number // 2], next(found), some, before=number % 2 == 1)
+        return grads[0].to(q_BHCcK.dtype), grads[1].to(v_BHCcK.dtype), None
+
+
+def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generator | None]]:
+    """Numbers of some chunks, and what dropout of them draws from."""
+    rows, heads, chunks, chunk, _ = q_BHCcK.shape
+    generator = torch.Generator(q_BHCcK.device).manual_seed(work.seed) if work.dropout else None
+    each = max(1, MOST_SCORES // (rows * heads * chunk * chunk * (2 if work.looks_back else 1)))
+    for start in range(0, chunks, each):
+        yield range(start, min(start + each, chunks)), generator
+
+
+def _taken(q: Tensor, v: Tensor, some: range, work: _Work) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Queries and values of some chunks, each with those of the chunks before."""
+    own = slice(some.start, some.stop)
+    back = (_before(q, some), _before(v, some)) if work.looks_back else (None, None)
+    return q[:, :, own], back[0], v[:, :, own], back[1]
+
+
+def _before(x: Tensor, some: range) -> Tensor:
+    if some.start:
+        return x[:, :, some.start - 1 : some.stop - 1]
+    return torch.cat([x[:, :, -1:], x[:, :, : some.stop - 1]], 2)
+
+
+def _add(grad: Tensor, found: Tensor, some: range, *, before: bool) -> None:
+    if not before:
+        grad[:, :, some.start : some.stop] += found
+    elif some.start:
+        grad[:, :, some.start - 1 : some.stop - 1] += found
+    else:
+        grad[:, :, -1:] += found[:, :, :1]
+        grad[:, :, : some.stop - 1] += found[:, :, 1:]
+
+
+def _attend(
+    q: Tensor,
+    q_before: Tensor | None,
+    v: Tensor,
+    v_before: Tensor | None,
+    some: range,
+    work: _Work,
+    draw: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Means of values [B, H, g, c, K] of so many chunks, and the logarithm of what their weights are divided by."""
+    k = q if q_before is None else torch.cat([q_before, q], 3)
+    v = v if v_before is None else torch.cat([v_before, v], 3)
+    scores = (q @ _of_length_one(k).transpose(3, 4)).to(_precise(q.dtype))
+    hidden, itself = _unseen(some, work)
+    scores = scores.masked_fill(hidden, HIDDEN).masked_fill(itself, ITSELF)
+    said = scores.logsumexp(-1, keepdim=True)
+    weights = (scores - said).exp().to(v.dtype)
+    if draw is not None:
+        kept = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=draw)
+        weights = weights * (kept / (1 - work.dropout))
+    return weights @ v, said.squeeze(-1)
+
+
+def _of_length_one(k: Tensor) -> Tensor:
+    """By the root of the mean square, as the released code has it."""
+    of_root_one = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
+    return of_root_one / k.shape[-1] ** 0.5
+
+
+def _unseen(some: range, work: _Work) -> tuple[Tensor, Tensor]:
+    """Which keys are hidden, and which are the query's own place, [B, H, g, c, k]."""
+    own = slice(some.start, some.stop)
+
+    def sides(x: Tensor) -> tuple[Tensor, Tensor]:
+        keys = torch.cat([_before(x, some), x[:, :, own]], 3) if work.looks_back else x[:, :, own]
+        return x[:, :, own, :, None], keys[:, :, :, None]
+
+    query, key = sides(work.places)
+    hidden = key >= work.length
+    if work.causal:
+        hidden = hidden | (key > query)
+    if work.documents is not None:
+        asking, asked = sides(work.documents)
+        # As in `Mask.by_content`: padding sees all, and nobody reads what it gathers.
+        hidden = hidden | ((asking != asked) & (asking != 0))
+    return hidden, key == query
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """In which much is added up."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,117 @@
+"""Layers on two streams, each computed back from the other (arXiv:1707.04585; Reformer, arXiv:2001.04451, section 3):
+the backward pass needs what the last one gave, and nothing of those between.
+
+y1 = x1 + attention(x2) and y2 = x2 + feed-forward(y1); so x2 = y2 - feed-forward(y1) and x1 = y1 - attention(x2).
+"""
+
+# S sequence, B batch, D width
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megaptm.bricks.feedforward import ROWS_FED
+from megaptm.layers.draws import Again
+from megaptm.layers.split import Dropout
+
+if TYPE_CHECKING:
+    from megaptm.layers.layer import Layer
+
+
+@dataclass(frozen=True)
+class Told:
+    """A layer, and what its attention is told besides the stream."""
+
+    layer: Layer
+    mask: Tensor | None
+    position_state: Tensor | None
+
+
+def run_reversible(
+    x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[Told], remember: Callable[[], Again]
+) -> list[Tensor]:
+    """Both streams behind the layers. They are summed in float32, or what was rounded away could not be computed back;
+    layers get them in the model's format."""
+    precise = torch.promote_types(x1_SBD.dtype, torch.float32)
+    y1, y2 = _Reversible.apply(x1_SBD.to(precise), x2_SBD.to(precise), layers, remember, x1_SBD.dtype)
+    return [y1, y2]
+
+
+class _Reversible(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x1: Tensor, x2: Tensor, layers: Sequence[Told], remember: Callable[[], Again], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        draws, chosen = [], []
+        for told in layers:
+            note = remember if _draws(told.layer) else _nothing
+            before_attention = note()
+            mixed, of_layer = told.layer.mixed(x2.to(dtype), told.mask, told.position_state)
+            x1, before_ffn = x1 + mixed, note()
+            x2 = x2 + torch.cat([told.layer.fed(some) for some in _pieces(x1.to(dtype))])
+            draws.append((before_attention, before_ffn))
+            chosen.append(of_layer)
+        # Of each layer, beside how to draw the same again, a few numbers of what its attention chose.
+        ctx.save_for_backward(x1, x2, *chosen)
+        ctx.layers, ctx.draws, ctx.dtype = layers, draws, dtype
+        return x1, x2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
+        y1, y2, *chosen = ctx.saved_tensors
+        passed = zip(ctx.layers, ctx.draws, chosen, strict=True)
+        for told, (draw_attention, draw_ffn), of_layer in reversed([*passed]):
+            with draw_ffn():
+                fed, grad = _fed_again(told.layer, y1.to(ctx.dtype), grad2.to(ctx.dtype))
+            x2, grad1 = y2 - fed, grad1 + grad
+            with draw_attention(), torch.enable_grad():
+                x = x2.to(ctx.dtype).detach().requires_grad_()
+                mixed, _ = told.layer.mixed(x, told.mask, told.position_state, of_layer)
+                torch.autograd.backward(mixed, grad1.to(ctx.dtype))
+            assert x.grad is not None
+            y1, y2, grad2 = y1 - mixed.detach(), x2, grad2 + x.grad
+        return grad1, grad2, None, None, None
+
+
+def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """What the feed-forward gave, and the gradient of what it read. Gradients of its weights go to them once, whatever
+    the number of pieces: who reduces them counts."""
+    weights = [one for part in (layer.ffn_norm, layer.ffn) for one in part.parameters() if one.requires_grad]
+    sums = [torch.zeros(one.shape, dtype=_precise(one), device=one.device) for one in weights]
+    fed, grads = [], []
+    for some, of_some in zip(_pieces(x), _pieces(grad), strict=True):
+        with torch.enable_grad():
+            given = some.detach().requires_grad_()
+            fed.append(layer.fed(given))
+        first, *others = torch.autograd.grad(fed[-1], [given, *weights], of_some)
+        grads.append(first)
+        for total, one in zip(sums, others, strict=True):
+            total += one
+        fed[-1] = fed[-1].detach()
+    if weights:
+        torch.autograd.backward(weights, [total.to(one.dtype) for total, one in zip(sums, weights, strict=True)])
+    return torch.cat(fed), torch.cat(grads)
+
+
+def _pieces(x_SBD: Tensor) -> tuple[Tensor, ...]:
+    return x_SBD.split(max(1, ROWS_FED // x_SBD.shape[1]))
+
+
+def _precise(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _draws(layer: Layer) -> bool:
+    return any(isinstance(module, Dropout) and module.draws for module in layer.modules())
+
+
+def _nothing() -> Again:
+    return nullcontext
