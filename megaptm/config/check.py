@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from megaptm.config.model import OF_TABLES, model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
@@ -81,10 +81,19 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
     if isinstance(family, WordFamily):
         return
     yield from _told_apart(config.built_objective, family)
-    for part in config.built_objective.tasks if isinstance(config.built_objective, Composed) else ():
-        for name in part.corpora:
-            if name not in config.data.mix:
-                yield f"objective.{part.label}.corpora ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
+    if isinstance(config.built_objective, Composed):
+        yield from _read_by_tasks(config.built_objective, config.data.mix)
+
+
+def _read_by_tasks(objective: Composed, mix: Mapping[str, float]) -> Iterator[str]:
+    """Corpora that tasks name must be there, and those that are there must be read."""
+    for task in objective.tasks:
+        for name in task.corpora:
+            if name not in mix:
+                yield f"objective.{task.label}.corpora ({name}) is not in data.mix; {nearest(name, mix)}"
+    for name in mix:
+        if all(task.corpora and name not in task.corpora for task in objective.tasks):
+            yield f"data.mix has {name}, which no task reads: add it to the corpora of one, or remove it."
 
 
 def _told_apart(task: Objective, family: Family) -> Iterator[str]:

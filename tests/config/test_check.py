@@ -199,6 +199,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "objective.masked-lm.corpora (corpora/x) is not in data.mix; there are corpora/books-and-wikipedia.",
         ),
         (
+            "bert/base",
+            ["data.mix={corpora/a: 1, corpora/b: 1}", "objective={masked-lm: {corpora: [corpora/a]}}"],
+            "data.mix has corpora/b, which no task reads: add it to the corpora of one, or remove it.",
+        ),
+        (
             "gpt2/small",
             ["objective=masked-lm"],
             "objective (masked-lm) does not fit gpt2: what it asks (mlm) is answered from both sides of a place, and "
