@@ -103,6 +103,7 @@ MAY_IMPORT = {
         "families",
         "config",
         "plan",
+        "tokenizers",
         "processes",
         "data",
         "track",

@@ -59,7 +59,8 @@ class RunCorpora:
             np.stack([token_counts(one, "train", vocabulary, part=part, parts=parts) for one in self._corpora.values()])
         )
         shares = np.array([*self._shares().values()])
-        return np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
+        found: np.ndarray = np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
+        return found
 
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
         """Of each corpus its share, and a part of a split's documents."""

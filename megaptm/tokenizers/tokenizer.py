@@ -58,7 +58,7 @@ class Tokenizer:
     @cached_property
     def unknown(self) -> int | None:
         """The id of all words that have none; None where there is no such word."""
-        ids = self.library.get_vocab(with_added_tokens=True)
+        ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         name = role_names(self.config, ids).get("unknown")
         return None if name is None else ids[name]
 

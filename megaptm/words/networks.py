@@ -35,7 +35,7 @@ class Network(nn.Module):
 
     def bound(self, name: str, inputs: int) -> float:
         """How far the numbers of a map of so many inputs begin from zero, those of the vectors by their width."""
-        return inputs**-0.5
+        return float(inputs**-0.5)
 
     def read(self, windows_NW: Tensor) -> Tensor:
         """[N, W D]"""
@@ -57,7 +57,8 @@ class NextWord(Network):
 
     def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
         """Summed cross-entropy."""
-        return self.project(self._features(windows_NW), self.output, self.bias, labels_N)
+        loss: Tensor = self.project(self._features(windows_NW), self.output, self.bias, labels_N)
+        return loss
 
     def logits(self, windows_NW: Tensor) -> Tensor:
         """[N, V]"""
@@ -81,12 +82,13 @@ class Ranking(Network):
     def bound(self, name: str, inputs: int) -> float:
         """arXiv:1103.0398, 4.1: a variance of one over the root of the inputs, of which the vectors have one. Smaller
         ones would begin where hard tanh is a line, and learn how often words come and no more."""
-        return 1.0 if name == "vectors" else inputs**-0.25
+        return 1.0 if name == "vectors" else float(inputs**-0.25)
 
     def scores(self, windows_NW: Tensor) -> Tensor:
         """[N]"""
         assert self.inner is not None
-        return self.score(F.hardtanh(self.inner(self.read(windows_NW)))).squeeze(1)
+        scores_N1: Tensor = self.score(F.hardtanh(self.inner(self.read(windows_NW))))
+        return scores_N1.squeeze(1)
 
     def loss(self, windows_NW: Tensor, others_N: Tensor) -> Tensor:
         """Summed hinge of each window and the same with another word."""

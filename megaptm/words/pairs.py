@@ -122,8 +122,8 @@ def count_pairs(texts: Texts, takes_part: np.ndarray, task: GloVe, exchange: Exc
                 held.add(PairCounts(keys, counts))
         sums = held.total()
         # What many ranks have counted is rounded once, so that their number does not show.
-        counts = sums.counts if share == 1.0 else np.rint(sums.counts * share).astype(np.int64)
-        whole.add(PairCounts(sums.keys[counts > 0], counts[counts > 0]))
+        shared = sums.counts if share == 1.0 else np.rint(sums.counts * share).astype(np.int64)
+        whole.add(PairCounts(sums.keys[shared > 0], shared[shared > 0]))
     return whole.total()
 
 
