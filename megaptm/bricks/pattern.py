@@ -108,7 +108,8 @@ class SlidingWindow(Pattern):
 
 @dataclass(frozen=True)
 class ChunkPairs(Pattern):
-    """Places see their own chunk and the one before (the released code of Reformer, arXiv:2001.04451)."""
+    """Places see their own chunk of the row, whatever documents are in it, and the one before (the released code of
+    Reformer, arXiv:2001.04451)."""
 
     chunk: int
 

@@ -40,7 +40,7 @@ REFORMER_NOVEL = change(
     REFORMER,
     name="reformer-novel",
     vocabulary=320,
-    tokenizer="unigram",
+    tokenizer="bpe",
     context=524_288,
     stacks={
         "decoder": change(REFORMER.last_block, attention=("local", "lsh"), chunk=64, hashes=1, hash_buckets=(64, 128)),

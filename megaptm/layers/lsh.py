@@ -30,7 +30,7 @@ from megaptm.layers.split import Dropout, Linear
 
 HIDDEN, ITSELF = -1e9, -1e5
 """Scores of what is not seen, and of a place and itself: it sees itself where it sees nothing else."""
-MOST_SCORES = 1 << 24
+MOST_SCORES = 1 << 22
 """That there are at a time."""
 EVALUATION = "evaluation"
 """What rotations are drawn by where no step is trained."""

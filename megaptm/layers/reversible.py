@@ -90,7 +90,8 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     for some, of_some in zip(_pieces(x), _pieces(grad), strict=True):
         with torch.enable_grad():
             given = some.detach().requires_grad_()
-            fed.append(layer.fed(given))
+            # A view: hooks of who watches modules cannot be on what gradients are asked of.
+            fed.append(layer.fed(given.view_as(given)))
         first, *others = torch.autograd.grad(fed[-1], [given, *weights], of_some)
         grads.append(first)
         for total, one in zip(sums, others, strict=True):

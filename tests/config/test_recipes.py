@@ -430,6 +430,23 @@ def test_bigbird_has_the_papers_recipe(size):
     assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (1e-4, 10_000, "linear", 0.0)
 
 
+def test_reformer_has_the_released_recipe():
+    """arXiv:2001.04451, section 5, and the released gin: 1 / sqrt(width x step) after 2,000 steps."""
+    found, spec = config("reformer/enwik8"), resolve_model(config("reformer/enwik8"))
+    assert (found.data.sequence, found.data.document_mask) == (65_536, False)
+    assert (found.train.batch, found.train.steps, spec.dropout, spec.axial) == (8, 100_000, 0.2, (128, 512))
+    blocks = [spec.family.last_block.at(layer) for layer in range(4)]
+    assert [(one.attention, one.chunk) for one in blocks] == [
+        ("local", 128),
+        ("local", 128),
+        ("lsh", 256),
+        ("local", 128),
+    ]
+    assert (found.optimizer.betas, found.optimizer.eps, found.optimizer.weight_decay) == ((0.9, 0.98), 1e-9, 0.0)
+    for step in (2_000, 50_000):
+        assert rate_of(found, step - 1) == pytest.approx((1024 * step) ** -0.5)
+
+
 def test_a_pattern_number_of_a_family_without_the_pattern_is_refused():
     with pytest.raises(UserError, match=r"model\.window is of window attention, which bigbird has not"):
         load(CONFIGS / "bigbird/base.yaml", ["model.window=64"])

@@ -50,7 +50,8 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     stacks = generators(table, narrow)
     numbers = tiny_numbers(table) | numbers_of(table, embedding=16, band=5, memory=24)
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
-    if size.remembered:  # so that what is remembered weighs: of weights of 0.02 the loss knows the fifth digit
+    # So that what is remembered, or found by hashes, weighs: of weights of 0.02 the loss knows the fifth digit.
+    if size.remembered or "lsh" in table.last_block.words:
         table = change(table, init="fan-in")
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 

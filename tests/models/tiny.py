@@ -52,7 +52,7 @@ def tiny_numbers(table: Family) -> dict[str, Any]:
 
 def tiny_spec(family: str, *, layers: int = 2, dropout: float = 0.0) -> ModelSpec:
     """Width 32, 4 heads; a generator half as wide where it was published narrower."""
-    table = small_patterns(CATALOGUE[family], window=(4, 6), block=4, chunk=4, hashed_chunk=24)
+    table = small_patterns(CATALOGUE[family], window=(4, 6), block=4, chunk=24, hashed_chunk=24)
     narrow = Size(layers=layers, width=16, heads=2, ffn=32)
     numbers = {"ffn": 64} | tiny_numbers(table) | SHAPES.get(family, {})
     size = Size(layers=layers, width=32, heads=4, **numbers, stacks=generators(table, narrow))

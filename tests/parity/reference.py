@@ -37,10 +37,11 @@ def reference_of(model: Model) -> PreTrainedModel:
 def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
     """With the parameters that are one, and no others: a config may say less than their class would tie."""
     present = {f"{path}.{leaf}" for path, module in theirs.named_modules() for leaf in module._parameters}
-    for name, source in counterpart.tied.items():
+    tied = {name: source for name, source in counterpart.tied.items() if name in present}
+    for name, source in tied.items():
         module, _, last = name.rpartition(".")
-        if name in present:
-            setattr(theirs.get_submodule(module), last, theirs.get_parameter(source))
+        setattr(theirs.get_submodule(module), last, theirs.get_parameter(source))
+    theirs._tied_weights_keys = {**(theirs._tied_weights_keys or {}), **tied}
     return theirs
 
 
