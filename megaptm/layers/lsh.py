@@ -236,7 +236,8 @@ class _Chunks(torch.autograd.Function):
                     None if x is None else x.detach().requires_grad_() for x in _taken(q_BHCcK, v_BHCcK, some, work)
                 ]
                 q, q_before, v, v_before = given
-                assert q is not None and v is not None
+                assert q is not None
+                assert v is not None
                 outputs = _attend(q, q_before, v, v_before, some, work, draw)
             own = slice(some.start, some.stop)
             there = [x for x in given if x is not None]
