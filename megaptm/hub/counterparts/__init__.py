@@ -50,11 +50,11 @@ COUNTERPARTS = (
     XLNET,
     UNILM,
     TRANSFORMER,
+    REFORMER,
     longformer.LONGFORMER,
     longformer.FROM_ROBERTA,
     bigbird.BIGBIRD,
     bigbird.FROM_ROBERTA,
-    REFORMER,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
