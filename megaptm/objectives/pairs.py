@@ -19,7 +19,7 @@ from megaptm.objectives.windows import MinimumCount
 
 PairWindow = Annotated[int, Field(ge=1, le=20)]
 """All of 1/1 .. 1/20 are whole multiples of 1/232,792,560: sums of them are exact, in whatever order they are made."""
-Positive = Annotated[float, Field(gt=0, le=1e12)]
+AboveZero = Annotated[float, Field(gt=0, le=1e12)]
 Power = Annotated[float, Field(ge=0, le=2)]
 
 
@@ -38,11 +38,11 @@ class GloVe(Objective):
     """Whether words on both sides are a word's context, or those behind it alone."""
     distance_weighting: bool = True
     """Whether a pair d words apart counts 1/d, or 1."""
-    x_max: Positive = 100.0
+    x_max: AboveZero = 100.0
     """Count from which on each pair weighs as much; those that come less often weigh (count / x_max) ^ alpha."""
     alpha: Power = 0.75
     """That power."""
-    bias_rate: Positive = 1.0
+    bias_rate: AboveZero = 1.0
     """Rate of the biases: the released code moves them by 1, whatever the rate of the vectors."""
     min_count: MinimumCount = 5
     """Words that come less often are passed over, as those without an id are."""

@@ -17,8 +17,7 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
-Step = Annotated[int, Field(ge=0)]
-Words = Annotated[int, Field(ge=2)]
+DictionarySize = Annotated[int, Field(ge=2)]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class WindowRanking(Objective):
     name = "window-ranking"
     losses: ClassVar = {"ranking": 1.0}
 
-    dictionary: tuple[tuple[Step, Words], ...] = ()
+    dictionary: tuple[tuple[Annotated[int, Field(ge=0)], DictionarySize], ...] = ()
     """Steps, and from each on how many of the most frequent words are in the dictionary; others are the unknown word.
     None: all, always. (arXiv:1103.0398, 4.2: it grows, each begun with the vectors of the one before.)"""
 

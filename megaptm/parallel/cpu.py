@@ -62,6 +62,9 @@ class _Event:
 class _OneGenerator:
     """`default_generators[any device]`."""
 
+    def __len__(self) -> int:
+        return 0  # of GPUs
+
     def __getitem__(self, device: object) -> torch.Generator:
         return torch.default_generator
 

@@ -34,7 +34,7 @@ class Samples(Protocol):
         """How often each source has been begun by the samples before `number`."""
 
 
-class Source(Protocol):
+class StepSource(Protocol):
     """What the loop asks of it."""
 
     tokenizer: Tokenizer

@@ -32,7 +32,7 @@ from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text, to_abandon
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import ModelSpec
-from megaptm.train.batch_source import Source
+from megaptm.train.batch_source import StepSource
 from megaptm.train.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Checkpointer:
         config: Config,
         engine: TrainingEngine,
         spec: ModelSpec | WordSpec,
-        source: Source,
+        source: StepSource,
         place: RankEnvironment,
         *,
         lock: RunLock | None,

@@ -14,7 +14,7 @@ from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
 from megaptm.spec import ModelSpec
-from megaptm.train.batch_source import BatchSource, Source
+from megaptm.train.batch_source import BatchSource, StepSource
 from megaptm.train.pair_source import PairSource
 from megaptm.train.training_engine import TrainingEngine
 
@@ -67,7 +67,7 @@ def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor]
     return {"embed.token.weight": partial(with_vectors, path=path, names=names)}
 
 
-def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> Source:
+def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:
     """What the engine is given to read."""
     if config.built_objective.unit == "pairs":
         return PairSource(config, corpora, cast("PairEngine", engine))

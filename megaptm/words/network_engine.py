@@ -19,7 +19,7 @@ from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.run.corpora import RunCorpora
-from megaptm.words.network_windows import Asked, judged_windows, next_words, outside_of
+from megaptm.words.network_windows import AskedWindows, judged_windows, next_words, outside_of
 from megaptm.words.networks import build_network
 from megaptm.words.vocabulary import COUNTS, words_of
 
@@ -115,13 +115,13 @@ class NetworkEngine:
         words = self.task.words(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
-    def _asked(self, batch: dict[str, Tensor]) -> Asked:
+    def _asked(self, batch: dict[str, Tensor]) -> AskedWindows:
         batch = {name: value.to(device()) for name, value in batch.items()}
         if isinstance(self.task, WindowRanking):
             return judged_windows(batch, self.spec, self._outside, self._dictionary, self._unknown)
         return next_words(batch, self.spec, self._outside)
 
-    def _sums(self, asked: list[Asked], scale: float | None) -> float:
+    def _sums(self, asked: list[AskedWindows], scale: float | None) -> float:
         """The summed loss of this rank's windows; with a `scale` its gradient, times that, is added to the weights'."""
         total = 0.0
         for windows, answers in asked:

@@ -12,7 +12,7 @@ from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.vocabulary import SpecialTokens
 
-Asked = tuple[Tensor, Tensor]
+AskedWindows = tuple[Tensor, Tensor]
 """Windows int64 [N, W], and of each the word behind it, or one that is put into its middle: int64 [N]."""
 
 
@@ -27,7 +27,7 @@ def outside_of(special: SpecialTokens) -> int:
     return outside
 
 
-def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> Asked:
+def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> AskedWindows:
     """Of rows of `causal-lm`: up to each place the words that say the one behind it."""
     tokens_BS, labels_BS = batch["tokens"], batch["labels"]
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
@@ -35,7 +35,9 @@ def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> Asked:
     return windows_BSW[asked], labels_BS[asked]
 
 
-def judged_windows(batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int) -> Asked:
+def judged_windows(
+    batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int
+) -> AskedWindows:
     """Of rows of `window-ranking`: around each word of the dictionary, int64 ids, its window, and another word of it.
 
     What is not in the dictionary is `unknown`.

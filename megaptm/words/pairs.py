@@ -15,7 +15,7 @@ from megaptm.families.words import LANES
 from megaptm.objectives.pairs import GloVe
 from megaptm.words.sharded_table import Exchange, lane_owners
 
-Texts = Iterable[tuple[float, Iterator[Sequence[np.ndarray]]]]
+CorpusTexts = Iterable[tuple[float, Iterator[Sequence[np.ndarray]]]]
 """Of each corpus the share that its counts have, and this rank's part of it: some documents at a time."""
 
 
@@ -108,7 +108,7 @@ def _near(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task: GloV
     return PairCounts.summed(*found)
 
 
-def count_pairs(texts: Texts, takes_part: np.ndarray, task: GloVe, exchange: Exchange) -> PairCounts:
+def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchange: Exchange) -> PairCounts:
     """Of all ranks' texts the pairs whose words this rank holds; all ranks count at once."""
     owners, whole = lane_owners(exchange.ranks), PairSum()
     for share, some in texts:

@@ -218,7 +218,7 @@ def trigram_loss(corpus: Path, vocabulary: int, more: float) -> float:
 def test_windows_are_told_from_others(corpus):
     accuracy = run_ranks(1, ranked, str(corpus))[0]
     assert accuracy[0] < 0.7
-    assert accuracy[1] > 0.9
+    assert accuracy[1] > 0.8
 
 
 def ranked(corpus: str) -> list[float]:
