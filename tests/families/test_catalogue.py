@@ -44,7 +44,7 @@ def with_word(**words: str) -> dict:
 @pytest.mark.parametrize(
     ("differences", "said"),
     [
-        (with_word(attention="lsh"), r"Block.attention is 'lsh'.*dot"),
+        (with_word(attention="linear"), r"Block.attention is 'linear'.*dot"),
         (with_word(visibility="backwards"), r"Block.visibility is 'backwards'.*full, causal"),
         (with_word(norm_place="sandwich"), "Block.norm_place is 'sandwich'"),
         (with_word(ffn="relu2"), "Block.ffn is 'relu2'"),
