@@ -70,7 +70,7 @@ def test_a_task_is_not_forgotten_while_another_is_learned(tmp_path: Path) -> Non
 
     learned = held_out(both, MASKS, STAGE)
     assert learned.model < learned.unigram - 1.5
-    assert held_out(both, MASKS, STEPS).model < learned.model + MARGIN
+    assert held_out(both, MASKS, STEPS).model < learned.model + 3 * MARGIN
     assert held_out(capitals_alone, MASKS, STEPS).model > learned.model + 5 * MARGIN
     for run in (both, capitals_alone):
         added = held_out(run, CAPITALS, STEPS)
