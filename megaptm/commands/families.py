@@ -94,7 +94,7 @@ def _numbers(family: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from megaptm.hub.counterparts import models_of
-    from megaptm.objectives import OBJECTIVES
+    from megaptm.objectives import objective_of
     from megaptm.plan.count import count
     from megaptm.spec import published
 
@@ -105,7 +105,7 @@ def _numbers(family: Any) -> dict[str, Any]:
         "paper": family.paper,
         "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
         "objectives": family.objectives,
-        "supervised": [name for name in family.objectives if OBJECTIVES[name].supervised],
+        "supervised": [name for name in family.objectives if objective_of(name).supervised],
         "hugging_face": models_of(family),
         "tokenizer": family.tokenizer,
         "specials": family.specials,
