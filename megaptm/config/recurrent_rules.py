@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaptm.config.model import OF_CHARACTERS
 from megaptm.config.schema import Layout, ModelConfig
 from megaptm.spec import ModelSpec
 
-OF_CHARACTERS = ("filters", "highway", "character_width")
 OF_ATTENTION: dict[str, object] = {
     "head_width": None,
     "kv_heads": None,

@@ -16,6 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which much of this is added up: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 class GradientSum(Protocol):
     """What an engine hangs on a parameter as `gradient_sum`."""
 

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from megaptm.bricks import Brick
 from megaptm.bricks.attention import HashedAttentionBrick
+from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.positions import rotate
 from megaptm.layers.split import Dropout, Linear
@@ -108,7 +109,7 @@ class HashedAttend(nn.Module):
         rows, heads = q_SBHK.shape[1:3]
         found = []
         for some in q_SBHK.split(max(1, MOST_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
-            precise = _precise(some.dtype)
+            precise = sum_dtype(some.dtype)
             turned = torch.einsum("sbhk,hkf->bhsf", some.to(precise), rotation_HKF.to(precise))
             bucket, product = torch.zeros(turned.shape[:3], dtype=torch.int32, device=turned.device), 1
             for number, part in zip(
@@ -218,7 +219,7 @@ class _Chunks(torch.autograd.Function):
         ctx.save_for_backward(q_BHCcK, v_BHCcK)
         ctx.work = work
         mixed = torch.empty_like(v_BHCcK)
-        said = torch.empty(q_BHCcK.shape[:4], dtype=_precise(q_BHCcK.dtype), device=q_BHCcK.device)
+        said = torch.empty(q_BHCcK.shape[:4], dtype=sum_dtype(q_BHCcK.dtype), device=q_BHCcK.device)
         for some, draw in _tiles(q_BHCcK, work):
             own = slice(some.start, some.stop)
             mixed[:, :, own], said[:, :, own] = _attend(*_taken(q_BHCcK, v_BHCcK, some, work), some, work, draw)
@@ -229,7 +230,7 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, grad_mixed: Tensor, grad_said: Tensor) -> tuple[Tensor, Tensor, None]:
         q_BHCcK, v_BHCcK = ctx.saved_tensors
         work: _Work = ctx.work
-        grads = [torch.zeros(x.shape, dtype=_precise(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
+        grads = [torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
         for some, draw in _tiles(q_BHCcK, work):
             with torch.enable_grad():
                 given = [
@@ -292,7 +293,7 @@ def _attend(
     """Means of values [B, H, g, c, K] of so many chunks, and the logarithm of what their weights are divided by."""
     k = q if q_before is None else torch.cat([q_before, q], 3)
     v = v if v_before is None else torch.cat([v_before, v], 3)
-    scores = (q @ _of_length_one(k).transpose(3, 4)).to(_precise(q.dtype))
+    scores = (q @ _of_length_one(k).transpose(3, 4)).to(sum_dtype(q.dtype))
     hidden, itself = _unseen(some, work)
     scores = scores.masked_fill(hidden, HIDDEN).masked_fill(itself, ITSELF)
     said = scores.logsumexp(-1, keepdim=True)
@@ -326,8 +327,3 @@ def _unseen(some: range, work: _Work) -> tuple[Tensor, Tensor]:
         # As in `Mask.by_content`: padding sees all, and nobody reads what it gathers.
         hidden = hidden | ((asking != asked) & (asking != 0))
     return hidden, key == query
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    """In which much is added up."""
-    return torch.promote_types(dtype, torch.float32)

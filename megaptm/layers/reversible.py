@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.feedforward import ROWS_FED
+from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.draws import Again
 from megaptm.layers.split import Dropout
 
@@ -85,7 +86,7 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """What the feed-forward gave, and the gradient of what it read. Gradients of its weights go to them once, whatever
     the number of pieces: who reduces them counts."""
     weights = [one for part in (layer.ffn_norm, layer.ffn) for one in part.parameters() if one.requires_grad]
-    sums = [torch.zeros(one.shape, dtype=_precise(one), device=one.device) for one in weights]
+    sums = [torch.zeros(one.shape, dtype=sum_dtype(one.dtype), device=one.device) for one in weights]
     fed, grads = [], []
     for some, of_some in zip(_pieces(x), _pieces(grad), strict=True):
         with torch.enable_grad():
@@ -104,10 +105,6 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pieces(x_SBD: Tensor) -> tuple[Tensor, ...]:
     return x_SBD.split(max(1, ROWS_FED // x_SBD.shape[1]))
-
-
-def _precise(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _draws(layer: Layer) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.pattern import SparseBlocks, Tile
+from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.mask import Mask
 
@@ -149,17 +150,12 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[Tile, T
         scores = torch.bmm(q, k.transpose(1, 2))
         if (visible := seen.of(tile)) is not None:
             scores.unflatten(0, (q_SBHK.shape[1], -1)).masked_fill_(~visible, float("-inf"))
-        weights = torch.softmax(scores, dim=2, dtype=_precise(q.dtype)).to(q.dtype)
+        weights = torch.softmax(scores, dim=2, dtype=sum_dtype(q.dtype)).to(q.dtype)
         drop = None
         if generator is not None:
             drop = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=generator)
             drop /= 1 - work.dropout
         yield tile, q, k, weights, drop
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    """In which much is added up."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 class _Seen:
@@ -261,7 +257,7 @@ class _Side:
 
     @staticmethod
     def _zeros_like(x: Tensor) -> Tensor:
-        return torch.zeros(x.shape, dtype=_precise(x.dtype), device=x.device)
+        return torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device)
 
     def _blocks(self, keys: np.ndarray) -> Tensor:
         """[N x blocks], numbers of blocks among those of all rows and heads."""

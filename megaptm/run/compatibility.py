@@ -97,8 +97,12 @@ def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 
 
 def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
-    train = _table(checkpoint, "config").get("train", {})
-    passed = {int(step): batches for step, batches in train.get("skip", {}).items()}
+    train = _table(checkpoint, "config").get("train")
+    found = train.get("skip") if isinstance(train, dict) else None
+    # Of what is no mapping of steps nothing was passed over.
+    passed = (
+        {int(step): batches for step, batches in found.items() if step.isdecimal()} if isinstance(found, dict) else {}
+    )
     return sorted({step for step, _ in passed.items() ^ skip.items() if step < checkpoint.step})
 
 

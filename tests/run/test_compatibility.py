@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.checkpoint.store import Checkpoint
+from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
-from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
+from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
 
 
 def saved(**corpora):
@@ -33,6 +33,17 @@ def test_a_table_of_more_tasks_is_another_model():
     begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=seven, files=())
     with pytest.raises(UserError, match="is of another model: its tasks is 7, the config's is 4"):
         refuse_another(begun, four)
+
+
+@pytest.mark.parametrize("train", [None, 3, {}, {"skip": None}, {"skip": [3]}, {"skip": {"soon": 3}}])
+def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, tmp_path):
+    store = Store(tmp_path, fence=lambda: True)
+    store.prepare(5)
+    store.write(5, 0, [])
+    store.commit(5, {"config": {"train": train}}, 1)
+    assert to_abandon(store, {}) == to_abandon(store, {5: 1}) == {}
+    with pytest.raises(UserError, match=r"^train\.skip\.4: a run goes back to its newest checkpoint"):
+        to_abandon(store, {4: 1})
 
 
 def test_the_same_corpora_are_continued():
