@@ -147,3 +147,5 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         click.echo(f"  transformers.{name}.from_pretrained({str(folder / place)!r})")
     if exported.left_out:
         click.echo(f"left out, since these classes have no such head: {', '.join(exported.left_out)}")
+    for warning in exported.warnings:
+        click.echo(f"warning: {warning}")

@@ -73,6 +73,8 @@ class ExportedModel:
     """Place in the folder (`.` is the folder itself) -> the class of `transformers` that loads what is there."""
     left_out: tuple[str, ...]
     """Heads that those classes have not."""
+    warnings: tuple[str, ...]
+    """Where those classes say something else."""
 
 
 def to_hugging_face(
@@ -124,7 +126,8 @@ def to_hugging_face(
             save_torch_state_dict(theirs, part)
     found = {place: counterpart_of(model) for place, (model, _) in models.items()}
     left_out = [head for place, (model, _) in models.items() for head in _left_out(model, found[place])]
-    return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out))
+    warnings = tuple(one.warning for one in found.values() if one.warning)
+    return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out), warnings)
 
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
