@@ -5,9 +5,12 @@ CONSTRAINTS ?= .ci/constraints.txt
 VENV := .venv/bin
 READY := .venv/.ready
 
-# All tests in three processes; real clusters first (tests/conftest.py): two of the three wait for those of Ray and of
-# Slurm, and leave two cores to the third.
-BESIDE := -n 3 --no-loadscope-reorder
+# All tests in four processes; real clusters first (tests/conftest.py): two of the four wait for those of Ray and of
+# Slurm, and leave two cores to the others.
+BESIDE := -n 4 --no-loadscope-reorder
+
+# More threads than cores: one that waits for another sleeps, or it would burn the time that the other needs.
+tests drills: export OMP_WAIT_POLICY := passive
 
 # Where it is set, each of the hundreds of processes that tests start would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE

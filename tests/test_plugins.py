@@ -39,8 +39,8 @@ class Rewritten(MaskedLM):
         spec = super().batch(sequence, document_mask)
         return replace(spec, fields={**spec.fields, "low": Field(())})
 
-    def make(self, piece, special, rng, sequence, document_mask):
-        sample = super().make(piece, special, rng, sequence, document_mask)
+    def make(self, piece, context):
+        sample = super().make(piece, context)
         return {**sample, "low": np.array((sample["tokens"] < 100).mean() > 0.5, dtype="int64")}
 
 

@@ -16,7 +16,7 @@ from megaptm.data.order import Order
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 from megaptm.objectives import Task
-from megaptm.objectives.objective import Objective, Sample, has_plugin
+from megaptm.objectives.objective import Objective, Sample, SampleContext, has_plugin
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_ours, plugin_error
 
@@ -166,7 +166,7 @@ class Mix:
         piece = source.order.piece(epoch, place.position)
         rng: Any = generator(self.seed, task.name, epoch, *drawn_for) if task.draws else None
         try:
-            sample = task.make(piece, self.special, rng, self.sequence, self.document_mask)
+            sample = task.make(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
             self._made[place.source].check(sample, maker=task.name)
         except (Exception, SystemExit) as error:
             if is_ours(type(error)) or not has_plugin(task):

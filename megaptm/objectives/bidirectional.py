@@ -11,7 +11,7 @@ import numpy as np
 
 from megaptm.batch import LONGEST_WORD, BatchSpec, Field, fields
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, SampleContext
 from megaptm.objectives.vocabulary import SpecialTokens
 
 STREAMS = ("", "backwards_")
@@ -64,15 +64,9 @@ class BidirectionalLM(Objective):
                 "build the corpus with tokenizer.kind=words, or take another objective."
             )
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        special = context.special
         assert special.spellings is not None
         texts = (
             _text([part for part in piece if not part.backward], special),

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, documents_of
 
 
 @dataclass(frozen=True)
@@ -34,22 +33,16 @@ class CausalLM(Objective):
         names = ("tokens", "positions", *(("document_ids",) if document_mask else ()), "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *names))
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        assert special.end is not None
+        document_mask = context.document_mask
+        assert context.special.end is not None
         lengths = [len(part.tokens) + part.slots for part in piece]
         text = np.empty(sum(lengths), dtype=np.int64)
         stops = list(itertools.accumulate(lengths))
         for part, length, stop in zip(piece, lengths, stops, strict=True):
             text[stop - length : stop - part.slots] = part.tokens
-            text[stop - part.slots : stop] = special.end
+            text[stop - part.slots : stop] = context.special.end
         labels = text[1:].copy()
         documents, positions = documents_of(lengths if document_mask else [len(text)], len(text))
         # A document's end cannot tell how the next one, which it does not know, begins.

@@ -10,7 +10,7 @@ import numpy as np
 
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, Prompt, Sample, weights_at
+from megaptm.objectives.objective import Objective, Piece, Prompt, Sample, SampleContext, weights_at
 from megaptm.objectives.vocabulary import SpecialTokens
 
 TASK_IDS = "task_ids"
@@ -129,9 +129,7 @@ class Composed(Objective):
             all_fields[TASK_IDS] = Field(())
         return BatchSpec(streams, all_fields)
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         raise NotImplementedError("its tasks make samples, each of its own pieces: see data.mix.Mix.sample")
 
     def check(self, special: SpecialTokens, sequence: int) -> None:

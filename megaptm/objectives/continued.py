@@ -9,8 +9,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.objective import Piece, Sample
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Piece, Sample, SampleContext
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,7 @@ class ContinuedCausalLM(CausalLM):
             )
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "labels"), "begins": Field(())})
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        made = super().make(piece, special, rng, sequence, document_mask)
+        made = super().make(piece, context)
         return {"tokens": made["tokens"], "labels": made["labels"], "begins": np.array(piece[0].begins, dtype=np.int64)}

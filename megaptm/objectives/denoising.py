@@ -20,6 +20,7 @@ from megaptm.objectives.objective import (
     Prompt,
     RowWindow,
     Sample,
+    SampleContext,
     Share,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -84,21 +85,19 @@ class Denoising(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return batch_of_two_rows(sequence, sequence)
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        special = context.special
         assert special.pad is not None
         begin, end = np.array([special.begin]), np.array([special.end])
-        labels = laid_out([part.tokens for part in piece], piece, begin, end, document_mask)
-        encoder_inputs = laid_out([self.spoil(part, special, rng) for part in piece], piece, begin, end, document_mask)
+        labels = laid_out([part.tokens for part in piece], piece, begin, end, context.document_mask)
+        encoder_inputs = laid_out(
+            [self.spoil(part, special, context.rng) for part in piece], piece, begin, end, context.document_mask
+        )
         decoder_inputs = [np.concatenate((end, text[:-1])) for text in labels]
-        return two_rows(encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=sequence, pad=special.pad)
+        return two_rows(
+            encoder_inputs, decoder_inputs, labels, sequence=context.sequence, targets=context.sequence, pad=special.pad
+        )
 
     def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """int64 [at most as many tokens]: what the encoder reads of a document, between `begin` and `end`."""

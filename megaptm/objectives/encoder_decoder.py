@@ -14,7 +14,16 @@ import numpy as np
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, documents_of, padded
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    documents_of,
+    padded,
+)
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -76,41 +85,34 @@ class EncoderDecoder(Objective):
                 f"{len(special.sentinels)} sentinels: use a tokenizer with more, or a shorter data.sequence."
             )
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        special, sequence = context.special, context.sequence
         if self.joined:
-            return self._make_joined(piece, special, rng, sequence, document_mask)
+            return self._make_joined(piece, context)
         assert special.pad is not None
         targets = self.target_length(self.raw_length(sequence))
         texts = [part.tokens.astype(np.int64) for part in piece]
         rooms: dict[Callable[[int], int], int] = {self.input_length: sequence, self.target_length: targets}
-        texts = _fitting(texts, rooms) if document_mask else [np.concatenate(texts)]
+        texts = _fitting(texts, rooms) if context.document_mask else [np.concatenate(texts)]
         start, end = np.array([special.pad]), np.array([special.end])
         noise = self.noise
         encoder_inputs, labels, decoder_inputs = [], [], []
         for text in texts:
-            _, shown, asked = noise(text, special, rng)
+            _, shown, asked = noise(text, special, context.rng)
             encoder_inputs.append(np.concatenate((shown, end)))
             labels.append(np.concatenate((asked, end)))
             decoder_inputs.append(np.concatenate((start, asked)))
         return two_rows(encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad)
 
-    def _make_joined(
-        self, piece: list[DocumentSlice], special: SpecialTokens, rng: np.random.Generator, sequence: int, apart: bool
-    ) -> Sample:
+    def _make_joined(self, piece: list[DocumentSlice], context: SampleContext) -> Sample:
+        special, sequence = context.special, context.sequence
         texts = [part.tokens.astype(np.int64) for part in piece]
-        texts = _fitting(texts, {self.joined_length: sequence}) if apart else [np.concatenate(texts)]
+        texts = _fitting(texts, {self.joined_length: sequence}) if context.document_mask else [np.concatenate(texts)]
         end, noise = np.array([special.end]), self.noise
         read, said = [], []
         for text in texts:
-            _, shown, asked = noise(text, special, rng)
+            _, shown, asked = noise(text, special, context.rng)
             read.append(np.concatenate((shown, end, asked)))
             said.append(np.concatenate((np.full(len(shown), IGNORED), asked, end)))
         documents, positions = documents_of([len(text) for text in read], sequence)

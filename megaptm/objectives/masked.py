@@ -23,6 +23,7 @@ from megaptm.objectives.objective import (
     Rate,
     RowWindow,
     Sample,
+    SampleContext,
     SentenceGroup,
     Share,
     Weight,
@@ -204,42 +205,28 @@ class MaskedLM(Objective):
         asked = fields((self.most_asked(sequence),), "masked_positions", "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *ROW) | asked)
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row = MaskedRow.of_documents(piece, special, document_mask)
+        row = MaskedRow.of_documents(piece, context.special, context.document_mask)
         begins = None
         if self.annotations:
             begun = [units(marked(part.tokens, part.annotations)) for part in piece]
-            begins = np.concatenate(laid_out(begun, piece, ONE, ONE, document_mask))
-        return self.mask_row(row, special, rng, sequence, begins)
+            begins = np.concatenate(laid_out(begun, piece, ONE, ONE, context.document_mask))
+        return self.mask_row(row, context, begins)
 
-    def mask_row(
-        self,
-        row: MaskedRow,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        begins: np.ndarray | None = None,
-    ) -> Sample:
+    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
         """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds.
 
         `begins` is 1 at the first token of each unit; absent: each token is one.
         """
         text = padded(row.text, sum(row.documents), 0)
-        most = self.most_asked(sequence)
+        most = self.most_asked(context.sequence)
         if begins is None:
             begins = np.ones(len(text), dtype=np.int64)
         masking = Denoise(hide=self._hide(most, begins), show=self._show(begins), ask=hidden_in_place)
-        hidden, shown, answers = masking(text, special, rng)
+        hidden, shown, answers = masking(text, context.special, context.rng)
         return {
-            **row.fields([shown], special, sequence),
+            **row.fields([shown], context.special, context.sequence),
             "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
             "labels": padded([answers], most, IGNORED),
         }
@@ -349,18 +336,11 @@ class MaskedLMWithQuestion(QuestionObjective):
         masked = self.masked.batch(sequence, document_mask)
         return BatchSpec(masked.streams, {**masked.fields, **fields((), field_of(self.question))})
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        made = self.asked.texts_of(piece, rng, self.raw_length(sequence))
-        row, begins = MaskedRow.of_texts([made], special), None
+        made = self.asked.texts_of(piece, context.rng, self.raw_length(context.sequence))
+        row, begins = MaskedRow.of_texts([made], context.special), None
         if self.masked.annotations:
             begins = np.concatenate([ONE, *(part for text in made.texts for part in (units(text), ONE))])
-        sample = self.masked.mask_row(row, special, rng, sequence, begins)
+        sample = self.masked.mask_row(row, context, begins)
         return sample | {field_of(self.question): np.array(made.label, dtype=np.int64)}

@@ -129,6 +129,19 @@ def units(texts: np.ndarray) -> np.ndarray:
 Piece = list[DocumentSlice] | SentenceGroup
 
 
+@dataclass(frozen=True)
+class SampleContext:
+    """What any sample is made with, whatever its text."""
+
+    special: SpecialTokens
+    rng: np.random.Generator
+    """All randomness of the sample; without one where the objective does not draw (`Objective.draws`)."""
+    sequence: int
+    """Places of a row."""
+    document_mask: bool
+    """Whether tokens see those of their own document alone."""
+
+
 class Objective(ABC):
     """A pre-training task: numpy only, no state; all randomness comes from the generator handed in.
 
@@ -214,14 +227,7 @@ class Objective(ABC):
         raise NotImplementedError(f"{self.name} reads {self.unit}s, not a stream")
 
     @abstractmethod
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         """The sample, noised: what `batch` says."""
 
     def has_room(self, document: DocumentSlice, sequence: int) -> bool:

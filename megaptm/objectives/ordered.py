@@ -9,9 +9,8 @@ import numpy as np
 
 from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.masked import MaskedLM, MaskedRow
-from megaptm.objectives.objective import Piece, RowWindow, Sample, padded
+from megaptm.objectives.objective import Piece, RowWindow, Sample, SampleContext, padded
 from megaptm.objectives.text_questions import LabeledTexts
-from megaptm.objectives.vocabulary import SpecialTokens
 
 Context = Literal["bidirectional", "left-to-right", "right-to-left", "sequence-to-sequence"]
 SEGMENTS: dict[str, tuple[int, ...]] = {
@@ -59,38 +58,24 @@ class OrderedMaskedLM(MaskedLM):
         spec = super().batch(sequence, document_mask)
         return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         if not self._two_texts:
-            return super().make(piece, special, rng, sequence, document_mask)
+            return super().make(piece, context)
         assert isinstance(piece, list)
         tokens = [part.tokens for part in piece]
-        documents = [one for one in tokens if len(one)] if document_mask else [np.concatenate(tokens)]
+        documents = [one for one in tokens if len(one)] if context.document_mask else [np.concatenate(tokens)]
         # Both texts have a token where there are two; a document of one is a source alone.
-        borders = [int(rng.integers(1, len(one))) if len(one) > 1 else 1 for one in documents]
+        borders = [int(context.rng.integers(1, len(one))) if len(one) > 1 else 1 for one in documents]
         texts = [LabeledTexts(np.split(one, [border]), [0, 1]) for one, border in zip(documents, borders, strict=True)]
-        return self.mask_row(MaskedRow.of_texts(texts, special), special, rng, sequence, None)
+        return self.mask_row(MaskedRow.of_texts(texts, context.special), context, None)
 
-    def mask_row(
-        self,
-        row: MaskedRow,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        begins: np.ndarray | None = None,
-    ) -> Sample:
+    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
         told = replace(row, segments=[SEGMENTS[self.context][number] for number in row.segments])
-        sample = super().mask_row(told, special, rng, sequence, begins)
+        sample = super().mask_row(told, context, begins)
         order = [self._order(len(text), number) for text, number in zip(row.text, row.segments, strict=True)]
         if self.context in ("left-to-right", "right-to-left"):  # of a document, whose texts follow each other
             order = [self._order(length, 1) for length in row.documents]
-        return sample | {"order": padded(order, sequence, 0)}
+        return sample | {"order": padded(order, context.sequence, 0)}
 
     def _order(self, length: int, number: int) -> np.ndarray:
         """Of a text, the first or the second (0 or 1): a place sees those whose number is not above its own."""

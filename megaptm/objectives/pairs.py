@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from megaptm.batch import BatchSpec
 from megaptm.batch import Field as BatchField
-from megaptm.objectives.objective import Objective, Piece, Sample
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Objective, Piece, Sample, SampleContext
 from megaptm.objectives.windows import MinimumCount
 
 PairWindow = Annotated[int, Field(ge=1, le=20)]
@@ -58,7 +56,5 @@ class GloVe(Objective):
         integers = {name: BatchField((sequence,)) for name in ("words", "contexts")}
         return BatchSpec({"": sequence}, {**integers, "counts": BatchField((sequence,), "float64")})
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         raise NotImplementedError(f"{self.name} reads pairs that were counted, no text")

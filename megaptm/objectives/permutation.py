@@ -13,7 +13,7 @@ from pydantic import Field as Option
 
 from megaptm.batch import IGNORED, BatchSpec, Field, fields
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext
 from megaptm.objectives.vocabulary import SpecialTokens
 
 LONGEST = 5
@@ -87,15 +87,9 @@ class PermutationLM(Objective):
                 "16 or more."
             )
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        special, rng, sequence = context.special, context.rng, context.sequence
         assert special.cls is not None
         assert special.sep is not None
         half, asked = sequence // 2, sequence // self.partial

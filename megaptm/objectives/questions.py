@@ -13,9 +13,17 @@ import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import ROW, MaskedRow, enclosed_window, laid_out
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup, marked, padded
+from megaptm.objectives.objective import (
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    SentenceGroup,
+    marked,
+    padded,
+)
 from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, field_of
-from megaptm.objectives.vocabulary import SpecialTokens
 
 NOTHING = np.full(1, IGNORED)
 
@@ -39,14 +47,12 @@ class TextQuestion(QuestionObjective):
         answer = fields((), field_of(self.question))
         return BatchSpec({"": sequence}, fields((sequence,), *ROW) | answer)
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        made = self.asked.texts_of(piece, rng, self.raw_length(sequence))
-        row = MaskedRow.of_texts([made], special)
+        made = self.asked.texts_of(piece, context.rng, self.raw_length(context.sequence))
+        row = MaskedRow.of_texts([made], context.special)
         answer = {field_of(self.question): np.array(made.label, dtype=np.int64)}
-        return row.fields(row.text, special, sequence) | answer
+        return row.fields(row.text, context.special, context.sequence) | answer
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,12 @@ class Capitalization(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, fields((sequence,), *ROW, "capitalization"))
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row = MaskedRow.of_documents(piece, special, document_mask)
+        row = MaskedRow.of_documents(piece, context.special, context.document_mask)
         capitals = [marked(part.tokens, part.annotations)[:, 1] for part in piece]
-        answers = padded(laid_out(capitals, piece, NOTHING, NOTHING, document_mask), sequence, IGNORED)
-        return row.fields(row.text, special, sequence) | {"capitalization": answers}
+        answers = padded(laid_out(capitals, piece, NOTHING, NOTHING, context.document_mask), context.sequence, IGNORED)
+        return row.fields(row.text, context.special, context.sequence) | {"capitalization": answers}
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,14 @@ class TokenDocument(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, fields((sequence,), *ROW, "token_document"))
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
+        special, sequence = context.special, context.sequence
         text, rest = np.concatenate(piece.sentences), piece.outside()
         if not sum(map(len, rest)) and len(text) > 1:
             # The document is no longer than this: a part of it is the rest.
             borders = np.cumsum([*map(len, piece.sentences)])[:-1]
-            cut = int(rng.choice(borders)) if len(borders) else len(text) // 2
+            cut = int(context.rng.choice(borders)) if len(borders) else len(text) // 2
             text, rest = text[:cut], [text[cut:]]
         length = self.raw_length(sequence)
         text, rest = text[:length], [*rest, text[length:]]

@@ -14,8 +14,7 @@ from pydantic import Field
 from megaptm.batch import BatchSpec, fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, documents_of
 
 DictionarySize = Annotated[int, Field(ge=2)]
 
@@ -54,11 +53,9 @@ class WindowRanking(Objective):
         others = BatchField((sequence,), "float64")
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "others": others})
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         lengths = [len(part.tokens) for part in piece]
         text = np.concatenate([part.tokens for part in piece]).astype(np.int64)
-        documents, _ = documents_of(lengths if document_mask else [len(text)], len(text))
-        return {"tokens": text, "document_ids": documents, "others": rng.random(len(text))}
+        documents, _ = documents_of(lengths if context.document_mask else [len(text)], len(text))
+        return {"tokens": text, "document_ids": documents, "others": context.rng.random(len(text))}

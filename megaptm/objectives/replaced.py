@@ -9,8 +9,7 @@ import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, Field, fields
 from megaptm.objectives.masked import MaskedLM, MaskedRow
-from megaptm.objectives.objective import Sample, Share
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Sample, SampleContext, Share
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,8 @@ class ReplacedTokens(MaskedLM):
         draws = {"draws": Field((self.most_asked(sequence),), "float32")}
         return BatchSpec(spec.streams, {**spec.fields, **draws, **fields((sequence,), "replaced")})
 
-    def mask_row(
-        self,
-        row: MaskedRow,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        begins: np.ndarray | None = None,
-    ) -> Sample:
-        sample = super().mask_row(row, special, rng, sequence, begins)
-        sample["draws"] = rng.random(len(sample["labels"]), dtype=np.float32)
+    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
+        sample = super().mask_row(row, context, begins)
+        sample["draws"] = context.rng.random(len(sample["labels"]), dtype=np.float32)
         sample["replaced"] = np.where(sample["document_ids"] > 0, 0, IGNORED)
         return sample

@@ -10,8 +10,7 @@ import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.masked import MaskedLM, MaskedRow
-from megaptm.objectives.objective import Sample
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Sample, SampleContext
 
 LONGEST = 20
 """Places of a span that its borders are asked about; of those beyond only the token itself is."""
@@ -36,15 +35,9 @@ class SpanBoundary(MaskedLM):
         asked = fields((self.most_asked(sequence),), "span_left", "span_right", "span_offset", "span_labels")
         return BatchSpec(masked.streams, {**masked.fields, **asked})
 
-    def mask_row(
-        self,
-        row: MaskedRow,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        begins: np.ndarray | None = None,
-    ) -> Sample:
-        sample = super().mask_row(row, special, rng, sequence, begins)
+    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
+        special = context.special
+        sample = super().mask_row(row, context, begins)
         labels = sample["labels"]
         count = int(np.count_nonzero(labels != IGNORED))
         left, right, offset = borders(sample["masked_positions"][:count])

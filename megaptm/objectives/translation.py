@@ -9,8 +9,7 @@ import numpy as np
 
 from megaptm.batch import BatchSpec
 from megaptm.objectives.encoder_decoder import batch_of_two_rows, two_rows
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowLength, RowWindow, Sample
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowLength, RowWindow, Sample, SampleContext
 
 FILL = 0.875
 """Share of a row's places for which pairs are dealt to it. Of pairs of sentences, 28 tokens on average on a side, rows
@@ -58,15 +57,9 @@ class Translation(Objective):
         rooms = sequence, self.target_length(sequence)
         return all(len(text) < room for text, room in zip(self.texts(document, *rooms), rooms, strict=True))
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        special, sequence = context.special, context.sequence
         assert special.pad is not None
         targets = self.target_length(sequence)
         start, end = np.array([special.pad]), np.array([special.end])

@@ -10,10 +10,9 @@ import numpy as np
 from pydantic import Field
 
 from megaptm.objectives.masked import ONE, MaskedLM, MaskedRow
-from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Sample, marked, padded, units
+from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Sample, SampleContext, marked, padded, units
 from megaptm.objectives.text_questions import LabeledTexts, fair_shares
 from megaptm.objectives.translation import FILL
-from megaptm.objectives.vocabulary import SpecialTokens
 
 SLOTS = 3
 """Of a pair: `cls` A `sep` B `sep`."""
@@ -67,15 +66,9 @@ class TranslationLM(MaskedLM):
         stride = max(1, int(FILL * sequence))
         return RowWindow(stride=stride, slots=SLOTS, most=stride)
 
-    def make(
-        self,
-        piece: Piece,
-        special: SpecialTokens,
-        rng: np.random.Generator,
-        sequence: int,
-        document_mask: bool,
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        sequence = context.sequence
         pairs: list[LabeledTexts] = []
         begins: list[np.ndarray] = []
         room = sequence
@@ -88,8 +81,8 @@ class TranslationLM(MaskedLM):
             room = left
             pairs.append(LabeledTexts([text[:, 0] for text in texts], [*self.languages]))
             begins += [ONE, *(part for text in texts for part in (_begins(text), ONE))]
-        row = MaskedRow.of_texts(pairs, special)
-        sample = self.mask_row(row, special, rng, sequence, padded(begins, sum(row.documents), 1))
+        row = MaskedRow.of_texts(pairs, context.special)
+        sample = self.mask_row(row, context, padded(begins, sum(row.documents), 1))
         if self.restarts:
             sample["positions"] = padded([np.arange(len(text)) for text in row.text], sequence, 0)
         return sample

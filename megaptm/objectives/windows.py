@@ -17,7 +17,7 @@ from pydantic import Field
 from megaptm.batch import BatchSpec, fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, documents_of
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, documents_of
 from megaptm.objectives.vocabulary import SpecialTokens
 
 WindowWords = Annotated[int, Field(ge=1, le=100)]
@@ -62,14 +62,12 @@ class WordWindows(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())})
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         lengths = [len(part.tokens) for part in piece]
         text = np.concatenate([part.tokens for part in piece]).astype(np.int64)
-        documents, _ = documents_of(lengths if document_mask else [len(text)], len(text))
-        return {"tokens": text, "document_ids": documents, "seed": np.array(rng.integers(1 << 62))}
+        documents, _ = documents_of(lengths if context.document_mask else [len(text)], len(text))
+        return {"tokens": text, "document_ids": documents, "seed": np.array(context.rng.integers(1 << 62))}
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

@@ -22,7 +22,7 @@ import torch
 from megaptm.families import CATALOGUE, find_family
 from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES, objective_of
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.models.tiny import tiny_spec
 from tests.families.test_wren import SPECIAL
 
@@ -36,7 +36,7 @@ for name in ("wren", "outside"):
 torch.testing.assert_close(*said)
 text = [DocumentSlice(np.arange(90), slots=2)]
 rows = [
-    objective.make(text, SPECIAL, np.random.default_rng(3), 92, document_mask=True)
+    objective.make(text, SampleContext(SPECIAL, np.random.default_rng(3), 92, document_mask=True))
     for objective in (OBJECTIVES["masked-lm-even-spans"], objective_of("birds.wren:SPANS"))
 ]
 for field in rows[0]:

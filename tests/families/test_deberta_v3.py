@@ -23,7 +23,7 @@ from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import alone
 from megaptm.models import Model, build_model, fill
 from megaptm.objectives import SpecialTokens
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.spec import Size, change, published
 from megaptm.tokenizers import train
@@ -192,7 +192,9 @@ def test_what_is_masked_is_what_the_released_code_masks() -> None:
     objective, rng = load(ROOT / "configs/deberta-v3/base.yaml").built_objective, np.random.default_rng(0)
     assert objective.losses == WEIGHTS
     for _ in range(50):
-        sample = objective.make([DocumentSlice(rng.integers(0, 96, 126), slots=2)], special, rng, 128, True)
+        sample = objective.make(
+            [DocumentSlice(rng.integers(0, 96, 126), slots=2)], SampleContext(special, rng, 128, True)
+        )
         asked = sample["masked_positions"][sample["labels"] != IGNORED]
         assert len(asked) == len({*asked}) == round(0.15 * 128)
         assert (sample["tokens"][asked] == special.mask).all()

@@ -30,7 +30,7 @@ from megaptm.losses.token import pick, summed_shares
 from megaptm.models import Model, build_model, fill
 from megaptm.models.draw import draw_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train
@@ -223,7 +223,7 @@ def test_what_is_asked_is_what_the_released_code_asks() -> None:
     hidden, masked, rows = 0, 0, 3000
     for _ in range(rows):
         piece = [DocumentSlice(rng.integers(0, 96, 62), slots=2)]
-        sample = objective.make(piece, SPECIAL, rng, 64, True)
+        sample = objective.make(piece, SampleContext(SPECIAL, rng, 64, True))
         objective.batch(64, True).check(sample, maker="it")
         asked = sample["masked_positions"][sample["labels"] != IGNORED]
         assert len(set(asked)) == len(asked)

@@ -7,7 +7,7 @@ import torch
 
 from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS
 from tests.models.tiny import tiny_spec
 from tests.objectives.rows import SPECIAL
@@ -27,7 +27,7 @@ def example(rng: np.random.Generator) -> DocumentSlice:
 def batch(seed: int, rows: int = 32) -> dict[str, torch.Tensor]:
     rng = np.random.default_rng(seed)
     task = OBJECTIVES["text-to-text"]
-    made = [task.make([example(rng), example(rng)], SPECIAL, rng, 6, True) for _ in range(rows)]
+    made = [task.make([example(rng), example(rng)], SampleContext(SPECIAL, rng, 6, True)) for _ in range(rows)]
     return {field: torch.from_numpy(np.stack([sample[field] for sample in made])) for field in made[0]}
 
 

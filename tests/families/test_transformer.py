@@ -14,7 +14,7 @@ from megaptm.families import CATALOGUE
 from megaptm.layers.positions import sinusoid
 from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES, SpecialTokens
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.spec import ModelSpec, Size, change
 
 SPECIAL = SpecialTokens(size=20, pad=0, end=1, specials=frozenset({0, 1}))
@@ -55,7 +55,7 @@ def pairs(rng: np.random.Generator, count: int) -> list[DocumentSlice]:
 
 
 def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    rows = [OBJECTIVES["translation"].make(pairs(rng, 3), SPECIAL, rng, 24, True) for _ in range(24)]
+    rows = [OBJECTIVES["translation"].make(pairs(rng, 3), SampleContext(SPECIAL, rng, 24, True)) for _ in range(24)]
     return {field: torch.from_numpy(np.stack([row[field] for row in rows])) for field in rows[0]}
 
 

@@ -20,7 +20,7 @@ from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.mask import self_mask
 from megaptm.models import build_model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.ordered import SEGMENTS, OrderedMaskedLM
 from megaptm.spec import ModelSpec
 from tests.models.tiny import tiny_model, tiny_spec
@@ -37,7 +37,7 @@ def sample(context: str, *documents: int, sequence: int = 24, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     objective = OrderedMaskedLM(context=context)  # type: ignore[arg-type]  # one of the four
     piece = [DocumentSlice(rng.integers(0, 96, length), slots=3) for length in documents]
-    made = objective.make(piece, SPECIAL, rng, sequence, True)
+    made = objective.make(piece, SampleContext(SPECIAL, rng, sequence, True))
     objective.batch(sequence, True).check(made, maker="it")
     return made
 
@@ -121,7 +121,7 @@ def test_a_row_of_two_texts_is_never_too_long() -> None:
             slots = max(0, min(3, stream - length))
             piece.append(DocumentSlice(rng.integers(0, 96, min(length, stream)), slots=slots))
             stream -= min(length, stream) + slots
-        made = objective.make(piece, SPECIAL, rng, 32, True)
+        made = objective.make(piece, SampleContext(SPECIAL, rng, 32, True))
         objective.batch(32, True).check(made, maker="it")
         assert len(set(made["document_ids"]) - {0}) == len(piece)
 

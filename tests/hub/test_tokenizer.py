@@ -18,7 +18,7 @@ from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import DocumentSlice, SentenceGroup
+from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.tokenizers import load, train
 from tests.models.tiny import has_counterpart, tiny_spec
 
@@ -88,7 +88,7 @@ def row_of(objective: str, texts: list[str], tokenizer: Any) -> dict[str, np.nda
     piece: Any = SentenceGroup(ids, lambda rng: ids[1:])
     if len(texts) == 1:
         piece = [DocumentSlice(ids[0], OBJECTIVES[objective].cut(LONGEST, True).slots)]
-    return OBJECTIVES[objective].make(piece, tokenizer.special, np.random.default_rng(1), 40, True)
+    return OBJECTIVES[objective].make(piece, SampleContext(tokenizer.special, np.random.default_rng(1), 40, True))
 
 
 @pytest.mark.parametrize(

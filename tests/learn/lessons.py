@@ -15,8 +15,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, Mix, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SentenceGroup
-from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, SentenceGroup
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # The tiny configs with a fraction of their work: half the width, and rows as short as the task allows.
@@ -66,10 +65,8 @@ class Shuffled(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return self.objective.batch(sequence, document_mask)
 
-    def make(
-        self, piece: Piece, special: SpecialTokens, rng: np.random.Generator, sequence: int, document_mask: bool
-    ) -> Sample:
-        return self.objective.make(_permuted(piece, rng), special, rng, sequence, document_mask)
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        return self.objective.make(_permuted(piece, context.rng), context)
 
 
 def _permuted(piece: Piece, rng: np.random.Generator) -> Piece:

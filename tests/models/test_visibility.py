@@ -15,6 +15,7 @@ from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
 from megaptm.models import Model, build_model, fill
 from megaptm.objectives import OBJECTIVES
+from megaptm.objectives.objective import SampleContext
 from megaptm.spec import VISIBILITIES, change
 from tests.data.corpora import tiny_special
 from tests.models.tiny import FAMILIES, VOCABULARY, last_prefix, tiny_batch, tiny_model, tiny_spec
@@ -206,7 +207,7 @@ def test_a_corrupted_document_is_read_the_same_alone_and_behind_another(family: 
     task = OBJECTIVES["span-corruption"]
     model = build_model(replace(tiny_spec(family), vocabulary=special.size))
     fill(model, seed=7)
-    made = task.make([part(9), part(13)], special, np.random.default_rng(0), 24, True)
+    made = task.make([part(9), part(13)], SampleContext(special, np.random.default_rng(0), 24, True))
     row = {name: torch.from_numpy(array)[None] for name, array in made.items()}
     second = {
         f"{prefix}tokens": row[f"{prefix}tokens"][row[f"{prefix}document_ids"] == 2][None]

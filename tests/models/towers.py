@@ -32,7 +32,8 @@ class Halves(Objective):
         streams = {**fields((sequence,), *names), **fields((sequence,), *(f"right_{name}" for name in names))}
         return BatchSpec({"": sequence, "right_": sequence}, streams | {"pairs": Field(())})
 
-    def make(self, piece, special, rng, sequence, document_mask):
+    def make(self, piece, context):
+        special, sequence = context.special, context.sequence
         text = np.concatenate([part.tokens for part in piece])
         sample = {"pairs": np.array(0)}
         for prefix, half in zip(("", "right_"), np.array_split(text, 2), strict=True):

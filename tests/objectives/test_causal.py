@@ -4,7 +4,7 @@ import numpy as np
 
 from megaptm.batch import IGNORED
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.objectives.rows import SPECIAL
 
 CAUSAL = OBJECTIVES["causal-lm"]
@@ -14,7 +14,7 @@ PIECE = [DocumentSlice(np.array([7, 8]), 1), DocumentSlice(np.array([9]), 1), Do
 
 
 def test_documents_end_and_do_not_predict_each_other():
-    sample = CAUSAL.make(PIECE, SPECIAL, RNG, 7, True)
+    sample = CAUSAL.make(PIECE, SampleContext(SPECIAL, RNG, 7, True))
     end = SPECIAL.end
     assert sample["tokens"].tolist() == [7, 8, end, 9, end, 11, 12]
     assert sample["labels"].tolist() == [8, end, IGNORED, end, IGNORED, 12, 13]
@@ -23,7 +23,7 @@ def test_documents_end_and_do_not_predict_each_other():
 
 
 def test_without_document_mask_the_row_is_one_text():
-    sample = CAUSAL.make(PIECE, SPECIAL, RNG, 7, False)
+    sample = CAUSAL.make(PIECE, SampleContext(SPECIAL, RNG, 7, False))
     end = SPECIAL.end
     assert sample["labels"].tolist() == [8, end, 9, end, 11, 12, 13]
     assert "document_ids" not in sample  # attention takes its fast path
@@ -32,7 +32,8 @@ def test_without_document_mask_the_row_is_one_text():
 
 def test_a_row_may_begin_with_the_end_of_a_document():
     sample = CAUSAL.make(
-        [DocumentSlice(np.array([], dtype=int), 1), DocumentSlice(np.array([5, 6, 7]), 0)], SPECIAL, RNG, 3, True
+        [DocumentSlice(np.array([], dtype=int), 1), DocumentSlice(np.array([5, 6, 7]), 0)],
+        SampleContext(SPECIAL, RNG, 3, True),
     )
     assert sample["tokens"].tolist() == [SPECIAL.end, 5, 6]
     assert sample["labels"].tolist() == [IGNORED, 6, 7]

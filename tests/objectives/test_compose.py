@@ -9,7 +9,7 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, Composed, objective_of
-from megaptm.objectives.objective import SentenceGroup
+from megaptm.objectives.objective import SampleContext, SentenceGroup
 from tests.objectives.rows import SPECIAL, part
 
 
@@ -31,7 +31,7 @@ def test_options_are_what_the_samples_show():
     rng, task = np.random.default_rng(0), objective_of({"masked-lm": {"rate": 0.4, "mask": 0.5, "random": 0.0}})
     hidden = asked = 0
     for seed in range(200):
-        sample = task.make([part(126, 2, seed=seed)], SPECIAL, rng, 128, True)
+        sample = task.make([part(126, 2, seed=seed)], SampleContext(SPECIAL, rng, 128, True))
         real = sample["labels"] != IGNORED
         shown = sample["tokens"][sample["masked_positions"][real]]
         assert set(shown[shown != sample["labels"][real]]) <= {SPECIAL.mask}
@@ -45,7 +45,7 @@ def test_rows_of_other_spans_are_as_full(rate, mean):
     task = objective_of({"span-corruption": {"rate": rate, "mean": mean}})
     raw = task.raw_length(512)
     special = replace(SPECIAL, sentinels=tuple(range(5, 305)))
-    sample = task.make([part(raw)], special, np.random.default_rng(0), 512, True)
+    sample = task.make([part(raw)], SampleContext(special, np.random.default_rng(0), 512, True))
     assert sample["document_ids"].all()
     assert sample["decoder_document_ids"].all()
     assert (sample["labels"] != IGNORED).sum() == task.batch(512, True).fields["labels"].shape[0]
@@ -56,7 +56,7 @@ def test_texts_are_in_their_order_half_of_the_time_and_one_sentence_is_not_asked
     assert task.losses == {"mlm": 1.0, "sentence-order": 1.0}
     labels = []
     for _ in range(2000):
-        sample = task.make(chunk(9, 9, 9, 9), SPECIAL, rng, 48, True)
+        sample = task.make(chunk(9, 9, 9, 9), SampleContext(SPECIAL, rng, 48, True))
         text = sample["tokens"].copy()
         real = sample["labels"] != IGNORED
         text[sample["masked_positions"][real]] = sample["labels"][real]
@@ -65,7 +65,7 @@ def test_texts_are_in_their_order_half_of_the_time_and_one_sentence_is_not_asked
             labels.append(int(sample["sentence_order"]))
             assert (first[0] > second[0]) == labels[-1]
     assert np.mean(labels) == pytest.approx(0.5, abs=0.05)
-    assert task.make(chunk(20), SPECIAL, rng, 48, True)["sentence_order"] == IGNORED
+    assert task.make(chunk(20), SampleContext(SPECIAL, rng, 48, True))["sentence_order"] == IGNORED
 
 
 def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_not_asked():
@@ -81,7 +81,7 @@ def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_n
     rng = np.random.default_rng(0)
     for one in (short, long):
         piece = [part(one.objective.raw_length(64))]
-        sample = wanted.widened(one.objective.make(piece, SPECIAL, rng, 64, True), pad=SPECIAL.pad)
+        sample = wanted.widened(one.objective.make(piece, SampleContext(SPECIAL, rng, 64, True)), pad=SPECIAL.pad)
         wanted.check(sample, maker=one.label)
         said = len(one.objective.batch(64, True).fields["labels"].shape) and (sample["labels"] != IGNORED).sum()
         assert said == one.objective.batch(64, True).fields["labels"].shape[0]

@@ -10,7 +10,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
 from megaptm.objectives.denoising import Denoising, permuted_sentences, span_lengths
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
 BEGIN, END, MASK, PAD = SPECIAL.begin, SPECIAL.end, SPECIAL.mask, SPECIAL.pad
@@ -157,7 +157,7 @@ def test_some_masks_are_random_tokens():
 
 def row(task: Denoising, seed: int, document_mask: bool = True) -> tuple[list[DocumentSlice], dict[str, np.ndarray]]:
     piece = [text(40, (0, 9, 21), seed=1), text(0), text(1, (0,)), text(60, (3, 50), seed=2)]
-    sample = task.make(piece, SPECIAL, np.random.default_rng(seed), 128, document_mask)
+    sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 128, document_mask))
     task.batch(128, document_mask).check(sample, maker=task.name)
     return piece, sample
 
@@ -205,7 +205,7 @@ def test_no_row_overflows_however_short_its_documents():
     for seed in range(50):
         piece = [text(length, (0,), seed=seed) for length in [1, 2, 3] * 14]
         task = Denoising(infill=0.4, mean=1.0, rotate=0.5)
-        sample = task.make(piece, SPECIAL, np.random.default_rng(seed), 168, True)
+        sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 168, True))
         assert len(documents(sample)) == len(documents(sample, "labels", "decoder_document_ids")) == 42
 
 

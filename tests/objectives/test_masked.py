@@ -7,7 +7,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.masked import most_asked
-from megaptm.objectives.objective import DocumentSlice, SentenceGroup
+from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from tests.data.corpora import SPECIALS
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -30,7 +30,7 @@ def test_a_row_asks_as_many_positions_as_published(sequence, asked):
 
 def test_each_document_has_its_own_cls_and_sep():
     piece = [part(5, 2), part(0, 1), part(20, 2), part(33)]
-    sample = MLM.make(piece, SPECIAL, np.random.default_rng(0), 66, True)
+    sample = MLM.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 66, True))
     assert documents(unmasked(sample)) == [[CLS, *p.tokens.tolist(), SEP] for p in piece if len(p.tokens)]
     assert sample["positions"].tolist()[:10] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     assert sample["tokens"][64:].tolist() == [SPECIAL.pad] * 2
@@ -40,7 +40,7 @@ def test_each_document_has_its_own_cls_and_sep():
 @pytest.mark.parametrize("last", [0, 1])
 def test_without_document_mask_a_sep_stands_between_documents(last):
     piece = [part(5, 1), part(6, last)]
-    sample = unmasked(MLM.make(piece, SPECIAL, np.random.default_rng(0), 14 + last, False))
+    sample = unmasked(MLM.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 14 + last, False)))
     a, b = (p.tokens.tolist() for p in piece)
     assert documents(sample) == [[CLS, *a, SEP, *b, SEP]]
 
@@ -51,7 +51,7 @@ def test_the_masked_share_and_the_80_10_10_split_are_the_published_ones():
     fates = np.zeros(3)
     while maskable < 200_000:
         # Two documents a row, so that four specials and no padding stand among the maskable tokens.
-        sample = MLM.make([part(300, 2, seed=maskable), part(208)], SPECIAL, rng, 512, True)
+        sample = MLM.make([part(300, 2, seed=maskable), part(208)], SampleContext(SPECIAL, rng, 512, True))
         before = unmasked(sample)["tokens"]
         real = sample["labels"] != IGNORED
         asked = sample["masked_positions"][real]
@@ -73,7 +73,7 @@ def chunk(*lengths: int) -> SentenceGroup:
 
 
 def test_a_pair_is_cls_a_sep_b_sep():
-    sample = unmasked(NSP.make(chunk(10, 10, 10), SPECIAL, np.random.default_rng(3), 64, True))
+    sample = unmasked(NSP.make(chunk(10, 10, 10), SampleContext(SPECIAL, np.random.default_rng(3), 64, True)))
     used = int((sample["document_ids"] == 1).sum())
     tokens, segments = sample["tokens"][:used].tolist(), sample["segments"][:used].tolist()
     first, second = tokens.index(SEP), used - 1
@@ -87,7 +87,7 @@ def test_a_pair_is_cls_a_sep_b_sep():
 
 def test_next_sentence_labels_are_half_and_half_and_say_the_truth():
     rng = np.random.default_rng(0)
-    samples = [unmasked(NSP.make(chunk(12, 9, 30, 20), SPECIAL, rng, 64, True)) for _ in range(3000)]
+    samples = [unmasked(NSP.make(chunk(12, 9, 30, 20), SampleContext(SPECIAL, rng, 64, True))) for _ in range(3000)]
     labels = np.array([sample["next_sentence"] for sample in samples])
     assert labels.tolist() == [int(900 in sample["tokens"]) for sample in samples]
     # 10% draw a shorter target, and some of those keep one sentence, which forces a random second text.
@@ -96,12 +96,12 @@ def test_next_sentence_labels_are_half_and_half_and_say_the_truth():
 
 def test_a_chunk_of_one_sentence_gets_a_random_second_text():
     rng = np.random.default_rng(0)
-    assert all(NSP.make(chunk(40), SPECIAL, rng, 64, True)["next_sentence"] == 1 for _ in range(50))
+    assert all(NSP.make(chunk(40), SampleContext(SPECIAL, rng, 64, True))["next_sentence"] == 1 for _ in range(50))
 
 
 def test_a_tenth_of_the_pairs_are_shorter():
     rng = np.random.default_rng(0)
-    pairs = [NSP.make(chunk(*[4] * 16), SPECIAL, rng, 64, True) for _ in range(6000)]
+    pairs = [NSP.make(chunk(*[4] * 16), SampleContext(SPECIAL, rng, 64, True)) for _ in range(6000)]
     used = np.array([int((pair["document_ids"] == 1).sum()) for pair in pairs if not pair["next_sentence"]])
     # A short target is anything up to the row; sentences are taken until they reach it, and none is cut for it.
     assert np.mean(used < 32) == pytest.approx(0.1 * 25 / 60, abs=0.01)
@@ -123,5 +123,7 @@ def test_a_row_too_short_for_text_is_refused():
 
 
 def test_a_row_of_special_tokens_only_asks_nothing():
-    sample = MLM.make([DocumentSlice(np.array([2, 2, 2]), 2)], SPECIAL, np.random.default_rng(0), 8, True)
+    sample = MLM.make(
+        [DocumentSlice(np.array([2, 2, 2]), 2)], SampleContext(SPECIAL, np.random.default_rng(0), 8, True)
+    )
     assert (sample["labels"] == IGNORED).all()

@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import objective_of
 from megaptm.objectives.hide import GEOMETRIC, HIDES
 from megaptm.objectives.masked import MaskedLM
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.show_ask import first_of_spans
 from megaptm.objectives.similar import SimilarWords, similar_named, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
@@ -59,7 +59,7 @@ def test_no_word_is_broken_and_no_special_token_hidden(hide):
     broken = 0
     while selected < 15_000:
         piece = [with_words(part(300, 2, seed=rows)), with_words(part(208))]
-        before, asked = unmasked(task.make(piece, SPECIAL, rng, 512, True))
+        before, asked = unmasked(task.make(piece, SampleContext(SPECIAL, rng, 512, True)))
         begins = (before % 3 > 0) | (before < SPECIALS)
         begins[1:] |= (before < SPECIALS)[:-1]
         word = np.cumsum(begins)
@@ -87,7 +87,7 @@ def test_of_a_row_without_text_nothing_is_hidden(hide):
     task = objective_of({"translation-lm": {"hide": hide}})
     alone = part(4, 3)  # of a pair whose other text has no token
     alone.annotations.update(parts=np.zeros(1, np.int32), words=np.zeros(1, np.int32))
-    sample = task.make([alone], SPECIAL, np.random.default_rng(0), 32, True)
+    sample = task.make([alone], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     task.batch(32, True).check(sample, maker=task.name)
     assert (sample["labels"] == IGNORED).all()
 
@@ -96,7 +96,7 @@ def test_the_tokens_of_a_span_have_one_fate():
     task, rng = MaskedLM(hide="spans", show="spans"), np.random.default_rng(0)
     fates = np.zeros(3)
     for number in range(400):
-        sample = task.make([with_words(part(510, 1, seed=number))], SPECIAL, rng, 512, False)
+        sample = task.make([with_words(part(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
         before, asked = unmasked(sample)
         now = sample["tokens"]
         for span in np.split(np.flatnonzero(asked), np.flatnonzero(np.diff(np.flatnonzero(asked)) > 1) + 1):
@@ -112,7 +112,7 @@ def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
     assert isinstance(task, MaskedLM)
     rng, fates = np.random.default_rng(0), np.zeros((2, 3))
     for number in range(800):
-        sample = task.make([with_words(part(510, 1, seed=number))], SPECIAL, rng, 512, False)
+        sample = task.make([with_words(part(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
         before, asked = unmasked(sample)
         now = sample["tokens"]
         assert MASK not in now
@@ -132,7 +132,7 @@ def test_of_a_word_that_is_hidden_in_part_the_rest_stays(hide):
     changed = 0.0
     for number in range(40):
         rng = np.random.default_rng(number)
-        sample = task.make([with_words(part(126, 1, seed=number))], SPECIAL, rng, 128, False)
+        sample = task.make([with_words(part(126, 1, seed=number))], SampleContext(SPECIAL, rng, 128, False))
         before, asked = unmasked(sample)
         assert (sample["tokens"][~asked] == before[~asked]).all()
         changed += (sample["tokens"][asked] != before[asked]).mean() / 40
@@ -178,7 +178,7 @@ def test_a_span_beside_an_unknown_piece_has_a_border():
     text = np.arange(SPECIALS, SPECIALS + 60)
     text[1::2] = SPECIALS - 1  # so that each span has one beside it
     words = np.arange(60)
-    sample = task.make([DocumentSlice(text, 1, {"words": words})], SPECIAL, rng, 62, False)
+    sample = task.make([DocumentSlice(text, 1, {"words": words})], SampleContext(SPECIAL, rng, 62, False))
     asked, within = sample["labels"] != IGNORED, sample["masked_positions"] > 1
     assert (sample["span_labels"][asked & within] == sample["labels"][asked & within]).all()
 
@@ -187,7 +187,9 @@ def test_borders_of_spans_are_shown_and_never_their_own_tokens():
     task, rng = objective_of("masked-lm-span-boundary"), np.random.default_rng(0)
     asked_about = 0
     for number in range(50):
-        sample = task.make([with_words(part(300, 2, seed=number)), with_words(part(206))], SPECIAL, rng, 512, True)
+        sample = task.make(
+            [with_words(part(300, 2, seed=number)), with_words(part(206))], SampleContext(SPECIAL, rng, 512, True)
+        )
         task.batch(512, True).check(sample, maker=task.name)
         before, asked = unmasked(sample)
         real = sample["span_labels"] != IGNORED

@@ -14,7 +14,7 @@ from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.permutation import PermutationLM, order_of, spans
 from tests.data.corpora import tiny_corpus, tiny_special
 
@@ -48,7 +48,7 @@ def row(sequence: int = 64, seed: int = 0, *, backward: bool = False, **options:
         DocumentSlice(tokens[20:], slots=1, annotations={"words": words[words >= 20] - 20}),
     ]
     task = PermutationLM(**options)
-    made = task.make(piece, SPECIAL, rng, sequence, False)
+    made = task.make(piece, SampleContext(SPECIAL, rng, sequence, False))
     task.batch(sequence, False).check(made, maker="test")
     return made
 

@@ -10,6 +10,7 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
 ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, document_mask=False).streams]
@@ -19,7 +20,7 @@ ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batc
 def test_a_prompt_stands_among_the_special_tokens_of_training(name: str) -> None:
     task, text = OBJECTIVES[name], part(20, 2)
     places = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
-    sample = task.make([replace(text, annotations=places)], SPECIAL, np.random.default_rng(0), 64, True)
+    sample = task.make([replace(text, annotations=places)], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
     around = task.with_special_tokens([-1], SPECIAL)
     before, after = around[: around.index(-1)], around[around.index(-1) + 1 :]
     (read,), (heard,) = documents(sample), documents(sample, "decoder_tokens", "decoder_document_ids")

@@ -13,7 +13,7 @@ from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
 from megaptm.objectives.compose import with_files
-from megaptm.objectives.objective import DocumentSlice, SentenceGroup
+from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.text_questions import fair_shares, reordering_class, sentence_distance_pair
 from tests.data.corpora import SPECIALS, tiny_corpus
@@ -45,7 +45,7 @@ def test_stretches_stand_in_the_order_that_is_asked():
     assert (task.name, task.losses, task.segments) == ("sentence-reordering", {"sentence-reordering": 1.0}, 3)
     seen = np.zeros(9)
     for _ in range(1800):
-        sample = task.make(group(7, 4, 9, 6), SPECIAL, rng, 32, True)
+        sample = task.make(group(7, 4, 9, 6), SampleContext(SPECIAL, rng, 32, True))
         texts = texts_of(sample)
         order = np.argsort(np.argsort([text[0] for text in texts])).tolist()
         assert sample["sentence_reordering"] == reordering_class(order)
@@ -55,7 +55,7 @@ def test_stretches_stand_in_the_order_that_is_asked():
         seen[reordering_class(order)] += 1
     # As many rows of each number of stretches, and of these each order as often.
     assert seen / 1800 == pytest.approx([1 / 3, *[1 / 6] * 2, *[1 / 18] * 6], abs=0.04)
-    assert task.make(group(70), SPECIAL, rng, 32, True)["sentence_reordering"] == 0
+    assert task.make(group(70), SampleContext(SPECIAL, rng, 32, True))["sentence_reordering"] == 0
 
 
 def test_distances_are_those_of_the_stretches():
@@ -89,7 +89,7 @@ def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_anothe
     assert (task.annotations, task.segments, task.raw_length(64)) == (("words", "turns"), 2, 60)
     rng, fakes, patterns = np.random.default_rng(0), [], set()
     for _ in range(600):
-        sample = task.make(dialogue(2, 3, 2, 2, 3, 3), SPECIAL, rng, 64, True)
+        sample = task.make(dialogue(2, 3, 2, 2, 3, 3), SampleContext(SPECIAL, rng, 64, True))
         text, real = sample["tokens"].copy(), sample["labels"] != IGNORED
         text[sample["masked_positions"][real]] = sample["labels"][real]
         turns = np.split(text[1:], np.flatnonzero(text[1:] == SEP) + 1)[:3]
@@ -103,7 +103,7 @@ def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_anothe
         fakes.append(int(sample["dialogue"]))
     assert patterns == {"QRQ", "QRR", "QQR"}
     assert np.mean(fakes) == pytest.approx(0.5, abs=0.06)
-    assert task.make(dialogue(2), SPECIAL, rng, 64, True)["dialogue"] == IGNORED
+    assert task.make(dialogue(2), SampleContext(SPECIAL, rng, 64, True))["dialogue"] == IGNORED
 
 
 def test_texts_that_are_too_long_together_lose_the_longest_first():
@@ -112,10 +112,7 @@ def test_texts_that_are_too_long_together_lose_the_longest_first():
     assert fair_shares([30, 20, 9], 21) == [7, 7, 7]
     sample = objective_of({"d": {"task": "dialogue"}}).make(
         SentenceGroup([np.full((90, 2), 500)] * 3, other=lambda rng: iter([np.full((90, 2), 500)])),
-        SPECIAL,
-        np.random.default_rng(0),
-        32,
-        True,
+        SampleContext(SPECIAL, np.random.default_rng(0), 32, True),
     )
     assert (sample["document_ids"] == 1).sum() == 32
 
@@ -179,7 +176,7 @@ def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
     rng = np.random.default_rng(0)
     text, rest = [np.array([200, 201, 202]), np.array([203, 200])], [np.array([201, 900]), np.array([203])]
     piece = SentenceGroup(text, other=lambda rng: [], outside=lambda: rest)
-    sample = TokenDocument().make(piece, SPECIAL, rng, 16, True)
+    sample = TokenDocument().make(piece, SampleContext(SPECIAL, rng, 16, True))
     assert sample["tokens"][:7].tolist() == [CLS, 200, 201, 202, 203, 200, SEP]
     assert sample["token_document"][:7].tolist() == [IGNORED, 0, 1, 0, 1, 0, IGNORED]
     assert (sample["token_document"][7:] == IGNORED).all()
@@ -189,7 +186,7 @@ def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
 def test_of_a_short_document_a_part_is_the_rest(lengths):
     texts = [np.array([200, 201, 202]) for _ in lengths] if len(lengths) > 1 else [np.tile([200, 201, 202], 3)]
     piece = SentenceGroup(texts, other=lambda rng: [])
-    sample = TokenDocument().make(piece, SPECIAL, np.random.default_rng(0), 16, True)
+    sample = TokenDocument().make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     asked = sample["token_document"] != IGNORED
     assert 0 < asked.sum() < 9
     assert sample["token_document"][asked].all()
@@ -213,10 +210,10 @@ def test_a_token_of_a_corpus_is_asked_of_its_own_document(tmp_path):
 def test_capitals_are_told_of_each_token_and_of_nothing_else():
     pieces = [DocumentSlice(part(5).tokens, 2, {"capitals": np.array([0, 3])}), DocumentSlice(part(3).tokens, 2, {})]
     pieces[1] = DocumentSlice(pieces[1].tokens, 2, {"capitals": np.zeros(0, dtype=int)})
-    sample = Capitalization().make(pieces, SPECIAL, np.random.default_rng(0), 16, True)
+    sample = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     expected = [IGNORED, 1, 0, 0, 1, 0, IGNORED, IGNORED, 0, 0, 0, *[IGNORED] * 5]
     assert sample["capitalization"].tolist() == expected
-    one = Capitalization().make(pieces, SPECIAL, np.random.default_rng(0), 16, False)
+    one = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, False))
     assert (one["tokens"][one["capitalization"] != IGNORED] >= SPECIALS).all()
 
 

@@ -10,6 +10,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
 from megaptm.objectives.encoder_decoder import EncoderDecoder
+from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 from tests.objectives.test_spans import put_back
 
@@ -20,7 +21,7 @@ NAMES = [name for name, task in OBJECTIVES.items() if isinstance(task, EncoderDe
 def sides(name: str, *lengths: int, sequence: int = 128, seed: int = 0) -> list[tuple[list[int], ...]]:
     """Text, input and target of each document of a row, without their ends."""
     piece = [part(length, seed=number) for number, length in enumerate(lengths)]
-    sample = OBJECTIVES[name].make(piece, SPECIAL, np.random.default_rng(seed), sequence, True)
+    sample = OBJECTIVES[name].make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
     shown, asked = documents(sample), documents(sample, "labels", "decoder_document_ids")
     heard = documents(sample, "decoder_tokens", "decoder_document_ids")
     assert heard == [[PAD, *target[:-1]] for target in asked]
@@ -36,7 +37,7 @@ def test_rows_are_what_was_said_and_hold_their_texts(name, lengths):
     raw = task.raw_length(128)
     piece = [part(min(length, raw), seed=seed) for seed, length in enumerate(lengths)]
     for rng in map(np.random.default_rng, range(20)):
-        sample = task.make(piece, SPECIAL, rng, 128, True)
+        sample = task.make(piece, SampleContext(SPECIAL, rng, 128, True))
         task.batch(128, document_mask=True).check(sample, maker=name)
         assert sample["document_ids"].max() == sample["decoder_document_ids"].max() >= min(3, len(lengths))
         assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
@@ -45,7 +46,7 @@ def test_rows_are_what_was_said_and_hold_their_texts(name, lengths):
 @pytest.mark.parametrize("name", [*NAMES, "span-corruption"])
 def test_each_document_of_a_row_has_its_own_places_on_both_sides(name):
     piece = [part(length, seed=length) for length in (60, 1, 40)]
-    sample = OBJECTIVES[name].make(piece, SPECIAL, np.random.default_rng(0), 128, True)
+    sample = OBJECTIVES[name].make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 128, True))
     for prefix in ("", "decoder_"):
         places = documents(sample, f"{prefix}positions", f"{prefix}document_ids")
         assert len(places) == 3
@@ -106,7 +107,7 @@ def test_what_is_masked_is_asked_in_order():
     """B11: the hidden tokens alone; those of MASS are half of the text, one after another."""
     task = objective_of({"masked-text": {"mask": 1.0, "random": 0.0, "ask": "hidden"}})
     text = part(40)
-    sample = task.make([text], SPECIAL, np.random.default_rng(0), 64, True)
+    sample = task.make([text], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
     places = np.flatnonzero(sample["tokens"] == SPECIAL.mask)
     assert documents(sample, "labels", "decoder_document_ids")[0][:-1] == text.tokens[places].tolist()
     begins = set()
@@ -119,7 +120,7 @@ def test_what_is_masked_is_asked_in_order():
 
 def test_a_vocabulary_without_a_mask_shows_its_first_sentinel():
     special = replace(SPECIAL, mask=None)
-    sample = OBJECTIVES["mass-style"].make([part(100)], special, np.random.default_rng(0), 128, True)
+    sample = OBJECTIVES["mass-style"].make([part(100)], SampleContext(special, np.random.default_rng(0), 128, True))
     assert (sample["tokens"] == SPECIAL.sentinels[0]).sum() == 15
 
 

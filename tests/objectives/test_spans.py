@@ -6,6 +6,7 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
 T5 = OBJECTIVES["span-corruption"]
@@ -32,7 +33,7 @@ def test_published_lengths():
 def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
     raw = T5.raw_length(sequence)
     assert T5.input_length(raw) == sequence < T5.input_length(raw + 1)
-    sample = T5.make([part(raw)], SPECIAL, np.random.default_rng(0), sequence, True)
+    sample = T5.make([part(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, True))
     T5.batch(sequence, document_mask=True).check(sample, maker=T5.name)
     assert sample["document_ids"].all()
     assert sample["decoder_document_ids"].all()
@@ -42,7 +43,7 @@ def test_the_hidden_share_is_the_published_one():
     rng = np.random.default_rng(0)
     hidden = spans = raw = 0
     while raw < 200_000:
-        labels = T5.make([part(568, seed=raw)], SPECIAL, rng, 512, True)["labels"]
+        labels = T5.make([part(568, seed=raw)], SampleContext(SPECIAL, rng, 512, True))["labels"]
         sentinels = int(np.isin(labels, SPECIAL.sentinels).sum())
         hidden, spans, raw = hidden + len(labels) - sentinels - 1, spans + sentinels, raw + 568
     assert hidden / raw == pytest.approx(0.15, abs=0.003)
@@ -51,7 +52,7 @@ def test_the_hidden_share_is_the_published_one():
 
 def test_each_document_is_noised_by_itself_and_can_be_put_back():
     piece = [part(300), part(1), part(150, seed=1)]
-    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
+    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     inputs = documents(sample)
     targets = documents(sample, "labels", "decoder_document_ids")
     heard = documents(sample, "decoder_tokens", "decoder_document_ids")
@@ -65,7 +66,7 @@ def test_each_document_is_noised_by_itself_and_can_be_put_back():
 
 def test_a_row_that_would_overflow_shortens_its_last_document():
     piece = [part(200), part(200, seed=1), part(168)]
-    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
+    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [put_back(*side) for side in sides]
     whole = [p.tokens.tolist() for p in piece]
@@ -82,7 +83,7 @@ def test_a_row_that_would_overflow_shortens_its_last_document():
 
 def test_many_tiny_documents_never_overflow():
     piece = [part(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
-    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, True)
+    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [put_back(*side) for side in sides]
     assert rebuilt[:-1] == [p.tokens.tolist() for p in piece][: len(rebuilt) - 1]
@@ -91,7 +92,7 @@ def test_many_tiny_documents_never_overflow():
 
 def test_without_document_mask_the_row_is_one_text():
     piece = [part(300), part(268)]
-    sample = T5.make(piece, SPECIAL, np.random.default_rng(0), 512, False)
+    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, False))
     assert set(sample["document_ids"]) == set(sample["decoder_document_ids"]) == {1}
     text = put_back(sample["tokens"].tolist(), sample["labels"].tolist())
     assert text == [token for p in piece for token in p.tokens.tolist()]
@@ -101,7 +102,7 @@ def test_without_document_mask_the_row_is_one_text():
 def test_where_little_is_kept_there_are_no_more_spans_than_kept_tokens(rate):
     task = objective_of({"span-corruption": {"rate": rate}})
     for length in range(1, 40):
-        row = task.make([part(length)], SPECIAL, np.random.default_rng(length), 32, True)
+        row = task.make([part(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
         said = documents(row, "labels", "decoder_document_ids")
         assert put_back(documents(row)[0], said[0]) == part(length).tokens.tolist()
 

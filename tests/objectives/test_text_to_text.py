@@ -7,7 +7,7 @@ from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
-from megaptm.objectives.objective import Objective
+from megaptm.objectives.objective import Objective, SampleContext
 from megaptm.objectives.spans import SpanCorruption
 from tests.data.corpora import tiny_corpus
 from tests.objectives.rows import SPECIAL, documents
@@ -30,7 +30,7 @@ def asked(sample) -> list[list[int]]:
 
 def test_the_answer_is_asked_and_the_question_is_not():
     one = pair(9, 5)
-    sample = TASK.make([one], SPECIAL, np.random.default_rng(0), 32, True)
+    sample = TASK.make([one], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
     question, answer = np.split(one.tokens.tolist(), [9])
     assert documents(sample) == [[*question, END]]
@@ -42,7 +42,7 @@ def test_the_answer_is_asked_and_the_question_is_not():
 def test_what_is_longer_than_a_row_is_cut():
     short = objective_of({"text-to-text": {"targets": 8}})
     one = pair(90, 20)
-    sample = short.make([one], SPECIAL, np.random.default_rng(0), 32, True)
+    sample = short.make([one], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     assert documents(sample) == [[*one.tokens[:31].tolist(), END]]
     assert documents(sample, "labels", "decoder_document_ids") == [[*one.tokens[90:97].tolist(), END]]
 

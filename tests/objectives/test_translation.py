@@ -8,7 +8,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, objective_of
-from megaptm.objectives.objective import DocumentSlice, RowWindow
+from megaptm.objectives.objective import DocumentSlice, RowWindow, SampleContext
 from tests.data.corpora import tiny_corpus
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -22,7 +22,7 @@ def pair(source: int, target: int, seed: int = 0) -> DocumentSlice:
 
 def test_each_pair_of_a_row_is_read_and_said_by_itself():
     piece = [pair(9, 5), pair(3, 8, seed=1)]
-    sample = TASK.make(piece, SPECIAL, np.random.default_rng(0), 32, True)
+    sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
     sources, targets = zip(*(np.split(p.tokens, p.annotations["parts"][1:]) for p in piece), strict=True)
     assert documents(sample) == [[*source, END] for source in sources]
@@ -36,10 +36,10 @@ def test_each_pair_of_a_row_is_read_and_said_by_itself():
 
 def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
     piece = [pair(9, 9), pair(4, 12, seed=1), pair(5, 5, seed=2), pair(40, 3, seed=3)]
-    sample = TASK.make(piece, SPECIAL, np.random.default_rng(0), 16, True)
+    sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert [len(source) for source in documents(sample)] == [10, 6]
     shorter = objective_of({"translation": {"targets": 8}})
-    sample = shorter.make([pair(9, 9), pair(3, 7)], SPECIAL, np.random.default_rng(0), 16, True)
+    sample = shorter.make([pair(9, 9), pair(3, 7)], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert sample["labels"].shape == (8,)
     assert [len(source) for source in documents(sample)] == [4]
 
@@ -49,12 +49,12 @@ def test_a_document_of_which_a_text_has_no_token_is_left_out(task):
     """A mark of direction, or what a tokenizer's normalizer removes."""
     lone = DocumentSlice(part(7).tokens, 2, {"parts": np.array([0], np.int32)})
     whole = pair(4, 5, seed=1)
-    sample = OBJECTIVES[task].make([lone, whole], SPECIAL, np.random.default_rng(0), 32, True)
+    sample = OBJECTIVES[task].make([lone, whole], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     assert documents(sample) == [[*whole.tokens[:4], END]]
 
 
 def test_a_row_that_no_pair_begins_in_asks_nothing():
-    sample = TASK.make([], SPECIAL, np.random.default_rng(0), 16, True)
+    sample = TASK.make([], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert (sample["labels"] == IGNORED).all()
     assert not sample["document_ids"].any()
 

@@ -14,7 +14,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.translation_lm import TranslationLM
 from tests.data.corpora import SPECIALS
 from tests.models.tiny import tiny_model, tiny_spec
@@ -30,7 +30,7 @@ def pair(first: int, second: int, seed: int = 0) -> DocumentSlice:
 
 
 def made(piece: list[DocumentSlice], sequence: int, task=TASK, seed: int = 0) -> dict[str, np.ndarray]:
-    sample = task.make(piece, SPECIAL, np.random.default_rng(seed), sequence, True)
+    sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
     task.batch(sequence, document_mask=True).check(sample, maker=task.name)
     return sample
 
@@ -185,7 +185,7 @@ def pairs_of_words(rng: np.random.Generator, *, translated: bool = True) -> list
 
 def batch(rng: np.random.Generator, **options: bool) -> dict[str, torch.Tensor]:
     task = TranslationLM(rate=0.2, mask=0.9, random=0.05)
-    rows = [task.make(pairs_of_words(rng, **options), SMALL, rng, 42, True) for _ in range(24)]
+    rows = [task.make(pairs_of_words(rng, **options), SampleContext(SMALL, rng, 42, True)) for _ in range(24)]
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 

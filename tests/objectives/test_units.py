@@ -14,7 +14,7 @@ from megaptm.data.shards import ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives import objective_of
 from megaptm.objectives.hide import independent
-from megaptm.objectives.objective import SentenceGroup, marked, units
+from megaptm.objectives.objective import SampleContext, SentenceGroup, marked, units
 from megaptm.objectives.show_ask import masked
 from megaptm.objectives.vocabulary import SpecialTokens
 from tests.data.corpora import SPECIALS
@@ -83,7 +83,7 @@ def test_each_unit_has_its_rate_and_is_hidden_whole():
         words = np.flatnonzero(lengths.random(510) < 0.4)
         words = np.union1d([0], words)
         text = part(510, 2, seed=number)
-        sample = task.make([replace(text, annotations={"words": words})], SPECIAL, rng, 512, True)
+        sample = task.make([replace(text, annotations={"words": words})], SampleContext(SPECIAL, rng, 512, True))
         places = sample["masked_positions"][sample["labels"] != IGNORED] - 1
         unit = np.searchsorted(words, places, side="right") - 1
         whole = np.diff([*words, 510])
@@ -177,5 +177,7 @@ def test_units_mean_nothing_where_tokens_are_hidden_one_by_one():
 def test_the_text_of_a_group_may_come_with_marks():
     sentences = [marked(np.arange(SPECIALS, SPECIALS + 9), {"words": np.arange(0, 9, 3)}) for _ in range(4)]
     task = objective_of({"masked-lm": {"hide": "independent"}, "next-sentence": {}})
-    sample = task.make(SentenceGroup(sentences, lambda rng: sentences), SPECIAL, np.random.default_rng(0), 48, True)
+    sample = task.make(
+        SentenceGroup(sentences, lambda rng: sentences), SampleContext(SPECIAL, np.random.default_rng(0), 48, True)
+    )
     assert len(sample["labels"]) == task.masked.most_asked(48)

@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.hide import whole_words
 from megaptm.objectives.masked import most_asked
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS, tiny_corpus, word_starts
 from tests.objectives.rows import SPECIAL, part
 
@@ -38,7 +38,7 @@ def test_no_word_is_broken_and_the_shares_are_the_published_ones(document_mask):
     fates = np.zeros(3)
     while selected < 20_000:
         piece = [with_words(part(300, 2 if document_mask else 1, seed=rows)), with_words(part(208))]
-        sample = WHOLE.make(piece, SPECIAL, rng, 512, document_mask)
+        sample = WHOLE.make(piece, SampleContext(SPECIAL, rng, 512, document_mask))
         before, asked = unmasked(sample)
         # A word ends before the next begins, and before a special token.
         begins = (before % 3 > 0) | (before < SPECIALS)

@@ -19,6 +19,7 @@ from megaptm.hub.huggingface import from_hugging_face
 from megaptm.models.heads import build_heads
 from megaptm.objectives import span_boundary
 from megaptm.objectives.masked import MaskedRow
+from megaptm.objectives.objective import SampleContext
 from megaptm.objectives.span_boundary import LONGEST, SpanBoundary
 from megaptm.spec import ModelSpec, Size
 from tests.models.tiny import tiny_spec
@@ -113,7 +114,7 @@ def test_spans_have_the_borders_and_targets_of_the_released_code(case, monkeypat
     object.__setattr__(task, "places", np.flatnonzero(case["target"]) + 1)  # cls stands before the text
     text = np.array([SPECIAL.cls, *(200 + np.array(SPANS["sentence"])), SPECIAL.sep])
     row = MaskedRow([text], [0], [len(text)])
-    sample = task.mask_row(row, SPECIAL, np.random.default_rng(0), 24, np.ones(len(text), dtype=int))
+    sample = task.mask_row(row, SampleContext(SPECIAL, np.random.default_rng(0), 24, False), np.ones(len(text), dtype=int))
     found: dict[tuple[int, int], list[int]] = {}
     for left, right, offset, label in zip(
         *(sample[f"span_{name}"].tolist() for name in ("left", "right", "offset", "labels")), strict=True
