@@ -117,7 +117,7 @@ def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokeniz
     if "document_ids" in sample:
         seen = seen[sample["document_ids"] > 0]
     text = Text()
-    if batch.asked is not None and "labels" in sample:
+    if batch.num_predicted is not None and "labels" in sample:
         asked = zip(sample["masked_positions"], sample["labels"], strict=True)
         answers = {int(at): int(id_) for at, id_ in asked if id_ >= 0}
         start = 0
@@ -129,7 +129,7 @@ def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokeniz
         text.append(tokenizer.decode(seen[start:]))
     else:
         text.append(tokenizer.decode(seen))
-    if batch.asked is None and "labels" in sample:
+    if batch.num_predicted is None and "labels" in sample:
         labels = sample["labels"][sample["labels"] >= 0]
         text.append("\n\nmust say: ")
         # Of several streams the last is what is said.

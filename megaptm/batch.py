@@ -1,6 +1,6 @@
 """What a batch holds: the one contract between objectives, which make samples, and all who read them. No torch."""
 
-# S tokens of a row, K places asked about
+# S tokens of a row, K predicted positions
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class BatchSpec:
         return any(f"{prefix}global_tokens" in self.fields for prefix in self.streams)
 
     @property
-    def asked(self) -> int | None:
-        """K of objectives that ask about some places; None where they ask about all."""
+    def num_predicted(self) -> int | None:
+        """K of objectives that predict some positions; None where they predict all."""
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     @property

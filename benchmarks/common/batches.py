@@ -125,7 +125,7 @@ def _asked(
 ) -> Fields:
     if issubclass(brick, SpanBoundaryHeadBrick):
         return _boundaries(draw.tokens(len(documents), 3))
-    if brick.asked_only:
+    if brick.predicted_only:
         at, asked = places()
         return {"masked_positions": at, brick.answers: draw.tokens(*at.shape).masked_fill(~asked, IGNORED)}
     if brick.judges_draws:

@@ -19,9 +19,9 @@ from megaptm.plan.workload import Workload
 class FullSharding(Sharding):
     """Weights, gradients and moments are divided over data ranks and gathered layer by layer."""
 
-    def seconds(self, machine: Machine, work: Workload, held: list[ModelChunk], passes: Passes) -> float:
+    def seconds(self, machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
         # Gathered for the forward pass and again for the backward pass, scattered after it, beside the products.
-        sizes = _units(work, held)
+        sizes = _units(work, chunks)
         gather = sum(_over_data_ranks(machine, work, size * work.element) for size in sizes)
         scatter = sum(_over_data_ranks(machine, work, size * work.software.gradient_bytes) for size in sizes)
         beside = machine.efficiency.beside
@@ -29,20 +29,20 @@ class FullSharding(Sharding):
         backward = uncovered(gather + scatter, passes.backward.total + passes.again.total, beside)
         return (forward + backward) * work.microbatches
 
-    def gathered_bytes(self, work: Workload, held: list[ModelChunk]) -> tuple[float, float]:
+    def gathered_bytes(self, work: Workload, chunks: list[ModelChunk]) -> tuple[float, float]:
         # Weights of two layers and of what is no layer; gradients of one layer and of that.
-        *layers, rest = _units(work, held)
+        *layers, rest = _units(work, chunks)
         largest = max(layers, default=0.0)
         return (2 * largest + rest) * work.element, (largest + rest) * work.element
 
 
-def _units(work: Workload, held: list[ModelChunk]) -> list[float]:
+def _units(work: Workload, chunks: list[ModelChunk]) -> list[float]:
     """Parameters of each unit; the last is what is no layer."""
-    heads = tuple(head for chunk in held for head in chunk.heads)
-    alone = ModelChunk(layers={}, first=held[0].first, last=held[-1].last, finals=held[-1].finals, heads=heads)
+    heads = tuple(head for chunk in chunks for head in chunk.heads)
+    alone = ModelChunk(layers={}, first=chunks[0].first, last=chunks[-1].last, finals=chunks[-1].finals, heads=heads)
     rest = parameters(work, [alone]).trained
-    layers = sum(len(span) for chunk in held for span in chunk.layers.values())
-    return [(parameters(work, held).trained - rest) / layers] * layers + [rest]
+    layers = sum(len(span) for chunk in chunks for span in chunk.layers.values())
+    return [(parameters(work, chunks).trained - rest) / layers] * layers + [rest]
 
 
 def _over_data_ranks(machine: Machine, work: Workload, size: float) -> float:

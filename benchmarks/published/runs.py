@@ -49,7 +49,7 @@ class Row(Section):
     sequence: Count
     vocabulary: Count
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
-    asked: Count | None = None
+    num_predicted: Count | None = None
     """Positions of a row that BERT's masked-token head reads."""
     precision: Literal["fp16", "bf16"]
     devices: Count
@@ -198,7 +198,7 @@ def work_of_row(row: Row, software: Software) -> Workload:
             distributed_optimizer=row.distributed_optimizer,
         ),
         batch=row.batch,
-        asked=row.asked,
+        num_predicted=row.num_predicted,
         precision=row.precision,
         recompute=row.recompute,
         software=software,

@@ -1,10 +1,19 @@
 """Bricks of a model in numbers: which linear maps each has, and what it costs. No torch."""
 
 from megaptm.bricks import attention, feedforward, recurrent
-from megaptm.bricks.brick import BRICKS, Brick, Kept, Map, Moved, brick_of, register
+from megaptm.bricks.brick import BRICKS, Brick, Map, MemoryTraffic, SavedBytes, brick_of, register
 from megaptm.bricks.chunk import ModelChunk, chunks
 from megaptm.bricks.heads import HEADS, HeadBrick, heads, register_head
-from megaptm.bricks.layer import SubLayer, convolution_map, held, kinds, memory_width, runs, sublayers, widening
+from megaptm.bricks.layer import (
+    SubLayer,
+    convolution_map,
+    kinds,
+    layer_parameters,
+    memory_width,
+    runs,
+    sublayers,
+    widening,
+)
 from megaptm.bricks.recurrent import past_width
 
 __all__ = [
@@ -12,10 +21,10 @@ __all__ = [
     "HEADS",
     "Brick",
     "HeadBrick",
-    "Kept",
     "Map",
+    "MemoryTraffic",
     "ModelChunk",
-    "Moved",
+    "SavedBytes",
     "SubLayer",
     "attention",
     "brick_of",
@@ -23,8 +32,8 @@ __all__ = [
     "convolution_map",
     "feedforward",
     "heads",
-    "held",
     "kinds",
+    "layer_parameters",
     "memory_width",
     "past_width",
     "recurrent",

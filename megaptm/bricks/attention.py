@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
 from megaptm.bricks.pattern import ChunkPairs, SlidingWindow, SparseBlocks
 from megaptm.spec import Block, Size
 
@@ -36,16 +36,16 @@ class SelfAttentionBrick(Brick):
             }
         self.maps = projections | {"output": Map(self.features, size.width, bias, "rows")}
 
-    def kept(self, element: int, *, dropout: bool) -> Kept:
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         """Queries and the output; keys and values."""
-        return Kept(own=2 * self.features * element, memory=2 * self.key_features * element)
+        return SavedBytes(own=2 * self.features * element, memory=2 * self.key_features * element)
 
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         """Heads are laid out for the kernel and back; queries and keys are turned by `rope`."""
         features = self.features + self.key_features
         # Each is read twice and written, with a float32 product written and read between.
         turned = features * (3 * element + 8) if self.block.position == "rope" else 0
-        return Moved(forward=features * 2 * element + turned, backward=features * 4 * element + turned)
+        return MemoryTraffic(forward=features * 2 * element + turned, backward=features * 4 * element + turned)
 
 
 @register("attention", "banded")
@@ -93,7 +93,7 @@ class LocalAttentionBrick(SelfAttentionBrick):
 
 @register("attention", "lsh")
 class HashedAttentionBrick(SelfAttentionBrick):
-    """Of places whose hashes are alike. Keys are queries of length one; rows of `qv` are ordered (head, [q, v], key
+    """Of positions whose hashes are alike. Keys are queries of length one; rows of `qv` are ordered (head, [q, v], key
     width)."""
 
     own_mask = True
@@ -125,18 +125,18 @@ class HashedAttentionBrick(SelfAttentionBrick):
         return queries * self.features * self.hashes * sum(self.factors) // 2 if self.chunks(queries) else 0
 
     def chosen_bytes(self, queries: int) -> int:
-        """The number of a bucket, 4 bytes, of each place, head and hash."""
+        """The number of a bucket, 4 bytes, of each position, head and hash."""
         return 4 * queries * self.size.heads * self.hashes if self.chunks(queries) else 0
 
-    def kept(self, element: int, *, dropout: bool) -> Kept:
-        """Queries and values as they are and, of each hash, sorted; what each hash found, sorted and as places are,
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
+        """Queries and values as they are and, of each hash, sorted; what each hash found, sorted and as positions are,
         and all of them together."""
-        return Kept(own=self.features * element * (3 + 4 * self.hashes))
+        return SavedBytes(own=self.features * element * (3 + 4 * self.hashes))
 
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         """Sorted and put back, of each hash."""
         features = self.features * element * (2 + 6 * self.hashes)
-        return Moved(forward=features, backward=2 * features)
+        return MemoryTraffic(forward=features, backward=2 * features)
 
 
 @register("attention", "disentangled")
@@ -171,8 +171,8 @@ class RelativeAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        place = Map(size.width, self.features, False, "columns", of_distances=True)
-        self.maps = {**self.maps, "place": place}
+        of_distances = Map(size.width, self.features, False, "columns", of_distances=True)
+        self.maps = {**self.maps, "place": of_distances}
         self.remembered = size.remembered
 
     @property
@@ -200,6 +200,6 @@ class CrossAttentionBrick(SelfAttentionBrick):
             "output": Map(self.features, size.width, bias, "rows"),
         }
 
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         """Nothing is turned."""
-        return Moved(forward=self.features * 4 * element, backward=self.features * 8 * element)
+        return MemoryTraffic(forward=self.features * 4 * element, backward=self.features * 8 * element)

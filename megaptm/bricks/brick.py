@@ -33,8 +33,8 @@ class Map:
     that look at a matrix as a whole take each by itself."""
     turn: int = 1
 
-    place_by_place: bool = False
-    """Whether a place waits for what it gave at the one before: a product for each place, of rows alone."""
+    sequential: bool = False
+    """Whether a position waits for what it gave at the one before: a product for each position, of rows alone."""
     of_distances: bool = False
     """Whether it reads the stack's table of distances, once a pass, and no tokens."""
     of_marked: bool = False
@@ -59,7 +59,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedBytes:
     """Bytes a token that the forward pass leaves for the backward pass, inputs of norms and masks of dropout left out;
     all tensor ranks together."""
 
@@ -70,7 +70,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MemoryTraffic:
     """Bytes a token that are read and written between the products of matrices, all tensor ranks together."""
 
     forward: float
@@ -85,13 +85,13 @@ class Brick(ABC):
     features: int = 0
     """A, of bricks that compare positions: what one pair of a query and a key costs in multiply-adds, twice."""
     pattern: Pattern | None = None
-    """Which places see which, of bricks that compare no more than that."""
+    """Which positions see which, of bricks that compare no more than that."""
     scored: bool = False
     """Whether each layer adds scores of its own to those of queries and keys."""
     biases: int = 0
     """Parameters beside the maps, which tensor ranks divide."""
     kernels: int = 0
-    """Launched for each place of a row, by bricks that go from one to the next, besides its products."""
+    """Launched for each position of a row, by bricks that go from one to the next, besides its products."""
     remembered: int = 0
     """Places before a row whose keys and values are made of what is remembered, in each row anew."""
 
@@ -100,11 +100,11 @@ class Brick(ABC):
         self.block, self.size = block, size
 
     @abstractmethod
-    def kept(self, element: int, *, dropout: bool) -> Kept:
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         """What activations of `element` bytes leave in memory."""
 
     @abstractmethod
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         """What goes through memory between products."""
 
     @property
@@ -117,13 +117,13 @@ class Brick(ABC):
         return queries * keys if self.pattern is None else self.pattern.pairs(queries)
 
     def tiled(self, queries: int) -> bool:
-        """Whether of a row of so many places no more than what its pattern leaves is computed: no mask of all pairs is
-        made, and no score is kept."""
+        """Whether of a row of so many positions no more than what its pattern leaves is computed: no mask of all pairs
+        is made, and no score is saved."""
         return self.pattern is not None and not self.pattern.dense(queries)
 
     @property
     def own_mask(self) -> bool:
-        """Whether it knows itself which places see which, and is told of a batch no more than its numbers."""
+        """Whether it knows itself which positions see which, and is told of a batch no more than its numbers."""
         return self.pattern is not None
 
     def hashing(self, queries: int) -> int:
@@ -131,7 +131,7 @@ class Brick(ABC):
         return 0
 
     def chosen_bytes(self, queries: int) -> int:
-        """Of a row, what is kept of such a choice where layers are computed again."""
+        """Of a row, what is saved of such a choice where layers are computed again."""
         return 0
 
     def masked(self, queries: int) -> bool:

@@ -39,6 +39,6 @@ def word_products(spec: ModelSpec) -> int:
     """Multiply-adds of a word."""
     if not spec.family.reads_characters:
         return 0
-    places = [LONGEST_WORD - characters + 1 for characters, _ in spec.size.filters]
-    along = sum(many * one.weights for many, one in zip(places, convolution_maps(spec.size), strict=True))
+    positions = [LONGEST_WORD - characters + 1 for characters, _ in spec.size.filters]
+    along = sum(many * one.weights for many, one in zip(positions, convolution_maps(spec.size), strict=True))
     return along + sum(one.weights for one in word_maps(spec.size))

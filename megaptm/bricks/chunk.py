@@ -31,18 +31,18 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
     share, more = divmod(spec.layers, number)
     middle = (number - more) // 2
     cut, start = [], 0
-    for place in range(number):
-        stop = start + share + (middle <= place < middle + more)
+    for index in range(number):
+        stop = start + share + (middle <= index < middle + more)
         spans, offset = {}, 0
         for name in spec.family.stacks:
             layers = spec.size_of(name).layers
             spans[name] = range(min(max(start - offset, 0), layers), min(max(stop - offset, 0), layers))
             offset += layers
         finals = tuple(name for name, span in spans.items() if spec.size_of(name).layers - 1 in span)
-        last = place == number - 1
+        last = index == number - 1
         heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, finals, last))
-        begins = tuple(name for name in spec.family.stacks if _begins(spec, name, finals, first=place == 0))
-        cut.append(ModelChunk(spans, first=place == 0, last=last, begins=begins, finals=finals, heads=heads))
+        begins = tuple(name for name in spec.family.stacks if _begins(spec, name, finals, first=index == 0))
+        cut.append(ModelChunk(spans, first=index == 0, last=last, begins=begins, finals=finals, heads=heads))
         start = stop
     heads_of(spec)  # or what is wrong with one of them would be told as if it were the number's fault
     if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
 from megaptm.spec import Block, Size
 
 ROWS_FED = 4096
@@ -29,12 +29,12 @@ class FeedForwardBrick(Brick):
             "down": Map(size.ffn, size.width, bias, "rows"),
         }
 
-    def kept(self, element: int, *, dropout: bool) -> Kept:
-        return Kept(own=self.size.ffn * (self.keeps * element + (1 if self._drops(dropout) else 0)))
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
+        return SavedBytes(own=self.size.ffn * (self.keeps * element + (1 if self._drops(dropout) else 0)))
 
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         features = self.size.ffn * element * self.passes
-        return Moved(forward=2 * features, backward=4 * features)
+        return MemoryTraffic(forward=2 * features, backward=4 * features)
 
     def _drops(self, dropout: bool) -> bool:
         return dropout and self.block.ffn_dropout
@@ -46,9 +46,9 @@ class RectifiedBrick(FeedForwardBrick):
 
     keeps = 1
 
-    def kept(self, element: int, *, dropout: bool) -> Kept:
-        kept = super().kept(element, dropout=dropout).own
-        return Kept(own=kept + (self.size.ffn * element if self._drops(dropout) else 0))
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
+        saved = super().saved_bytes(element, dropout=dropout).own
+        return SavedBytes(own=saved + (self.size.ffn * element if self._drops(dropout) else 0))
 
 
 @register("ffn", "geglu", "swiglu")

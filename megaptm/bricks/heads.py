@@ -22,12 +22,12 @@ in bfloat16 and float32. Fewer rows mean more sums into the gradient of the tabl
 
 
 @dataclass(frozen=True)
-class HeadBytes:
+class LossBytes:
     """Bytes of a head's loss on one tensor rank."""
 
-    kept: float
+    saved: float
     """Until its backward pass, which is after the losses of all heads."""
-    passing: float = 0.0
+    transient: float = 0.0
     """Besides, for as long as it projects."""
 
 
@@ -41,12 +41,12 @@ class HeadBrick(ABC):
     """Whether it projects on the vocabulary."""
     classes: ClassVar[int] = 2
     """Answers that it chooses among, where it does not."""
-    asked_only: ClassVar[bool] = False
-    """Whether it reads the asked places alone, where the batch says which."""
+    predicted_only: ClassVar[bool] = False
+    """Whether it reads the predicted positions alone, where the batch says which."""
     contrasts: ClassVar[bool] = False
     """Whether its loss compares rows of the whole global batch: its module is a `models.contrast.ContrastHead`."""
     next_token: ClassVar[bool] = False
-    """Whether it asks each place for the token behind it, which the place must not see."""
+    """Whether it asks each position for the token behind it, which the position must not see."""
     judges_draws: ClassVar[bool] = False
     """Whether the answer is known only once a head has been drawn from: the batch says where it is asked."""
     features: ClassVar[int] = 0
@@ -124,44 +124,44 @@ class HeadBrick(ABC):
         """All of them, rows that pad the vocabulary left out."""
         return sum(one.whole for one in self.maps.values()) + self.rows * self.spec.vocabulary + self.others
 
-    def held(self, tensor: int) -> int:
+    def rank_parameters(self, tensor: int) -> int:
         """Parameters of one of so many tensor ranks, rows that pad the vocabulary among them."""
         whole = sum(one.whole for one in self.maps.values()) + self.others
         return whole + self.rows * self.spec.padded_vocabulary // tensor
 
-    def places(self, length: int, asked: int | None) -> int:
-        """Places of a row of this length that it reads; `asked` are those asked about, absent: all."""
-        return asked if self.asked_only and asked is not None else length
+    def positions_read(self, length: int, num_predicted: int | None) -> int:
+        """How many of a row of this length it reads; `num_predicted`: those that are predicted, absent: all."""
+        return num_predicted if self.predicted_only and num_predicted is not None else length
 
     @property
     def projections(self) -> list[tuple[int, int]]:
         """Inputs and outputs of the products by which it projects on the vocabulary."""
         return [(self.table_width, self.spec.vocabulary)] if self.projects else []
 
-    def mapped(self, places: int) -> int:
-        """Of so many places of a row that it reads, those that its maps take."""
-        return places
+    def mapped(self, positions: int) -> int:
+        """Of so many positions of a row that it reads, those that its maps take."""
+        return positions
 
-    def multiply_adds(self, places: int) -> int:
-        """Of a forward pass over so many places of a row."""
-        products = self.mapped(places) * sum(one.weights for one in self.maps.values())
-        return products + places * sum(inputs * outputs for inputs, outputs in self.projections)
+    def multiply_adds(self, positions: int) -> int:
+        """Of a forward pass over so many positions of a row."""
+        products = self.mapped(positions) * sum(one.weights for one in self.maps.values())
+        return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
-    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
-        """Of so many places of a micro-batch, in elements of so many bytes, on one of so many tensor ranks: what it
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """Of so many positions of a micro-batch, in elements of so many bytes, on one of so many tensor ranks: what it
         reads, gathered, and its gradient; and what projects. `chunked`: `losses.token`, where there is one rank."""
-        hidden = 2 * places * self.width * element
+        hidden = 2 * positions * self.width * element
         if not self.projects:
-            return HeadBytes(hidden)
+            return LossBytes(hidden)
         vocabulary = self.spec.padded_vocabulary
         if chunked and tensor == 1:
-            table = 4 if places > ROWS_PROJECTED else element
-            logits = min(places, ROWS_PROJECTED) * vocabulary * (element + 4)
-            return HeadBytes(hidden + vocabulary * self.table_width * table, logits)
+            table = 4 if positions > ROWS_PROJECTED else element
+            logits = min(positions, ROWS_PROJECTED) * vocabulary * (element + 4)
+            return LossBytes(hidden + vocabulary * self.table_width * table, logits)
         # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
         # model's format.
-        scores = places * vocabulary / tensor
-        return HeadBytes(hidden + scores * 4, 0.0 if element == 4 else scores * element)
+        scores = positions * vocabulary / tensor
+        return LossBytes(hidden + scores * 4, 0.0 if element == 4 else scores * element)
 
     def compare_bytes(self, own: int, rows: int) -> int:
         """At most, while `own` rows are compared with all `rows`, where it `contrasts`: the features of all and two
@@ -175,7 +175,7 @@ class HeadBrick(ABC):
 
 
 class LanguageHeadBrick(HeadBrick):
-    """The next token at every place: the stream times the token table, or a table of its own."""
+    """The next token at every position: the stream times the token table, or a table of its own."""
 
     name = "lm"
     next_token = True
@@ -194,19 +194,19 @@ class LanguageHeadBrick(HeadBrick):
         # A bias a word, and a row with a bias for each cluster but the first.
         return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
 
-    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
         """Of clusters one after another, whole on each tensor rank, and the gradients of all their tables."""
         if not self.spec.size.cutoffs:
-            return super().bytes(places, element, tensor=tensor, chunked=chunked)
-        table = 4 if places > ROWS_PROJECTED else element
+            return super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
+        table = 4 if positions > ROWS_PROJECTED else element
         products = projections(self.spec)
         tables, rows = sum(inputs * outputs for inputs, outputs in products), max(outputs for _, outputs in products)
-        hidden = 2 * places * self.width * element
-        return HeadBytes(hidden + tables * table, min(places, ROWS_PROJECTED) * rows * (element + 4))
+        hidden = 2 * positions * self.width * element
+        return LossBytes(hidden + tables * table, min(positions, ROWS_PROJECTED) * rows * (element + 4))
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """By clusters, each projects all places: see `models.adaptive`."""
+        """By clusters, each projects all positions: see `models.adaptive`."""
         if not self.spec.size.cutoffs:
             return super().projections
         products = projections(self.spec)
@@ -227,10 +227,10 @@ class LanguageHeadBrick(HeadBrick):
 
 
 class MaskedHeadBrick(HeadBrick):
-    """Masked tokens: a transform, a norm, the token table and a bias a word (BERT); read where asked only."""
+    """Masked tokens: a transform, a norm, the token table and a bias a word (BERT). Reads predicted positions alone."""
 
     name = "mlm"
-    asked_only = True
+    predicted_only = True
     rows = 1
 
     @property
@@ -271,19 +271,19 @@ class BidirectionalHeadBrick(HeadBrick):
         words = self.spec.family.negatives or self.spec.vocabulary
         return [(self.spec.size.table_width, words)] * 2
 
-    def bytes(self, places: int, element: int, *, tensor: int = 1, chunked: bool = True) -> HeadBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
         """Where words are drawn: logits, and their float32 form twice; vectors of what is right and what is drawn."""
         if not (drawn := self.spec.family.negatives):
-            return super().bytes(2 * places, element, tensor=tensor, chunked=chunked)
+            return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
         width = self.spec.size.table_width
-        return HeadBytes(2 * places * (drawn * (element + 8) + 3 * width * element) + 2 * drawn * width * element)
+        return LossBytes(2 * positions * (drawn * (element + 8) + 3 * width * element) + 2 * drawn * width * element)
 
 
 class PermutationHeadBrick(HeadBrick):
     """Words that are asked in an order, from queries beside the text: the token table and a bias a word (XLNet)."""
 
     name = "permutation-lm"
-    asked_only = True
+    predicted_only = True
     rows = 1
 
     @property
@@ -292,12 +292,12 @@ class PermutationHeadBrick(HeadBrick):
 
 
 class SpanBoundaryHeadBrick(HeadBrick):
-    """Tokens of a masked span from the two places around it (SpanBERT, arXiv:1907.10529, 3.2): two layers, each with a
-    norm, then the token table and a bias a word."""
+    """Tokens of a masked span from the two positions around it (SpanBERT, arXiv:1907.10529, 3.2): two layers, each with
+    a norm, then the token table and a bias a word."""
 
     name = "span-boundary"
     answers = "span_labels"
-    asked_only = True
+    predicted_only = True
     rows = 1
     offsets: ClassVar[int] = 20
     """Places of a span that are told apart: `objectives.span_boundary.LONGEST`."""
@@ -316,7 +316,7 @@ class SpanBoundaryHeadBrick(HeadBrick):
 
 
 class RowClassHeadBrick(HeadBrick):
-    """Base of heads that choose among classes of a row of texts, read at the first place through BERT's pooler."""
+    """Base of heads that choose among classes of a row of texts, read at the first position through BERT's pooler."""
 
     projects = False
     pooler_published: ClassVar[bool] = False
@@ -331,7 +331,7 @@ class RowClassHeadBrick(HeadBrick):
     def published(self) -> int:
         return self.maps["pooler"].whole if self.pooler_published else 0
 
-    def mapped(self, places: int) -> int:
+    def mapped(self, positions: int) -> int:
         return 1
 
 
@@ -346,7 +346,7 @@ class TokenClassHeadBrick(HeadBrick):
 
 
 class ReplacedHeadBrick(HeadBrick):
-    """Whether each token was replaced: a transform and a number a place (ELECTRA, arXiv:2003.10555, section 2)."""
+    """Whether each token was replaced: a transform and a number a position (ELECTRA, arXiv:2003.10555, section 2)."""
 
     name = "replaced-token"
     answers = "replaced"

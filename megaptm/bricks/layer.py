@@ -71,7 +71,7 @@ def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
 
 
 @dataclass(frozen=True)
-class Held:
+class LayerParameters:
     """Parameters of some layers of a stack."""
 
     divided: int
@@ -81,12 +81,12 @@ class Held:
 
 
 @lru_cache(maxsize=4096)
-def held(block: Block, size: Size, layers: range, memory: int | None = None) -> Held:
-    """What some layers of a stack hold: what they share once, and what the stack has besides; no last norm."""
+def layer_parameters(block: Block, size: Size, layers: range, memory: int | None = None) -> LayerParameters:
+    """Of some layers of a stack: what they share once, and what the stack has besides; no last norm."""
     subs = [*own_sublayers(block, size, layers, memory)]
     beside = [*maps_beside(block, size, layers)]
     norms = norm_parameters(block, size.width) * norms_beside(block, layers)
-    return Held(
+    return LayerParameters(
         sum(sub.divided for sub in subs) + sum(one.divided for one in beside),
         sum(sub.whole for sub in subs) + sum(one.whole for one in beside) + norms,
     )
@@ -97,9 +97,9 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
     seen = set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
-            place = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
-            if place not in seen:
-                seen.add(place)
+            owner = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
+            if owner not in seen:
+                seen.add(owner)
                 yield sub
 
 
@@ -134,12 +134,12 @@ def norms_beside(block: Block, layers: range) -> int:
 
 
 def convolution_map(width: int) -> Map:
-    """From a place and its two neighbors."""
+    """From a position and its two neighbors."""
     return Map(3 * width, width, bias=True)
 
 
-def decoding_places(spec: ModelSpec, stack: str, layers: range) -> int:
-    """Parameters of the table of places that a mask decoder begins with; it serves pre-training alone."""
+def mask_decoder_table(spec: ModelSpec, stack: str, layers: range) -> int:
+    """Parameters of the table of positions that a mask decoder begins with; it serves pre-training alone."""
     size = spec.size_of(stack)
     decodes = spec.family.stacks[stack].last_layer == "mask-decoder" and size.layers - 1 in layers
     return spec.context * size.width if decodes else 0

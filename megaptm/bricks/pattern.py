@@ -1,8 +1,8 @@
-"""Which places a place may see by where they are, whatever a batch holds: windows, chunks and blocks. No torch.
+"""Which positions a position may see by where they are, whatever a batch holds: windows, chunks and blocks. No torch.
 
-A pattern says the same in three ways: of any two places (`sees`), as tiles of queries with the keys that these may see,
-from which attention is computed without what nobody sees, and as the number of pairs that tiles compare. Tiles come
-from the numbers of the pattern alone: nothing here grows with the square of a row's length.
+A pattern says the same in three ways: of any two positions (`sees`), as tiles of queries with the keys that these may
+see, from which attention is computed without what nobody sees, and as the number of pairs that tiles compare. Tiles
+come from the numbers of the pattern alone: nothing here grows with the square of a row's length.
 """
 
 # H heads, N blocks of a row
@@ -34,15 +34,15 @@ class Tile:
 
 
 class Pattern(ABC):
-    """Who may see whom by place. Immutable, so that what follows from it is remembered."""
+    """Who may see whom by position. Immutable, so that what follows from it is remembered."""
 
     @abstractmethod
     def everything(self, length: int) -> bool:
-        """Whether in a row of so many places each sees all."""
+        """Whether in a row of so many positions each sees all."""
 
     @abstractmethod
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
-        """Whether it does, of arrays of heads and places that broadcast, numpy's or torch's; `table` is that of the
+        """Whether it does, of arrays of heads and positions that broadcast, numpy's or torch's; `table` is that of the
         row, in the same kind of array."""
 
     @abstractmethod
@@ -64,11 +64,11 @@ class Pattern(ABC):
 
 @lru_cache(maxsize=4096)
 def _pairs(pattern: Pattern, length: int) -> int:
-    places, total = range(length), 0
+    positions, total = range(length), 0
     for tile in pattern.tiles(length):
-        queries = len(places[tile.queries])
+        queries = len(positions[tile.queries])
         if isinstance(tile.keys, slice):
-            total += queries * len(places[tile.keys])
+            total += queries * len(positions[tile.keys])
         else:
             assert isinstance(pattern, SparseBlocks)
             total += queries * tile.keys.shape[1] * pattern.block
@@ -77,7 +77,7 @@ def _pairs(pattern: Pattern, length: int) -> int:
 
 @dataclass(frozen=True)
 class SlidingWindow(Pattern):
-    """Up to so many steps before and after; a step is `dilation` places, and those between are not seen (Longformer,
+    """Up to so many steps before and after; a step is `dilation` positions, and those between are not seen (Longformer,
     arXiv:2004.05150, figure 2)."""
 
     before: int

@@ -1,42 +1,42 @@
-"""Layers that hand a state on from place to place."""
+"""Layers that hand a state on from position to position."""
 
 # D width, F features of a cell
 
 from __future__ import annotations
 
-from megaptm.bricks.brick import Brick, Kept, Map, Moved, register
+from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
 from megaptm.spec import Block, Size
 
 
 @register("recurrent", "lstm")
 class ProjectedLSTMBrick(Brick):
     """An LSTM whose output is projected (arXiv:1402.1128), as in ELMo (arXiv:1802.05365): its gates read the stream and
-    the projection of the place before. Rows of `input` and `state`: (input gate, new value, forget gate, output gate)
-    by features.
+    the projection of the position before. Rows of `input` and `state`: (input gate, new value, forget gate, output
+    gate) by features.
 
-    Tensor ranks each have all of it: gates of one place wait for those of the place before.
+    Tensor ranks each have all of it: gates of one position wait for those of the position before.
     """
 
     kernels = 14
-    """Sum of products, four gates, their lean, two products, sum, clip, tangent, product, clip, and what is kept."""
+    """Sum of products, four gates, their lean, two products, sum, clip, tangent, product, clip, and what is saved."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         self.maps = {
             "input": Map(size.width, 4 * size.ffn, True),
-            "state": Map(size.width, 4 * size.ffn, False, place_by_place=True),
-            "projection": Map(size.ffn, size.width, False, place_by_place=True),
+            "state": Map(size.width, 4 * size.ffn, False, sequential=True),
+            "projection": Map(size.ffn, size.width, False, sequential=True),
         }
 
-    def kept(self, element: int, *, dropout: bool) -> Kept:
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         """Four gates and what they are made of, of a cell itself, clipped and not, and its tangent; what is projected;
         the projection clipped and not."""
-        return Kept(own=(12 * self.size.ffn + 2 * self.size.width) * element)
+        return SavedBytes(own=(12 * self.size.ffn + 2 * self.size.width) * element)
 
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         """Gates are read and written three times, cells and what they give about as often together."""
         passed = (3 * 2 * 4 * self.size.ffn + 12 * self.size.ffn + 4 * self.size.width) * element
-        return Moved(forward=passed, backward=2 * passed)
+        return MemoryTraffic(forward=passed, backward=2 * passed)
 
 
 class LSTMBrick(Brick):
@@ -45,22 +45,22 @@ class LSTMBrick(Brick):
 
     kernels = 10
     reads: int
-    """Numbers of a place that are read."""
+    """Numbers of a position that are read."""
 
     def lstm_maps(self, prefix: str = "") -> dict[str, Map]:
         gates = 4 * self.size.ffn
         return {
             f"{prefix}input": Map(self.reads, gates, True),
-            f"{prefix}state": Map(self.size.ffn, gates, True, place_by_place=True),
+            f"{prefix}state": Map(self.size.ffn, gates, True, sequential=True),
         }
 
-    def kept(self, element: int, *, dropout: bool) -> Kept:
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         """Four gates and what they are made of, of a cell itself and its tangent; what is given."""
-        return Kept(own=self.directions * 11 * self.size.ffn * element)
+        return SavedBytes(own=self.directions * 11 * self.size.ffn * element)
 
-    def moved(self, element: int) -> Moved:
+    def memory_traffic(self, element: int) -> MemoryTraffic:
         passed = self.directions * (3 * 2 * 4 + 8) * self.size.ffn * element
-        return Moved(forward=passed, backward=2 * passed)
+        return MemoryTraffic(forward=passed, backward=2 * passed)
 
     directions = 1
 
@@ -99,11 +99,11 @@ class AttentiveLSTMBrick(LSTMBrick):
         self.reads = size.table_width + size.width
         self.maps = {
             **self.lstm_maps("lstm."),
-            "attention.query": Map(size.width, memory, True, place_by_place=True),
-            "attention.merge": Map(memory + size.width, size.width, True, place_by_place=True),
+            "attention.query": Map(size.width, memory, True, sequential=True),
+            "attention.merge": Map(memory + size.width, size.width, True, sequential=True),
         }
 
 
 def past_width(block: Block, size: Size) -> int:
-    """Numbers that a layer remembers of a place: what it read; or what an LSTM gave, and its cell."""
+    """Numbers that a layer remembers of a position: what it read; or what an LSTM gave, and its cell."""
     return size.width + size.ffn if block.is_recurrent else size.width

@@ -23,7 +23,7 @@ ANY_SEQUENCE = 512
 def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     """Stack -> places of a row of it, and of the queries beside its text."""
     return {
-        stack: length + (batch.asked or 0 if family.stacks[stack].query_stream else 0)
+        stack: length + (batch.num_predicted or 0 if family.stacks[stack].query_stream else 0)
         for stack, length in batch.lengths(family.prefixes).items()
     }
 

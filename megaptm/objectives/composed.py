@@ -120,7 +120,8 @@ class Composed(Objective):
         streams, all_fields = dict(first.streams), dict(first.fields)
         for other, spec in others:
             asking = "labels" in spec.fields and "labels" in all_fields
-            if {*spec.streams} != {*streams} or (asking and (spec.asked is None) == ("masked_positions" in all_fields)):
+            other_positions = (spec.num_predicted is None) == ("masked_positions" in all_fields)
+            if {*spec.streams} != {*streams} or (asking and other_positions):
                 raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
             streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
             for name, field in spec.fields.items():

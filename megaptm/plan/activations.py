@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, runs, sublayers
 from megaptm.bricks.feedforward import ROWS_FED
-from megaptm.bricks.heads import HeadBrick, HeadBytes
+from megaptm.bricks.heads import HeadBrick, LossBytes
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -37,51 +37,51 @@ def layer(work: Workload, stack: str, block: Block | None = None, *, recompute: 
 def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
     tokens, element, masks = work.layout.microbatch * work.lengths[stack], work.element, 1 if work.spec.dropout else 0
     # The norm's input, the norm's output (the next linear map's input), the dropout's mask.
-    kept = tokens * work.spec.size_of(stack).width * (2 * element + masks) / work.slice
+    saved = tokens * work.spec.size_of(stack).width * (2 * element + masks) / work.slice
     keys = block.cross if sub.name == "cross" and block.cross else stack
-    saved = sub.brick.kept(element, dropout=bool(work.spec.dropout))
-    asked = work.layout.microbatch * work.lengths[keys]
-    kept += (tokens * saved.own + asked * saved.memory) / work.layout.tensor
+    of_brick = sub.brick.saved_bytes(element, dropout=bool(work.spec.dropout))
+    key_tokens = work.layout.microbatch * work.lengths[keys]
+    saved += (tokens * of_brick.own + key_tokens * of_brick.memory) / work.layout.tensor
     # Keys and values of what is remembered; of that itself, which the step holds anyway, nothing more.
-    kept += work.layout.microbatch * sub.brick.remembered * 2 * sub.brick.features * element / work.layout.tensor
+    saved += work.layout.microbatch * sub.brick.remembered * 2 * sub.brick.features * element / work.layout.tensor
     if sub.brick.features:
-        kept += _scores(work, sub.brick, stack, keys, recompute)
-    return kept
+        saved += _scores(work, sub.brick, stack, keys, recompute)
+    return saved
 
 
 def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: str) -> float:
     """What lies between queries, keys, values and the output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element
-    asking, rows = work.lengths[queries], layout.microbatch
-    pairs = rows * brick.pairs(asking, work.lengths[keys])
+    query_positions, rows = work.lengths[queries], layout.microbatch
+    pairs = rows * brick.pairs(query_positions, work.lengths[keys])
     if work.software.attention == "materialized":
         if recompute == "selective":
             return 0.0
         # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
         drops = work.spec.dropout and brick.block.attention_dropout
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
-    if brick.tiled(asking):
+    if brick.tiled(query_positions):
         return 0.0
     # Without a learned bias, each layer turns the booleans into numbers of its own, which the heads share.
     if brick.scored:
         # The sum of what is added, which every layer and head has of its own.
-        asked = work.lengths[keys] + brick.remembered
-        added = rows * asking * asked * size.heads * element / layout.tensor
-        return rows * asking * size.heads * 4 / layout.tensor + added
+        key_positions = work.lengths[keys] + brick.remembered
+        added = rows * query_positions * key_positions * size.heads * element / layout.tensor
+        return rows * query_positions * size.heads * 4 / layout.tensor + added
     shared = (
         pairs * element
-        if (work.masked or brick.masked(asking)) and not work.spec.family.stacks[queries].score_bias
+        if (work.masked or brick.masked(query_positions)) and not work.spec.family.stacks[queries].score_bias
         else 0
     )
     # One float32 a query and head.
-    return rows * asking * size.heads * 4 / layout.tensor + shared
+    return rows * query_positions * size.heads * 4 / layout.tensor + shared
 
 
-def chunk(work: Workload, held: ModelChunk) -> float:
+def chunk(work: Workload, here: ModelChunk) -> float:
     """Bytes of one micro-batch in one chunk: its layers, the stack's bias, the embedding's mask."""
     total = 0.0
     rows, spec, element = work.layout.microbatch, work.spec, work.element
-    for name, layers in held.layers.items():
+    for name, layers in here.layers.items():
         block = work.spec.family.stacks[name]
         total += sum(
             number * layer(work, name, kind) for kind, number in runs(block, spec.size_of(name), layers).items()
@@ -89,12 +89,12 @@ def chunk(work: Workload, held: ModelChunk) -> float:
         if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
     if work.spec.dropout:
-        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in held.begins)
+        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in here.begins)
         total += embedded / work.slice
     # The closing norm keeps its input; what it gives is the head's.
-    total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in held.finals)
+    total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in here.finals)
     # Reversible layers are computed back from what the last one gave, two streams in float32.
-    reversible = (name for name, layers in held.layers.items() if layers and spec.family.stacks[name].reversible)
+    reversible = (name for name, layers in here.layers.items() if layers and spec.family.stacks[name].reversible)
     total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.slice for name in reversible)
     return total
 
@@ -113,9 +113,9 @@ def in_flight(work: Workload, stage: int) -> int:
     return min(ahead, layout.virtual * work.microbatches)
 
 
-def held(work: Workload, stage: int, chunks: list[ModelChunk]) -> float:
+def stage(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
     """Bytes of all micro-batches that a stage holds at its fullest."""
-    passes, sizes = in_flight(work, stage), [chunk(work, one) for one in chunks]
+    passes, sizes = in_flight(work, number), [chunk(work, one) for one in chunks]
     rounds, rest = divmod(passes, len(chunks) * work.layout.pipeline)
     total = rounds * work.layout.pipeline * sum(sizes)
     for size in sizes:  # micro-batches enter a chunk in groups of `pipeline`, the first chunk first
@@ -131,13 +131,13 @@ def logits(work: Workload) -> float:
         last = next(reversed(work.spec.family.stacks))
         return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element
     projecting = [bytes_ for head, bytes_ in known.items() if head.projects] or [*known.values()][-1:]
-    return sum(one.kept for one in projecting) + max(one.passing for one in projecting)
+    return sum(one.saved for one in projecting) + max(one.transient for one in projecting)
 
 
-def _loss(work: Workload, head: HeadBrick) -> HeadBytes:
-    places = work.layout.microbatch * head.places(work.lengths[head.stack], work.asked)
+def _loss(work: Workload, head: HeadBrick) -> LossBytes:
+    positions = work.layout.microbatch * head.positions_read(work.lengths[head.stack], work.num_predicted)
     chunked = work.software.chunked_logits
-    return head.bytes(places, work.element, tensor=work.layout.tensor, chunked=chunked)
+    return head.loss_bytes(positions, work.element, tensor=work.layout.tensor, chunked=chunked)
 
 
 def compared(work: Workload) -> float:

@@ -71,17 +71,17 @@ class Passes:
 def product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Seconds of [rows, inputs] @ [inputs, outputs]."""
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
-    moved = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
-    return operations + moved + machine.efficiency.kernel_microseconds * 1e-6
+    traffic = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
+    return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
 
 
 def stage(
-    machine: Machine, work: Workload, held: list[ModelChunk], layers: dict[tuple[str, Block], Passes] | None = None
+    machine: Machine, work: Workload, chunks: list[ModelChunk], layers: dict[tuple[str, Block], Passes] | None = None
 ) -> Passes:
     """One micro-batch through all chunks of a stage; `layers` are known from other stages, and this one's added."""
     total = Passes(OperationTime(), OperationTime())
     layers = {} if layers is None else layers
-    for chunk in held:
+    for chunk in chunks:
         for name, span in chunk.layers.items():
             for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), span).items():
                 if (name, kind) not in layers:
@@ -128,7 +128,7 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
             tokens = 2 * work.lengths[stack]
         inputs = one.inputs / tensor if one.split == "rows" else one.inputs
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
-        times = work.lengths[stack] if one.place_by_place else 1
+        times = work.lengths[stack] if one.sequential else 1
         forward += times * product(machine, work, tokens / times, inputs, outputs)
     # The same operations for the input's gradient and for the weight's, whose operands are the same three matrices.
     return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
@@ -182,9 +182,9 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
     # Norm: gradient and input read, gradient written, read again for its weights; sum: as forward; dropout; bias.
     backward = residual * (5 * element + 3 * element + mask * (2 * element + 1) + element)
     for sub in subs:
-        moved = sub.brick.moved(element)
-        forward += tokens * moved.forward / tensor
-        backward += tokens * moved.backward / tensor
+        traffic = sub.brick.memory_traffic(element)
+        forward += tokens * traffic.forward / tensor
+        backward += tokens * traffic.backward / tensor
     # A weight's gradient is added to its float32 sum, which is read and written; the product has counted one writing.
     weights = sum(one.weights for sub in subs for one in sub.brick.maps.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
@@ -200,7 +200,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
     """What tensor ranks say to each other in a layer, less what products hide.
 
     Each sub-layer sums its output over ranks, forward, and the gradient of its input, backward; with sequence
-    parallelism as a reduce-scatter and an all-gather, and once more a gather, of the kept input, backward.
+    parallelism as a reduce-scatter and an all-gather, and once more a gather, of the saved input, backward.
     """
     layout = work.layout
     if layout.tensor == 1:
@@ -216,7 +216,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
         backward = forward
     elif overlap == "backward":
         # Beside the weight's gradient: the sum of the input's. With sequence parallelism its scatter, and the gather of
-        # the kept input; the gather of the output's gradient finds nothing to hide behind.
+        # the saved input; the gather of the output's gradient finds nothing to hide behind.
         hidden, backward = backward, (one * sublayers if layout.sequence_parallel else 0.0)
     return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
 
@@ -224,8 +224,9 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
 def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
     """Lookups for some stacks, their sum and dropout, and gradients added to the tables."""
     # A gradient-disentangled table is looked up in two.
-    places = sum(work.lengths[name] * (2 if name in work.spec.family.gradient_disentangled else 1) for name in stacks)
-    size = work.layout.microbatch * places * work.spec.width * work.element
+    twice = work.spec.family.gradient_disentangled
+    positions = sum(work.lengths[name] * (2 if name in twice else 1) for name in stacks)
+    size = work.layout.microbatch * positions * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)
     return Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
@@ -235,18 +236,18 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     """A head's maps, and where it projects on the vocabulary that and the cross-entropy."""
     spec, tensor, rows = work.spec, work.layout.tensor, work.layout.microbatch
     length = work.lengths[brick.stack]
-    places = brick.places(length, work.asked)
-    taken = rows * brick.mapped(places)
+    positions = brick.positions_read(length, work.num_predicted)
+    taken = rows * brick.mapped(positions)
     maps = sum(product(machine, work, taken, one.inputs, one.outputs) for one in brick.maps.values())
     if not brick.projects:
         return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
     if spec.size.cutoffs:  # which each tensor rank has whole
         vocabulary = float(sum(outputs for _, outputs in projections(spec)))
-        forward = maps + sum(product(machine, work, rows * places, *one) for one in brick.projections)
+        forward = maps + sum(product(machine, work, rows * positions, *one) for one in brick.projections)
     else:
         vocabulary = spec.padded_vocabulary / tensor
-        forward = maps + product(machine, work, rows * places, brick.table_width, vocabulary)
-    passes = rows * places * vocabulary / machine.bandwidth
+        forward = maps + product(machine, work, rows * positions, brick.table_width, vocabulary)
+    passes = rows * positions * vocabulary / machine.bandwidth
     stream = rows * length * brick.width * work.element
     gathered = collective(machine, stream, ranks=tensor, stride=1)
     # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
@@ -261,5 +262,5 @@ def comparison(machine: Machine, work: Workload) -> OperationTime:
     rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
     operations = sum(3 * 2 * head.compare_multiply_adds(work.own, work.batch) for head in work.comparing)
     # Scores written, masked, read for the softmax and written; backward the same: 4 bytes ten times, of either way.
-    moved = 2 * 40 * work.own * work.batch * len(work.comparing)
-    return OperationTime(products=operations / rate, memory=moved / machine.bandwidth)
+    traffic = 2 * 40 * work.own * work.batch * len(work.comparing)
+    return OperationTime(products=operations / rate, memory=traffic / machine.bandwidth)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import heads, held, memory_width, runs, sublayers, widening
+from megaptm.bricks import heads, layer_parameters, memory_width, runs, sublayers, widening
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.characters import word_products
-from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm
+from megaptm.bricks.layer import embedding_tables, final_norm, mask_decoder_table
 from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
@@ -32,19 +32,19 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
     total = tokens * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
-        layers = held(block, size, range(size.layers), memory_width(spec, name))
+        layers = layer_parameters(block, size, range(size.layers), memory_width(spec, name))
         total += layers.divided + layers.whole + final_norm(block, size)
-        total += decoding_places(spec, name, range(size.layers)) if with_heads else 0
+        total += mask_decoder_table(spec, name, range(size.layers)) if with_heads else 0
     return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())
 
 
-def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked: int | None = None) -> int:
+def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_predicted: int | None = None) -> int:
     """Floating-point operations of a training step on `rows` rows; `lengths` are the tokens of a row of each stack.
 
     Matrix products only, two operations a multiply-add, backward twice forward, nothing for recomputation: what model
     FLOP utilization is reckoned from (arXiv:2104.04473, appendix). Attention counts its full square, causal or not.
     Maps of a table of distances, which are done once a pass, do not count.
-    `asked` is how many positions a row heads read that read only these; absent, all.
+    `num_predicted` is how many positions a row heads read that read only these; absent, all.
     """
     multiply_adds, of_past, hashing = 0, 0, 0
     for name, block in spec.family.stacks.items():
@@ -60,10 +60,10 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], asked:
                 hashing += layers * sub.brick.hashing(own)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
     multiply_adds += sum(lengths.values()) * word_products(spec)
-    # Every place goes through each cluster's map.
+    # Every position goes through each cluster's map.
     multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     for head in heads(spec).values():
-        multiply_adds += head.multiply_adds(head.places(lengths[head.stack], asked))
+        multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of what is remembered have a gradient for their map, and none for what they are made of; through
     # hashes no gradient comes.
     return 2 * rows * (3 * multiply_adds + 2 * of_past + hashing)

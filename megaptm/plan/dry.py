@@ -73,8 +73,8 @@ def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
 
 def compare(work: Workload, found: Sequence[BuiltRank]) -> DryRunReport:
     """The formulas beside what was built."""
-    held = stages(work)
-    counted = [parameters(work, held[one.stage]) for one in found]
+    chunks = stages(work)
+    counted = [parameters(work, chunks[one.stage]) for one in found]
     by_stage = {one.stage: one.flops for one in found}
     whole = None
     if len(by_stage) == work.layout.pipeline:

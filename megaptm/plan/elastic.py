@@ -65,5 +65,5 @@ def _legal(config: Config, layout: Layout) -> bool:
 def _fits(config: Config, layout: Layout, machine: Machine | None) -> bool:
     if machine is None:
         return True
-    held = memory(workload_of(config.model_copy(update={"layout": layout})))
-    return held[fullest(held)].total <= machine.usable_bytes
+    needed = memory(workload_of(config.model_copy(update={"layout": layout})))
+    return needed[fullest(needed)].total <= machine.usable_bytes

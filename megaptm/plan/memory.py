@@ -49,40 +49,40 @@ def fullest(stages: list[Memory]) -> int:
 
 
 def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
-    held, counted = stage.chunks, stage.parameters
+    chunks, counted = stage.chunks, stage.parameters
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen, stage.remembered)
-    logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in held) else 0.0
+    logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
     buffers, workspace = activations.buffers(work), activations.workspace(work, counted.largest)
     if work.software.sharding is not None:
-        whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, held)
+        whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, chunks)
         buffers, workspace = buffers + whole_weights, workspace + whole_gradients
     # The layers' backward passes begin when the loss has given its memory back.
     workspace = max(0.0, workspace - logits)
-    kept = activations.held(work, number, held)
-    compared = activations.compared(work) if any(chunk.last for chunk in held) else 0.0
+    saved = activations.stage(work, number, chunks)
+    compared = activations.compared(work) if any(chunk.last for chunk in chunks) else 0.0
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=kept,
+        activations=saved,
         logits=logits,
         workspace=workspace,
         buffers=buffers,
-        compared=max(0.0, compared - kept - logits - workspace - buffers),
-        remembered=3.0 * remembered(work, held),
+        compared=max(0.0, compared - saved - logits - workspace - buffers),
+        remembered=3.0 * remembered(work, chunks),
     )
 
 
-def remembered(work: Workload, held: Sequence[ModelChunk]) -> float:
+def remembered(work: Workload, chunks: Sequence[ModelChunk]) -> float:
     """Bytes that the layers of some chunks remember of a data rank's rows, on each tensor rank
     (`parallel.memory.RowMemory`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
-    places = sum(
+    numbers = sum(
         len(layers) * sizes[name].remembered * past_width(work.spec.family.stacks[name], sizes[name])
-        for chunk in held
+        for chunk in chunks
         for name, layers in chunk.layers.items()
     )
-    return float(work.own * places * work.element)
+    return float(work.own * numbers * work.element)
 
 
 def states(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from megaptm.bricks import Map, ModelChunk, chunks, memory_width, past_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
-from megaptm.bricks.layer import decoding_places, input_maps, maps_beside, own_sublayers
+from megaptm.bricks.layer import input_maps, maps_beside, mask_decoder_table, own_sublayers
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import ModelSpec
 
@@ -32,7 +32,7 @@ class Remembered:
 def remembered(
     optimizer: OptimizerConfig | None,
     spec: ModelSpec,
-    held: Sequence[ModelChunk],
+    local: Sequence[ModelChunk],
     trained: int,
     heads: Sequence[str] | None = None,
     *,
@@ -47,7 +47,7 @@ def remembered(
     if optimizer.name == "sgd":
         return Remembered(mean)
     least, squares, factors = optimizer.adafactor.factor_from, trained, 0
-    for matrix in _matrices(spec, held, heads) if least is not None else ():
+    for matrix in _matrices(spec, local, heads) if least is not None else ():
         if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (least or 0):
             rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)
             columns = matrix.inputs // (tensor if matrix.split == "rows" else 1)
@@ -67,10 +67,10 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
     return 4 * (rows + parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
-def _matrices(spec: ModelSpec, held: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
+def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
     """All that have two axes, of these chunks; `outputs` are their rows."""
     tokens = Map(spec.size.table_width, spec.padded_vocabulary, False, "columns")
-    for chunk in held:
+    for chunk in local:
         yield from _of_layers(spec, chunk)
         here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
         if spec.size.cutoffs and (chunk.begins or any(head.projects for head in here.values())):
@@ -98,5 +98,5 @@ def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
             yield from sub.brick.maps.values()
         yield from maps_beside(block, size, layers)
-        if places := decoding_places(spec, name, layers):
-            yield Map(size.width, places // size.width, False)
+        if table := mask_decoder_table(spec, name, layers):
+            yield Map(size.width, table // size.width, False)

@@ -82,9 +82,9 @@ def best(found: Search, config: Config, machine: Machine, devices: int) -> Candi
 
 
 def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> Candidate:
-    held = memory(work, stages)
-    stage = fullest(held)
-    return Candidate(work.layout, step(machine, work, stages), held[stage].total, stage)
+    needed = memory(work, stages)
+    stage = fullest(needed)
+    return Candidate(work.layout, step(machine, work, stages), needed[stage].total, stage)
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:

@@ -17,11 +17,11 @@ class Sharding(ABC):
     """Weights, gradients and moments are all divided over data ranks, and gathered when they are needed."""
 
     @abstractmethod
-    def seconds(self, machine: Machine, work: Workload, held: list[ModelChunk], passes: Passes) -> float:
+    def seconds(self, machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
         """Of a step's communication that nothing hides, on a stage that holds these chunks."""
 
     @abstractmethod
-    def gathered_bytes(self, work: Workload, held: list[ModelChunk]) -> tuple[float, float]:
+    def gathered_bytes(self, work: Workload, chunks: list[ModelChunk]) -> tuple[float, float]:
         """Whole weights and whole gradients on a rank at once."""
 
 

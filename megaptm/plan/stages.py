@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.bricks import ModelChunk, chunks, memory_width
-from megaptm.bricks import held as layers_held
+from megaptm.bricks import ModelChunk, chunks, layer_parameters, memory_width
 from megaptm.bricks.adaptive import clusters, token_parameters
-from megaptm.bricks.layer import decoding_places, embedding_tables, final_norm, kinds, sublayers
+from megaptm.bricks.layer import embedding_tables, final_norm, kinds, mask_decoder_table, sublayers
 from megaptm.plan.optimizer import Remembered, remembered
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
@@ -44,25 +43,25 @@ def stages(work: Workload) -> list[list[ModelChunk]]:
 
 def counted_stages(work: Workload) -> list[CountedStage]:
     """The stages with what a rank of each holds."""
-    return [_counted(work, held) for held in stages(work)]
+    return [_counted(work, local) for local in stages(work)]
 
 
-def _counted(work: Workload, held: list[ModelChunk]) -> CountedStage:
-    count = parameters(work, held)
-    known = remembered(work.optimizer, work.spec, held, count.trained, work.trained_heads, tensor=work.layout.tensor)
-    return CountedStage(held, count, known)
+def _counted(work: Workload, local: list[ModelChunk]) -> CountedStage:
+    count = parameters(work, local)
+    known = remembered(work.optimizer, work.spec, local, count.trained, work.trained_heads, tensor=work.layout.tensor)
+    return CountedStage(local, count, known)
 
 
-def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
+def parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
     """What one tensor rank of a stage with these chunks holds."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest = 0, 0, 0, 0
-    for chunk in held:
+    for chunk in local:
         for name, layers in chunk.layers.items():
             block = spec.family.stacks[name]
             size, memory = spec.size_of(name), memory_width(spec, name)
-            counted = layers_held(block, size, layers, memory)
-            trained += counted.divided // tensor + counted.whole + decoding_places(spec, name, layers)
+            counted = layer_parameters(block, size, layers, memory)
+            trained += counted.divided // tensor + counted.whole + mask_decoder_table(spec, name, layers)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(one.weights for sub in subs for one in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
@@ -70,21 +69,21 @@ def parameters(work: Workload, held: list[ModelChunk]) -> Parameters:
         projects = any(head.projects for head in here.values())
         if chunk.begins:
             differences = sum(name in spec.family.gradient_disentangled for name in chunk.begins)
-            tokens = held_tokens(spec, tensor, embeds=True)
+            tokens = token_table_parameters(spec, tensor, embeds=True)
             trained += (1 + differences) * tokens + embedding_tables(spec, chunk.begins)
         elif spec.family.tied and projects:
-            trained += held_tokens(spec, tensor, embeds=False)
+            trained += token_table_parameters(spec, tensor, embeds=False)
         if chunk.begins or projects:
             tables = max((one.rows * one.width for one in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in here.items():
             if work.trained_heads is None or name in work.trained_heads:
-                trained += head.held(tensor)
+                trained += head.rank_parameters(tensor)
             else:
-                frozen += head.held(tensor)
+                frozen += head.rank_parameters(tensor)
     return Parameters(trained, frozen, max(tables, largest // tensor))
 
 
-def held_tokens(spec: ModelSpec, tensor: int, *, embeds: bool) -> int:
+def token_table_parameters(spec: ModelSpec, tensor: int, *, embeds: bool) -> int:
     """Parameters of the token table on one of so many tensor ranks; of clusters each has all."""
     return token_parameters(spec, embeds=embeds) if spec.size.cutoffs else table_size(spec) // tensor
 

@@ -118,7 +118,7 @@ def _messages(machine: Machine, work: Workload) -> float:
 def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
     """Gradients over data ranks, and the tied table's over the stages that hold it."""
     layout, software = work.layout, work.software
-    held, counted = stage.chunks, stage.parameters
+    chunks, counted = stage.chunks, stage.parameters
 
     def over_data_ranks(size: float) -> float:
         return collective(machine, size, ranks=layout.data, stride=layout.tensor)
@@ -126,7 +126,7 @@ def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes)
     weights, gradients = counted.trained * work.element, counted.trained * software.gradient_bytes
     beside = machine.efficiency.beside
     if software.sharding is not None:
-        return software.sharding.seconds(machine, work, held, passes)
+        return software.sharding.seconds(machine, work, chunks, passes)
     before, after = over_data_ranks(gradients), 0.0
     if layout.distributed_optimizer:
         after = over_data_ranks(weights)
@@ -141,7 +141,7 @@ def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes)
     if software.parameter_overlap:
         after = uncovered(after, rounds * passes.forward.total, beside)
     tied = 0.0
-    if layout.pipeline > 1 and work.spec.family.tied and any(chunk.begins or chunk.last for chunk in held):
+    if layout.pipeline > 1 and work.spec.family.tied and any(chunk.begins or chunk.last for chunk in chunks):
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
         tied = 2 * collective(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
     return before + after + tied

@@ -36,8 +36,8 @@ class Workload:
     """What the backward pass computes again: nothing, the attention between queries and values, or whole layers."""
     masked: bool = False
     """Whether attention takes a mask (documents, padding) rather than none or the direction of time."""
-    asked: int | None = None
-    """Positions of a row that are asked about; absent: all."""
+    num_predicted: int | None = None
+    """Positions of a row that are predicted; absent: all."""
     trained_heads: tuple[str, ...] | None = None
     """Heads that have a loss, and so gradients; absent: all."""
     software: Software = MEGAPTM
@@ -99,7 +99,7 @@ class Workload:
     @property
     def flops(self) -> int:
         """Operations of a step on all devices, recomputation left out."""
-        return step_flops(self.spec, rows=self.batch, lengths=self.lengths, asked=self.asked)
+        return step_flops(self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted)
 
 
 def workload_of(config: Config) -> Workload:
@@ -121,7 +121,7 @@ def workload_of(config: Config) -> Workload:
         precision=config.train.precision,
         recompute=config.layout.recompute,
         masked=batch.masked,
-        asked=batch.asked,
+        num_predicted=batch.num_predicted,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
         software=replace(

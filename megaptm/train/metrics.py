@@ -85,7 +85,7 @@ class StepReport:
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)
             self.tokens_per_row = sum(lengths.values())
-            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, asked=samples.batch.asked)
+            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, num_predicted=samples.batch.num_predicted)
         self._epochs = samples.epochs_begun(config.batch_schedule.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)

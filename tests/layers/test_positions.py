@@ -36,7 +36,7 @@ def test_a_rotation_moves_what_the_planner_counts(dtype: torch.dtype) -> None:
     turned = rotation(torch.arange(places)[None], features=features, base=1e4)
     block = Block(position="rope")
     with_it, without = (
-        SelfAttentionBrick(one, SIZE, SIZE.width).moved(dtype.itemsize)
+        SelfAttentionBrick(one, SIZE, SIZE.width).memory_traffic(dtype.itemsize)
         for one in (block, replace(block, position="none"))
     )
     with Moved() as forward:

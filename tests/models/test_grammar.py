@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megaptm.bricks import Brick, Kept, chunks, register
+from megaptm.bricks import Brick, SavedBytes, chunks, register
 from megaptm.errors import UserError
 from megaptm.models import build_model, fill
 from megaptm.plan.count import count
@@ -68,10 +68,10 @@ def test_layers_take_words_in_turn() -> None:
 
 def test_a_brick_that_does_not_say_what_it_costs_is_refused() -> None:
     class Free(Brick):
-        def kept(self, element: int, *, dropout: bool) -> Kept:
-            return Kept(0)
+        def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
+            return SavedBytes(0)
 
-    with pytest.raises(TypeError, match="Free does not say what it costs: give it moved"):
+    with pytest.raises(TypeError, match="Free does not say what it costs: give it memory_traffic"):
         register("ffn", "free")(Free)
 
 

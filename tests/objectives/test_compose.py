@@ -87,7 +87,7 @@ def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_n
         assert said == one.objective.batch(64, True).fields["labels"].shape[0]
         assert (sample["decoder_document_ids"] > 0).sum() == said
     both = objective_of({"masked-lm": {"share": 1}, "words": {"task": "masked-lm", "rate": 0.3, "share": 1}})
-    assert both.batch(128, True).asked == round(0.3 * 128)
+    assert both.batch(128, True).num_predicted == round(0.3 * 128)
 
 
 def test_weights_and_shares_change_at_their_steps():

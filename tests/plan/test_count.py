@@ -169,10 +169,10 @@ def test_a_head_that_reads_asked_places_alone_costs_so_whatever_its_name(monkeyp
     monkeypatch.setitem(HEADS, "borders", Borders)
     masked, borders = (published(change(BERT, heads=(name,)), "base") for name in ("mlm", "borders"))
     lengths = {"encoder": 128}
-    few = step_flops(masked, rows=1, lengths=lengths, asked=20)
-    assert step_flops(borders, rows=1, lengths=lengths, asked=20) == few
+    few = step_flops(masked, rows=1, lengths=lengths, num_predicted=20)
+    assert step_flops(borders, rows=1, lengths=lengths, num_predicted=20) == few
     assert step_flops(borders, rows=1, lengths=lengths) == step_flops(masked, rows=1, lengths=lengths) > few
-    assert heads(published(GPT3, "175b"))["lm"].places(2048, 20) == 2048
+    assert heads(published(GPT3, "175b"))["lm"].positions_read(2048, 20) == 2048
 
 
 def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:

@@ -206,7 +206,9 @@ def test_losses_take_what_the_plan_says(name: str) -> None:
     like, which the plan leaves out, are few."""
     size = Size(layers=1, width=32, heads=4, ffn=64)
     spec = ModelSpec(family=change(CATALOGUE[name], dropout=0.0), size=size, vocabulary=20_480, context=64, dropout=0.0)
-    work = Workload(spec=spec, lengths={"encoder": 64}, layout=Layout(microbatch=3), batch=3, precision="fp32", asked=3)
+    work = Workload(
+        spec=spec, lengths={"encoder": 64}, layout=Layout(microbatch=3), batch=3, precision="fp32", num_predicted=3
+    )
     fields, stream = tiny_batch(name, rows=3, sequence=64), torch.randn(64, 3, 32, requires_grad=True)
     built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects])
     table = torch.randn(spec.padded_vocabulary, 32, requires_grad=True)

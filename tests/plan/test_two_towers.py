@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from megaptm.config import Layout
-from megaptm.plan.activations import held as activations
+from megaptm.plan.activations import stage as activations
 from megaptm.plan.count import count
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import memory
