@@ -1,0 +1,40 @@
+"""The nouns a family is written in: Block, Size, Family. Plain data, no torch.
+
+A family is the table of its paper. The code that builds a model reads these fields and nothing else, so a field that no
+brick understands is an error when the model is built (`layers.layer`), never ignored.
+"""
+
+from megaptm.spec.block import (
+    BIAS_BUCKETS,
+    BIAS_FARTHEST,
+    PATTERN_NUMBERS,
+    SCORE_BIASES,
+    TURNS,
+    VISIBILITIES,
+    Block,
+    Visibility,
+    visibility_of,
+)
+from megaptm.spec.family import Family, Reading, change
+from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
+from megaptm.spec.size import BAND, Size
+
+__all__ = [
+    "BAND",
+    "BIAS_BUCKETS",
+    "BIAS_FARTHEST",
+    "PATTERN_NUMBERS",
+    "SCORE_BIASES",
+    "TURNS",
+    "VISIBILITIES",
+    "VOCABULARY_MULTIPLE",
+    "Block",
+    "Family",
+    "ModelSpec",
+    "Reading",
+    "Size",
+    "Visibility",
+    "change",
+    "published",
+    "visibility_of",
+]

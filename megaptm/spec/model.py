@@ -1,0 +1,97 @@
+"""ModelSpec: a family at a size with a vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+from megaptm.spec.family import Family, Reading
+from megaptm.spec.size import Size
+
+# Tables are padded to a multiple of this, whatever the layout, so that a checkpoint has the same shapes on any number
+# of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
+VOCABULARY_MULTIPLE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A family at a size with a vocabulary: everything needed to build or count one model."""
+
+    family: Family
+    size: Size
+    vocabulary: int
+    context: int
+    dropout: float
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Rows of the token table; see `VOCABULARY_MULTIPLE`."""
+        return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    def size_of(self, stack: str) -> Size:
+        return self.size.stacks.get(stack, self.size)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether layers attend to what they said in earlier steps, so that rows must go on from step to step."""
+        return any(self.size_of(stack).remembered for stack in self.family.stacks)
+
+    def readings(self, head: str) -> tuple[Reading, ...]:
+        """What a head reads."""
+        read = self.family.reads.get(head, next(reversed(self.family.stacks)))
+        return tuple(map(Reading.parse, (read,) if isinstance(read, str) else read))
+
+    @property
+    def layers(self) -> int:
+        """Of all stacks."""
+        return sum(self.size_of(stack).layers for stack in self.family.stacks)
+
+    @property
+    def width(self) -> int:
+        """Of the stream between pipeline stages: the widest stack's, to which others are filled up."""
+        return max(self.size_of(stack).width for stack in self.family.stacks)
+
+    @property
+    def positions(self) -> int:
+        """Rows of a table of learned positions."""
+        return self.context + self.family.first_position
+
+    def output_width(self, stack: str) -> int:
+        """Of what a stack gives."""
+        return self.size_of(stack).width * (2 if self.family.stacks[stack].reversible else 1)
+
+    @property
+    def axial(self) -> tuple[int, int]:
+        """Rows and columns of the rectangle in which places lie."""
+        if self.size.axial is not None:
+            return self.size.axial
+        rows = next(rows for rows in range(isqrt(self.context), 0, -1) if self.context % rows == 0)
+        return rows, self.context // rows
+
+    @property
+    def axial_widths(self) -> tuple[int, int]:
+        """Features that tell rows, and those that tell columns: one to three, as in the released models."""
+        rows = self.size.table_width // 4
+        return rows, self.size.table_width - rows
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest row, where places are rows of a table; None where any length has places."""
+        blocks = self.family.stacks.values()
+        tables = any(block.position in ("learned", "axial") or block.last_layer == "mask-decoder" for block in blocks)
+        return self.context if tables else None
+
+
+def published(family: Family, size: str) -> ModelSpec:
+    """The model exactly as published."""
+    return ModelSpec(
+        family=family,
+        size=family.sizes[size],
+        vocabulary=family.vocabulary,
+        context=family.context,
+        dropout=family.dropout,
+    )
