@@ -3,12 +3,13 @@
 import re
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, RECURRENT, WORDS
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
 
@@ -72,7 +73,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def families_of(nodeid: str) -> set[str]:
-    """`tests/layouts/test_layouts.py::test_it[bert-TP2]` -> bert."""
+    """`tests/layouts/test_layouts.py::test_it[bert-TP2]` -> bert, `tests/words/test_glove_run.py::test_it` -> glove."""
     found = re.search(r"\[(.*)\]$", nodeid)
     words = re.split(r"-(?!v?\d|banded)|[ /,]", found.group(1)) if found else []
-    return CATALOGUE.keys() & set(words)
+    file = Path(nodeid.partition("::")[0]).stem.removeprefix("test_").removesuffix("_run").replace("_", "-")
+    return {*CATALOGUE, *RECURRENT, *WORDS} & {*words, file}
