@@ -1,0 +1,79 @@
+"""Options that no page shows: what each changes, by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from megaptm.checkpoint.store import GoneError
+from megaptm.commands.corpus import corpus
+from megaptm.commands.evaluate import evaluate
+from megaptm.commands.export import export
+from megaptm.commands.generate import generate
+from megaptm.commands.tokenizer import tokenizer
+from megaptm.errors import UserError
+from megaptm.tokenizers import load
+from tests.commands import run_command
+from tests.train.runs import build, save_untrained, write_text
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A corpus, and a run whose one checkpoint is that of step 7."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    made = build(write_text(folder / "tales"), folder / "corpus", "gpt2")
+    return made, save_untrained("gpt2", folder / "run", made)[0]
+
+
+def test_an_export_takes_the_step_and_the_numbers_that_are_asked(gpt2, tmp_path):
+    pytest.importorskip("transformers")
+    run_command(export, "hf", gpt2[1], tmp_path / "half", "--step", 7, "--dtype", "bfloat16")
+    assert {one.dtype for one in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.bfloat16}
+    with pytest.raises(GoneError, match=r"has no checkpoint of step 8: it has \[7\]"):
+        run_command(export, "hf", gpt2[1], tmp_path / "none", "--step", 8)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_step_that_is_asked_is_the_one_that_is_measured(gpt2):
+    found = json.loads(run_command(evaluate, gpt2[1], "--step", 7, "--rows", 2, "--json"))
+    assert found["step"] == 7
+    with pytest.raises(GoneError, match="has no checkpoint of step 8"):
+        run_command(evaluate, gpt2[1], "--step", 8, "--rows", 2)
+
+
+def test_of_one_likeliest_token_that_one_is_said(gpt2):
+    says = [generate, gpt2[1], "--prompt", "The cat", "--tokens", 8, "--step", 7]
+    assert run_command(*says, "--top-k", 1) == run_command(*says, "--greedy")
+    assert run_command(*says, "--top-k", 0) != run_command(*says, "--greedy")
+
+
+def test_longer_answers_cost_what_is_said(tmp_path):
+    made = build(write_text(tmp_path / "tales", documents=8), tmp_path / "corpus", "transformer")
+    run, _ = save_untrained("transformer", tmp_path / "run", made)
+    says = [generate, run, "--prompt", "The cat", "--tokens", 6, "--beams", 2]
+    assert run_command(*says) == run_command(*says, "--length-penalty", 0.6)
+    short, long = (len(run_command(*says, "--length-penalty", penalty)) for penalty in (0, 5))
+    assert short <= long
+
+
+def test_the_split_that_is_asked_is_shown(gpt2):
+    splits = ("train", "validation")
+    train, held_out = (run_command(corpus, "inspect", gpt2[0], "--count", 2, "--split", name) for name in splits)
+    assert train != held_out
+    with pytest.raises(UserError, match="has no documents in its split `test`"):
+        run_command(corpus, "inspect", gpt2[0], "--split", "test")
+
+
+def test_a_tokenizer_has_the_sentinels_and_the_digits_that_are_asked(tmp_path):
+    (tmp_path / "text.txt").write_text("the year 1234 and the year 1234 and the year 12\n" * 50)
+    words = ["train", tmp_path / "text.txt", "--out", tmp_path / "out", "--kind", "unigram", "--vocabulary", 200]
+    run_command(tokenizer, *words)
+    assert len(load(tmp_path / "out").special.sentinels) == 100  # T5's
+    with pytest.raises(UserError, match="is not empty"):
+        run_command(tokenizer, *words)
+    run_command(tokenizer, *words, "--sentinels", 3, "--digits", "--overwrite")
+    made = load(tmp_path / "out")
+    assert len(made.special.sentinels) == 3
+    assert {"1", "2", "3", "4"} <= {made.name(id_) for id_ in made.encode("1234").tolist()}
