@@ -102,7 +102,8 @@ class WordSpec:
         if self.family.model == "next-word":
             return words * size.width + maps + words * (self.read + 1)
         if self.family.model == "ranking":
-            tagging = size.hidden * (TAG_FILTER * size.width + 1 + TAG_DISTANCES) + (size.hidden + 1) * (1 + self.tags)
+            filters = size.hidden * (TAG_FILTER * size.width + 1 + TAG_DISTANCES)
+            tagging = filters + (size.hidden + 1) * (size.hidden + 1 + self.tags)
             return words * size.width + maps + size.hidden + 1 + (tagging if self.tags else 0)
         return (2 * words + size.buckets) * (size.width + (self.family.model == "pairs"))
 

@@ -97,8 +97,9 @@ class Ranking(Network):
 
     def bound(self, name: str, inputs: int) -> float:
         """arXiv:1103.0398, 4.1: a variance of one over the root of the inputs, of which the vectors have one. Smaller
-        ones would begin where hard tanh is a line, and learn how often words come and no more."""
-        return 1.0 if name == "vectors" else float(inputs**-0.25)
+        ones would begin where hard tanh is a line, and learn how often words come and no more. Behind the largest of
+        many numbers, which are large, as small as usual: else all hidden units would begin at their ends."""
+        return 1.0 if name == "vectors" else float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
 
     def scores(self, windows_NW: Tensor) -> Tensor:
         """[N]"""
@@ -121,20 +122,22 @@ class Ranking(Network):
 
 class Tagger(nn.Module):
     """Collobert & Weston, 2008, sections 3.2 and 3.3: filters over the words around one, to which each distance from it
-    adds its own numbers; of each filter the largest number over all places, and from these the word's tag."""
+    adds its own numbers; of each filter the largest number over all places; and from these, by a hidden layer, the
+    word's tag."""
 
     def __init__(self, spec: WordSpec) -> None:
         super().__init__()
         hidden = spec.size.hidden
         self.filters = nn.Linear(TAG_FILTER * spec.size.width, hidden)
         self.distances = nn.Parameter(torch.empty(TAG_DISTANCES, hidden))
+        self.inner = nn.Linear(hidden, hidden)
         self.output = nn.Linear(hidden, 1 + spec.tags)
 
     def forward(self, x_NWD: Tensor) -> Tensor:
         """[N, 1 + labels], of a window that is as much wider than the distances as a filter needs."""
         read_NPX = x_NWD.unfold(1, TAG_FILTER, 1).transpose(2, 3).flatten(2)
         largest_NH = (self.filters(read_NPX) + self.distances).amax(1)
-        logits_NC: Tensor = self.output(F.hardtanh(largest_NH))
+        logits_NC: Tensor = self.output(F.hardtanh(self.inner(largest_NH)))
         return logits_NC
 
 

@@ -137,7 +137,8 @@ def test_a_tag_is_said_by_the_largest_of_each_filter_over_all_places():
             read = torch.cat([one["vectors"][text.get(place, 1)] for place in places])
             said = one["tagger.filters.weight"] @ read + one["tagger.filters.bias"]
             largest = torch.maximum(largest, said + one["tagger.distances"][distance + 20])
-        scores = one["tagger.output.weight"] @ largest.clamp(-1, 1) + one["tagger.output.bias"]
+        hidden = (one["tagger.inner.weight"] @ largest + one["tagger.inner.bias"]).clamp(-1, 1)
+        scores = one["tagger.output.weight"] @ hidden + one["tagger.output.bias"]
         total -= float(scores.log_softmax(0)[tag])
     assert network.losses["tags"](windows, tags).item() == pytest.approx(total, rel=1e-9)
 
