@@ -40,42 +40,42 @@ OPTIMIZER = {
     "clip": 0.5,
 }
 
-Number = Annotated[int, Field(ge=1, le=1_000_000)]
+_Number = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Cells(Record):
+class ElmoCells(Record):
     """`lstm` of an options.json."""
 
     use_skip_connections: bool = False
-    projection_dim: Number
+    projection_dim: _Number
     cell_clip: float
     proj_clip: float
-    dim: Number
-    n_layers: Number
+    dim: _Number
+    n_layers: _Number
 
 
-class Embedding(Record):
+class ElmoCharacters(Record):
     """`embedding` of its `char_cnn`."""
 
-    dim: Number
+    dim: _Number
 
 
-class Filters(Record):
+class ElmoFilters(Record):
     """Its `char_cnn`."""
 
     activation: str
-    filters: list[Annotated[list[Number], Field(min_length=2, max_length=2)]]
+    filters: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
     n_highway: Annotated[int, Field(ge=0, le=100)]
-    embedding: Embedding
-    n_characters: Number
-    max_characters_per_token: Number
+    embedding: ElmoCharacters
+    n_characters: _Number
+    max_characters_per_token: _Number
 
 
-class Options(Record):
+class ElmoOptions(Record):
     """What the released code is told of a model."""
 
-    lstm: Cells
-    char_cnn: Filters
+    lstm: ElmoCells
+    char_cnn: ElmoFilters
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def _of_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
     return {name: tensors[name].float() for name in shapes}
 
 
-def _options(file: Path) -> Options:
-    return validated(Options, read_object(file, remedy=REMEDY), file, remedy=REMEDY)
+def _options(file: Path) -> ElmoOptions:
+    return validated(ElmoOptions, read_object(file, remedy=REMEDY), file, remedy=REMEDY)
 
 
 def _tokenizer(words: Path) -> Tokenizer:
@@ -163,7 +163,7 @@ def _tokenizer(words: Path) -> Tokenizer:
         raise UserError(f"{words} cannot be read as text ({error}): give a line for each word.") from None
 
 
-def _first_values(options: Options, file: Path, words: int, run: Path) -> dict[str, Any]:
+def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
     """What the config of a run of such a model says; a `UserError` where no model here is such a one."""
     lstm, cnn, block = options.lstm, options.char_cnn, ELMO.first_block
     skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))

@@ -14,7 +14,7 @@ from megaptm.data.seeds import generator
 from megaptm.families.words import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.losses.token import TokenLoss
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+WindowLoss = Callable[[Tensor, Tensor], Tensor]
 """Windows [N, W] and what is asked of each, [N] -> the sum over them."""
 
 
@@ -61,7 +61,7 @@ class NextWord(Network):
         self.project = TokenLoss(spec.vocabulary)
 
     @property
-    def losses(self) -> Mapping[str, Loss]:
+    def losses(self) -> Mapping[str, WindowLoss]:
         """By the names that the objective gives them."""
         return {"lm": self.loss}
 
@@ -88,10 +88,10 @@ class Ranking(Network):
         super().__init__(spec)
         self.middle = spec.size.before
         self.score = nn.Linear(spec.size.hidden, 1)
-        self.tagger = Tagger(spec) if spec.tags else None
+        self.tagger = TagNetwork(spec) if spec.tags else None
 
     @property
-    def losses(self) -> Mapping[str, Loss]:
+    def losses(self) -> Mapping[str, WindowLoss]:
         """By the names that the objective gives them."""
         return {"ranking": self.loss} | ({"tags": self.tag_loss} if self.tagger else {})
 
@@ -120,7 +120,7 @@ class Ranking(Network):
         return F.cross_entropy(logits_NC, tags_N, reduction="sum")
 
 
-class Tagger(nn.Module):
+class TagNetwork(nn.Module):
     """Collobert & Weston, 2008, sections 3.2 and 3.3: filters over the words around one, to which each distance from it
     adds its own numbers; of each filter the largest number over all places; and from these, by a hidden layer, the
     word's tag."""
