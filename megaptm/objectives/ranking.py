@@ -16,7 +16,15 @@ from pydantic import Field
 from megaptm.batch import BatchSpec, fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, SampleContext, documents_of
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    documents_of,
+)
 
 DictionarySize = Annotated[int, Field(ge=2)]
 

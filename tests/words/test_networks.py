@@ -21,7 +21,7 @@ from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families.words import CW, NNLM, WordSize, WordSpec
 from megaptm.launch.local import train
-from megaptm.objectives.objective import DocumentSlice
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.corpora import RunCorpora
@@ -30,6 +30,7 @@ from megaptm.words.network_engine import NetworkEngine
 from megaptm.words.network_windows import judged_windows, next_words, tagged_words
 from megaptm.words.networks import NextWord, Ranking, build_network
 from megaptm.words.vectors import load_words
+from tests.data.corpora import tiny_special
 from tests.ranks import run_ranks
 from tests.words import planted
 
@@ -158,12 +159,13 @@ def test_both_questions_move_the_same_vectors():
 def test_tags_of_a_row_are_those_of_its_words():
     part = DocumentSlice(np.arange(10, 16), slots=0, annotations={"tags": np.array([[1, 3, 0], [5, 6, 1]])})
     task = WindowRanking(tags=2)
-    made = task.make([part, replace(part, annotations={"tags": np.zeros((0, 3), np.int64)})], None, RNG, 12, True)
+    untagged = replace(part, annotations={"tags": np.zeros((0, 3), np.int64)})
+    made = task.make([part, untagged], SampleContext(tiny_special(), RNG, 12, True))
     assert made["tags"].tolist() == [0, 1, 1, 0, 0, 2, *[0] * 6]
     assert made.keys() == task.batch(12, True).fields.keys()
     assert (task.annotations, dict(task.losses)) == (("tags",), {"ranking": 1.0, "tags": 1.0})
     with pytest.raises(UserError, match=r"tags \(1\) of window-ranking are fewer than the labels of the corpus"):
-        WindowRanking(tags=1).make([part], None, RNG, 6, True)
+        WindowRanking(tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
 
 
 def test_it_learns_tags_beside_its_windows(tmp_path):
