@@ -21,6 +21,7 @@ FREQUENT = 100
 @click.option("--sequence", type=click.IntRange(4), help="Tokens of a row; as in training by default, or 512.")
 @click.option("--memory", type=click.IntRange(0), help="Places that are remembered before a row; as in training.")
 @click.option("--farthest", type=click.IntRange(1), help="Distance that farther ones are taken for; none by default.")
+@click.option("--same-length", is_flag=True, help="Each place sees as many places before it as are remembered.")
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 @click.option("--word", "words", multiple=True, help="Of word vectors: show what is near it; may be given again.")
 @click.option(
@@ -36,6 +37,7 @@ def evaluate(
     sequence: int | None,
     memory: int | None,
     farthest: int | None,
+    same_length: bool,
     step: int | None,
     words: tuple[str, ...],
     analogies: Path | None,
@@ -51,7 +53,7 @@ def evaluate(
       megaptm evaluate runs/gpt2-tiny
       megaptm evaluate runs/gpt2-tiny --step 200 --rows 500 --json
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
-      megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000
+      megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000 --same-length
 
     Of word vectors the held-out loss is in the metrics of the run; they are asked for neighbors, of some frequent words
     where none is named, and for analogies.
@@ -81,13 +83,14 @@ def evaluate(
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
     as_asked = {"rows": rows, "sequence": sequence, "memory": memory, "farthest": farthest}
+    as_asked["same_length"] = same_length
     found = evaluation.evaluate(loaded, corpora=corpora, **as_asked, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
         evaluation.show(found, Console())
     sys.stdout.flush()
-    if not corpora and sequence is None and memory is None and farthest is None:
+    if not (corpora or same_length) and sequence is None and memory is None and farthest is None:
         tell("recording the result in the run folder and in MLflow")
         evaluation.record(loaded.config, found)
 

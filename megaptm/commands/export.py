@@ -34,21 +34,33 @@ def export() -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
-def elmo(run: Path, folder: Path, step: int | None) -> None:
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["safetensors", "hdf5"]),
+    default="safetensors",
+    show_default=True,
+    help="Of the weights; hdf5 is what the released code and AllenNLP read.",
+)
+def elmo(run: Path, folder: Path, step: int | None, format_: str) -> None:
     """Write RUN's ELMo to FOLDER, with the names and shapes of the released code.
 
-    weights.safetensors has what its HDF5 file has, name by name; options.json is as it reads it.
+    weights.hdf5 is its file, and weights.safetensors has the same, name by name; options.json is as it reads it.
 
     \b
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny
+      megaptm export elmo runs/elmo-tiny exported/elmo-tiny --format hdf5
     """
-    from megaptm.hub.elmo_folder import WEIGHTS, to_elmo_folder
+    from megaptm.hub.elmo_folder import OPTIONS, to_elmo_folder
     from megaptm.run.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(run, step=step)
-    to_elmo_folder(checkpoint, folder)
+    weights = to_elmo_folder(checkpoint, folder, hdf5=format_ == "hdf5")
     click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
-    click.echo(f"  safetensors.numpy.load_file({str(folder / WEIGHTS)!r})")
+    if format_ == "hdf5":
+        click.echo(f"  allennlp.modules.elmo.Elmo({str(folder / OPTIONS)!r}, {str(weights)!r}, 1)")
+    else:
+        click.echo(f"  safetensors.numpy.load_file({str(weights)!r})")
 
 
 @export.command("cove")

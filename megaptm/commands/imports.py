@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from megaptm.config import Config
 
 
 @click.group("import")
@@ -14,7 +18,35 @@ def imports() -> None:
 
     \b
       megaptm import hf exported/gpt2-tiny runs/again
+      megaptm import elmo exported/elmo-tiny runs/elmo-again
     """
+
+
+@imports.command("elmo")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
+    """Make the run folder RUN, whose step 0 is the ELMo in FOLDER, as the released code names it.
+
+    FOLDER has options.json, weights.hdf5 (or .safetensors) and vocabulary.txt, whose names may begin with the model's;
+    softmax.safetensors too where it was exported here: released models have none, and it begins afresh. Text for it is
+    cut at spaces, or as the tokenizer.json that lies there cuts it.
+
+    \b
+      megaptm import elmo released/elmo-original runs/elmo
+      megaptm import elmo exported/elmo-tiny runs/again data.mix='{corpora/tiny-words-4096: 1}'
+    """
+    from megaptm.config import resolve_model
+    from megaptm.hub.elmo_import import import_elmo
+    from megaptm.plan.count import count
+
+    config, fresh = import_elmo(folder, run, overrides)
+    if fresh:
+        click.echo(f"{folder} came without {', '.join(fresh)}: begun afresh, from train.seed={config.train.seed}")
+    size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    click.echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
+    _say_next(config, run)
 
 
 @imports.command("hf")
@@ -46,7 +78,6 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     from megaptm.config import resolve_model
     from megaptm.hub.import_run import import_run
     from megaptm.plan.count import count
-    from megaptm.shell import command_line, typed_path
 
     tell(f"reading {source}")
     done = import_run(source, run, overrides)
@@ -58,6 +89,13 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
     size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
     click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
+    _say_next(config, run)
+
+
+def _say_next(config: Config, run: Path) -> None:
+    """What is typed to train it."""
+    from megaptm.shell import command_line, typed_path
+
     folder = typed_path(run.absolute())
     lines = [["train", folder]]
     if str(run.absolute() / "corpus") in config.data.mix:  # nobody named another: it is yet to be built

@@ -354,6 +354,11 @@ def _schedule(config: Config) -> Iterator[str]:
     if train.after >= train.steps:
         yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
     yield from _decay(optimizer)
+    if optimizer.decay == "halving" and train.validate_every is None:
+        yield (
+            "optimizer.decay halving needs train.validate_every: the rate is halved once a held-out loss is above the "
+            "one before it."
+        )
     yield from _rule(optimizer)
     yield from _skip(config)
 
@@ -386,7 +391,7 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
         yield "optimizer.decay polynomial needs optimizer.power: 1 is linear, more falls faster at first."
     if decay != "polynomial" and optimizer.power is not None:
         yield f"optimizer.power means nothing to optimizer.decay {decay}; remove it, or choose polynomial."
-    if stable and decay in ("noam", "triangular", "constant"):
+    if stable and decay in ("noam", "triangular", "halving", "constant"):
         yield f"optimizer.stable_steps means nothing to optimizer.decay {decay}; remove it."
     elif stable and stable <= warmup:
         yield (
@@ -396,6 +401,10 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
     if decay == "inverse":
         if optimizer.decay_steps is None:
             yield "optimizer.decay inverse needs optimizer.decay_steps: after so many steps half of the rate is left."
+        return
+    if decay == "halving":
+        if optimizer.decay_steps is None:
+            yield "optimizer.decay halving needs optimizer.decay_steps: the rate is halved again after each so many."
         return
     if (end := optimizer.decay_steps) is None:
         return

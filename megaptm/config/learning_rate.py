@@ -8,14 +8,15 @@ from megaptm.config.model import resolve_model
 from megaptm.config.schema import Config, OptimizerConfig
 
 
-def rate_of(config: Config, step: int) -> float:
+def rate_of(config: Config, step: int, *, rose: int | None = None) -> float:
     """The rate of step `step` (0, 1, ...) of a run.
 
+    `rose`: after how many steps a held-out loss was above the one before it for the first time, which `halving` asks.
     Time is what was read, in whole batches: where the batch ramps, a step of a tenth of its rows is a tenth of a step.
     With `optimizer.counts` steps, a step is a step.
     """
     if config.optimizer.counts == "steps":
-        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config))
+        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config), rose=rose)
     batches, whole = config.batch_schedule, config.train.batch
     return learning_rate(
         batches.trained(step) / whole,
@@ -23,6 +24,7 @@ def rate_of(config: Config, step: int) -> float:
         steps=batches.trained(config.train.steps) / whole,
         size=batches.size(step) / whole,
         width=_width(config),
+        rose=None if rose is None else batches.trained(rose) / whole,
     )
 
 
@@ -32,12 +34,19 @@ def peak_of(config: Config) -> float:
 
 
 def learning_rate(
-    step: float, optimizer: OptimizerConfig, *, steps: float, size: float = 1.0, width: int | None = None
+    step: float,
+    optimizer: OptimizerConfig,
+    *,
+    steps: float,
+    size: float = 1.0,
+    width: int | None = None,
+    rose: float | None = None,
 ) -> float:
     """The rate of the step after `step` others: a linear rise to the peak, perhaps a while there, then the decay.
 
-    `size`: this step's share of a whole one; `width`: of the model, which `noam` asks for. What falls to an end reaches
-    it at `decay_steps` (all of `steps` when absent) and stays there.
+    `size`: this step's share of a whole one; `width`: of the model, which `noam` asks for; `rose`: when the held-out
+    loss did, which `halving` asks for. What falls to an end reaches it at `decay_steps` (all of `steps` when absent)
+    and stays there.
     """
     peak, final, warmup = _peak(optimizer, width), optimizer.final, optimizer.warmup_steps
     if step < warmup:
@@ -51,6 +60,9 @@ def learning_rate(
     if optimizer.decay == "inverse":
         assert optimizer.decay_steps is not None
         return peak * max(final, 1.0 / (1.0 + (step - begin) / optimizer.decay_steps))
+    if optimizer.decay == "halving":
+        assert optimizer.decay_steps is not None
+        return peak if rose is None else peak * max(final, 0.5 ** (1 + (step - rose) // optimizer.decay_steps))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
     power = optimizer.power if optimizer.power is not None else 1.0
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))

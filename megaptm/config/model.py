@@ -10,6 +10,7 @@ from megaptm.config.schema import Config, ModelConfig, Shape
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily, WordSize, WordSpec
+from megaptm.objectives.ranking import WindowRanking
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
 SHAPE = tuple(Shape.model_fields)
@@ -40,7 +41,10 @@ def resolve(config: Config) -> ModelSpec | WordSpec:
     """The model or the word vectors that a config names, with what it changes; `check` has already refused what cannot
     be."""
     family = find_family(config.model.family)
-    return word_spec(config.model, family) if isinstance(family, WordFamily) else resolve_model(config)
+    if not isinstance(family, WordFamily):
+        return resolve_model(config)
+    task = config.built_objective
+    return replace(word_spec(config.model, family), tags=task.tags if isinstance(task, WindowRanking) else 0)
 
 
 def resolve_model(config: Config) -> ModelSpec:

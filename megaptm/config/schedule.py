@@ -53,7 +53,7 @@ def _rate(config: Config) -> Iterator[str]:
             f"{steps:,}): its rate never falls."
         )
     end = optimizer.decay_steps
-    if end is None or optimizer.decay == "inverse":  # which is at half of its peak then, and falls on
+    if end is None or optimizer.decay in ("inverse", "halving"):  # which end nowhere
         return
     # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
     if end > steps and (left := rate_of(config, last) / peak_of(config)) > HIGH:

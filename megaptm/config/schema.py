@@ -270,17 +270,20 @@ class OptimizerConfig(Section):
     """Steps over which the rate rises linearly from zero to its peak; triangular: from final."""
     stable_steps: Annotated[int, Field(ge=0)] = 0
     """Step, counted from the start of the run, until which the rate stays at its peak; 0: it falls at once."""
-    decay: Literal["cosine", "linear", "polynomial", "triangular", "rsqrt", "inverse", "noam", "constant"] = "constant"
+    decay: Literal[
+        "cosine", "linear", "polynomial", "triangular", "rsqrt", "inverse", "noam", "halving", "constant"
+    ] = "constant"
     """How the rate falls; rsqrt: lr * sqrt(N / step), N where the fall begins; noam, the Transformer's: so, with a peak
     of lr / sqrt(width * warmup_steps); triangular: linear, both ways; polynomial: (share of steps left) ^ power;
-    inverse, NNLM's: lr / (1 + steps of the fall / N), N decay_steps."""
+    inverse, NNLM's: lr / (1 + steps of the fall / N), N decay_steps; halving, CoVe's: by half once a held-out loss is
+    above the one before it, and again after each decay_steps."""
     power: Annotated[float, Field(gt=0.0)] | None = None
     """Exponent of polynomial; 1 is linear."""
     final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """The rate never falls below this fraction of its peak; what falls to an end, ends on it."""
     decay_steps: Count | None = None
     """Step, counted from the start of the run, at which the fall ends; absent: train.steps. inverse: steps after which
-    half of the rate is left."""
+    half of the rate is left; halving: after which half of what was left is, an epoch's."""
     counts: Literal["batches", "steps"] = "batches"
     """What all these steps are where the batch ramps: as many rows as whole batches have, or steps of any size."""
 

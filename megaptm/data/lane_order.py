@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +21,24 @@ SHUFFLED = 1
 class LaneOrder(StreamOrder):
     """Position p is row p // lanes of lane p % lanes: consecutive stretches of the stream, each read in its order.
 
-    With `both_ways` every second lane is read from its end. An epoch deals documents anew and begins every lane anew;
-    rows that do not fill all lanes are left out.
+    With `both_ways` every second lane is read from its end. Of a share `elsewhere` of rows, drawn at random, what
+    another row near by reads comes behind their own. An epoch deals documents anew and begins every lane anew; rows
+    that do not fill all lanes are left out.
     """
 
-    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, lanes: int, both_ways: bool, **options: Any):
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: str,
+        *,
+        cut: RowWindow,
+        lanes: int,
+        both_ways: bool,
+        elsewhere: float = 0.0,
+        **options: Any,
+    ):
         super().__init__(corpus, split, cut=cut, **{**options, "window": SHUFFLED})
-        self.lanes, self.rows, self.both_ways = lanes, self.per_epoch, both_ways
+        self.lanes, self.rows, self.both_ways, self.elsewhere = lanes, self.per_epoch, both_ways, elsewhere
         self.per_lane = self.rows // lanes
         if not self.per_lane:
             raise UserError(
@@ -41,7 +53,25 @@ class LaneOrder(StreamOrder):
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         first, *others = super().piece(epoch, position)
-        return [replace(first, begins=position < self.lanes, backward=self._backward(position)), *others]
+        mine = [replace(first, begins=position < self.lanes, backward=self._backward(position)), *others]
+        return [*mine, *self._from_elsewhere(epoch, position)]
+
+    def _from_elsewhere(self, epoch: int, position: int) -> Iterator[DocumentSlice]:
+        """Of some rows what another one reads, which shares no text with them: of their own window, so that no other
+        shard is opened for it, or of the next where that has no other row."""
+        if not self.elsewhere:
+            return
+        window, row = self._find(epoch, position)
+        rng = self._generator("elsewhere", epoch, row)
+        if rng.random() >= self.elsewhere:
+            return
+        samples, reach = self._epoch(epoch).samples, -(-self.cut.lookahead // self.cut.stride)
+        for near in (window, (window + 1) % (len(samples) - 1)):
+            others = np.arange(samples[near], samples[near + 1])
+            others = others[abs(others - row) > reach]
+            if len(others):
+                yield from (replace(part, elsewhere=True) for part in self._row(epoch, near, int(rng.choice(others))))
+                return
 
     def _backward(self, position: int) -> bool:
         return self.both_ways and position % self.lanes % 2 == 1

@@ -28,7 +28,10 @@ class StreamOrder(Order):
             )
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
-        window, row = self._find(epoch, position)
+        return self._row(epoch, *self._find(epoch, position))
+
+    def _row(self, epoch: int, window: int, row: int) -> list[DocumentSlice]:
+        """The row of a number, before shuffling, which starts in that window."""
         start = row * self.cut.stride
         stop = start + self.cut.stride + self.cut.lookahead
         edges = self._epoch(epoch).measures

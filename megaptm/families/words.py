@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 # Rows are dealt to data ranks by their number modulo this, whatever their number of ranks: a table has the same shape
 # in every checkpoint, and each rank has as many frequent words, which come first.
 LANES = 128
+TAG_FILTER, TAG_DISTANCES = 5, 41
+"""Words that a filter reads of a text whose words are tagged, and places of it, around a word, whose largest number
+counts: 20 to a side, which few sentences exceed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,8 @@ class WordSpec:
     family: WordFamily
     size: WordSize
     vocabulary: int
+    tags: int = 0
+    """Labels that a network which judges windows also gives to words, by the same vectors; 0: it does not."""
 
     @property
     def name(self) -> str:
@@ -97,7 +102,9 @@ class WordSpec:
         if self.family.model == "next-word":
             return words * size.width + maps + words * (self.read + 1)
         if self.family.model == "ranking":
-            return words * size.width + maps + size.hidden + 1
+            filters = size.hidden * (TAG_FILTER * size.width + 1 + TAG_DISTANCES)
+            tagging = filters + (size.hidden + 1) * (size.hidden + 1 + self.tags)
+            return words * size.width + maps + size.hidden + 1 + (tagging if self.tags else 0)
         return (2 * words + size.buckets) * (size.width + (self.family.model == "pairs"))
 
     @property

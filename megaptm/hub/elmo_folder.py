@@ -10,16 +10,22 @@ from safetensors.torch import save
 
 from megaptm.errors import UserError
 from megaptm.hub.bilm import options, to_bilm
+from megaptm.hub.hdf5 import write_hdf5
+from megaptm.hub.library import h5py
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import write_whole
 from megaptm.tokenizers import load as load_tokenizer
 
 WEIGHTS, OPTIONS, WORDS, SOFTMAX = "weights.safetensors", "options.json", "vocabulary.txt", "softmax.safetensors"
+HDF5 = "weights.hdf5"
 
 
-def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
-    """Write `weights.safetensors`, whose names and shapes are those of the released code's HDF5 file, its
-    `options.json`, a line for each word in `vocabulary.txt`, and `softmax.safetensors` with `W` and `b`."""
+def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) -> Path:
+    """Write `weights.safetensors`, whose names and shapes are those of the released code's HDF5 file, or that file; its
+    `options.json`, a line for each word in `vocabulary.txt`, the tokenizer that cuts words, and `softmax.safetensors`
+    with `W` and `b`. Returns where the weights are."""
+    if hdf5:
+        h5py()  # or a sentence, before anything is written
     spec = checkpoint.spec
     if not (spec.family.is_recurrent and spec.family.reads_characters):
         raise UserError(f"{spec.name} is no ELMo: write it with `megaptm export hf`.")
@@ -32,5 +38,11 @@ def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / OPTIONS, json.dumps(options(spec), indent=1).encode() + b"\n")
     write_whole(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
+    tokenizer.save(folder)
     write_whole(folder / SOFTMAX, save(softmax))
-    write_whole(folder / WEIGHTS, save({name: one.to(torch.float32) for name, one in to_bilm(weights, spec).items()}))
+    theirs = {name: one.to(torch.float32) for name, one in to_bilm(weights, spec).items()}
+    if hdf5:
+        write_hdf5(folder / HDF5, theirs)
+        return folder / HDF5
+    write_whole(folder / WEIGHTS, save(theirs))
+    return folder / WEIGHTS

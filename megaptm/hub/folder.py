@@ -55,7 +55,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors by the names they have in the files; mapped, so that bytes are read when they are used."""
     weights: dict[str, Tensor] = {}
     for file in _weight_files(folder):
-        for name, tensor in _tensors(file):
+        for name, tensor in read_tensors(file):
             if name in weights:
                 raise UserError(f"{file}: {name} is in another file of this folder too; save the model again.")
             weights[name] = tensor
@@ -79,7 +79,8 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has no {WEIGHTS}: give a model saved as safetensors, as `save_pretrained` does.")
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Of a safetensors file, by their names."""
     from safetensors import SafetensorError, safe_open
 
     with file.open("rb") as opened:

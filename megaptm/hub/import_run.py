@@ -53,25 +53,51 @@ class Import:
 def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Import:
     """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all."""
     run = Path(run)
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise UserError(f"{run} is already there and not empty; import to a new folder.")
+    refuse_taken(run)
     families = [word.removeprefix("model.family=") for word in overrides if word.startswith("model.family=")]
     overrides = [word for word in overrides if not word.startswith("model.family=")]
+    refuse_of_model(overrides, source, besides=", and model.family where several are of its type")
+    model, tokenizer = read_model(source, family=families[-1] if families else None)
+    _check(model.spec, source)
+    config = write_run(run, source, _first_values(model.spec, run), overrides, model, tokenizer)
+    return Import(config, model.fresh, model.otherwise)
+
+
+def refuse_taken(run: Path) -> None:
+    """An error where something is in the run's folder."""
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"{run} is already there and not empty; import to a new folder.")
+
+
+def refuse_of_model(overrides: Sequence[str], source: str, *, besides: str = "") -> None:
+    """An error where a key says something else of the model than its files."""
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
         raise UserError(
-            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set, and "
-            "model.family where several are of its type."
+            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set{besides}."
         )
-    model, tokenizer = read_model(source, family=families[-1] if families else None)
+
+
+def write_run(
+    run: Path,
+    source: str,
+    values: Mapping[str, Any],
+    overrides: Sequence[str],
+    model: ImportedModel,
+    tokenizer: Tokenizer,
+) -> Config:
+    """The folder of a run whose step 0 is a model, and whose config says `values` where nothing else is said."""
     run.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(run) as unfinished:
         unfinished.mkdir()
-        config = _write_config(model.spec, source, unfinished, run, overrides)
+        path = unfinished / CONFIG
+        path.write_text(yaml.safe_dump(dict(values)))
+        config = absolute_paths(load(path, overrides))
+        path.write_text(dump(config), encoding="utf-8")
         tokenizer.save(unfinished / "tokenizer")
         _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
             events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=model.fresh))
-    return Import(config, model.fresh, model.otherwise)
+    return config
 
 
 def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel, Tokenizer]:
@@ -93,7 +119,8 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
     return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
 
 
-def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrides: Sequence[str]) -> Config:
+def _check(spec: ModelSpec, source: str) -> None:
+    """An error where a model can be read, but not be trained."""
     if (family := CATALOGUE.get(spec.name)) is None:
         whole = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
@@ -107,11 +134,6 @@ def _write_config(spec: ModelSpec, source: str, folder: Path, run: Path, overrid
             raise UserError(
                 f"{source}: its norms add {theirs}, those of {spec.name} {ours}; it cannot be trained here."
             )
-    path = folder / CONFIG
-    path.write_text(yaml.safe_dump(_first_values(spec, run)))
-    config = absolute_paths(load(path, overrides))
-    path.write_text(dump(config), encoding="utf-8")
-    return config
 
 
 def first_config(spec: ModelSpec, run: Path) -> Config:

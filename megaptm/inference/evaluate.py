@@ -91,6 +91,7 @@ def evaluate(
     sequence: int | None = None,
     memory: int | None = None,
     farthest: int | None = None,
+    same_length: bool = False,
     console: Console | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Evaluation:
@@ -98,7 +99,8 @@ def evaluate(
 
     A row is of `sequence` tokens; absent: as many as in training, and of an exported model 512, or its context. A model
     that remembers what was before a row remembers `memory` places of it; absent: as many as in training; distances
-    above `farthest` are taken for it, absent: none. `tell` is called with what begins.
+    above `farthest` are taken for it, absent: none; with `same_length` each place of a decoder sees as many before it
+    as are remembered, however far behind in its row it stands. `tell` is called with what begins.
     """
     if sequence is not None:
         data = loaded.config.data.model_copy(update={"sequence": sequence})
@@ -108,6 +110,14 @@ def evaluate(
     if not goes_on and (memory is not None or farthest is not None):
         raise UserError(
             f"memory and farthest are for rows that go on; {config.built_objective.name} has no such: leave them out."
+        )
+    if farthest is not None and loaded.spec.family.is_recurrent:
+        raise UserError(f"farthest is for what attends to distances, and {loaded.spec.name} does not: leave it out.")
+    block = loaded.spec.family.first_block
+    if same_length and not (goes_on and block.relative and block.visibility == "causal"):
+        raise UserError(
+            f"same_length is for a decoder that attends to what it remembers, and {loaded.spec.name} is none: leave it "
+            "out."
         )
     held_out, training = (_open(loaded, corpora, split) for split in ("validation", "train"))
     rows = held_out.fresh_samples if rows is None else min(rows, held_out.fresh_samples)
@@ -127,6 +137,8 @@ def evaluate(
         held_out = _open(loaded, corpora, "validation", lanes=each)
         rows = min(rows // each * each, held_out.fresh_samples)
     pasts = loaded.model.empty_pasts(each, places=memory, farthest=farthest) if goes_on else {}
+    for past in pasts.values():
+        past.same_length = same_length
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, each)
     judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn

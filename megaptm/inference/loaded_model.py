@@ -123,20 +123,22 @@ class LoadedModel:
         sequence: int | None = None,
         memory: int | None = None,
         farthest: int | None = None,
+        same_length: bool = False,
     ) -> Evaluation:
         """How well it predicts the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
 
         Rows are of `sequence` tokens; absent: as in training, and of an exported model 512, or its context; of what was
-        before it `memory` places are remembered (absent: as in training), and distances above `farthest` taken for it.
-        Unlike
-        `megaptm evaluate` it writes nothing to the run's folder.
+        before it `memory` places are remembered (absent: as in training), distances above `farthest` taken for it, and
+        with `same_length` as many places seen from each. Unlike `megaptm evaluate` it writes nothing to the run's
+        folder.
         """
         from megaptm.inference.evaluate import evaluate
 
         if corpora is not None and not isinstance(corpora, Mapping):
             corpora = {str(corpora): 1.0}
         places = None if corpora is None else dict(corpora)
-        return evaluate(self, corpora=places, rows=rows, sequence=sequence, memory=memory, farthest=farthest)
+        remembered = {"memory": memory, "farthest": farthest, "same_length": same_length}
+        return evaluate(self, corpora=places, rows=rows, sequence=sequence, **remembered)
 
 
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:

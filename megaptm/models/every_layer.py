@@ -45,18 +45,20 @@ def every_layer(
 
 class ScalarMix(nn.Module):
     """The sum of layers by weights that add up to 1, times a number (arXiv:1802.05365, 3.2); to be learned with what
-    reads it. `norm`: each layer first gets the mean 0 and the variance 1 over all that texts say in it."""
+    reads it. `norm`: each layer first gets the mean 0 and the variance 1 over all that texts say in it; `dropout` is on
+    the sum, where the paper has half for most tasks (3.3 and its appendix)."""
 
-    def __init__(self, layers: int, *, norm: bool = False) -> None:
+    def __init__(self, layers: int, *, norm: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
         self.weights, self.scale = nn.Parameter(torch.zeros(layers)), nn.Parameter(torch.ones(()))
-        self.norm = norm
+        self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     def forward(self, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
         """[B, S, D], where `here_BS` says which places are of a text."""
         if self.norm:
             layers_LBSD = torch.stack([_normed(one_BSD, here_BS) for one_BSD in layers_LBSD])
-        return self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD)
+        mixed_BSD: Tensor = self.dropout(self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD))
+        return mixed_BSD
 
     def penalty(self, strength: float) -> Tensor:
         """What is added to a loss to keep the weights together, and the mix near the mean of the layers."""

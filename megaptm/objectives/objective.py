@@ -69,6 +69,8 @@ class DocumentSlice:
     """Whether its row follows none, of those that go on where the row of the step before ended (unit `lane`)."""
     backward: bool = False
     """Whether its row is one that reads its text from the end; tokens are here as they stand."""
+    elsewhere: bool = False
+    """Whether it is of another stretch of the corpus, which comes behind the row's own."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class Objective(ABC):
     from_both_ends: ClassVar[bool] = False
     """Whether every row of a batch reads its text also from the end (unit `lane`): a piece is then what a row reads
     from the beginning, and what it reads from the end, which is `backward`."""
+    elsewhere: float = 0.0
+    """Share of rows, drawn at random, behind whose own text comes another stretch of the corpus (unit `lane`)."""
     restarts: bool = False
     """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
     answers: int = 0

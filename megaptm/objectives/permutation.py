@@ -6,14 +6,14 @@ stand."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field as Option
 
 from megaptm.batch import IGNORED, BatchSpec, Field, fields
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, SampleContext, Share
 from megaptm.objectives.vocabulary import SpecialTokens
 
 LONGEST = 5
@@ -27,11 +27,11 @@ CONTEXT = 6
 @dataclass(frozen=True)
 class PermutationLM(Objective):
     """A row is a stretch of text that goes on where that of the step before ended, half of the row, and behind it two
-    texts that follow: `A sep B sep cls`. In each half some places are asked, in an order in which all that is not asked
-    comes first; the first half sees nothing of the second (the released code, `data_utils.py`).
+    texts: `A sep B sep cls`. A follows the first half, and so does B that, or it is from elsewhere; nothing is asked
+    about that. In each half some places are asked, in an order in which all that is not asked comes first; the first
+    half sees nothing of the second (the released code, `data_utils.py`).
 
-    Both texts are consecutive. The released code, after BERT, takes the second from elsewhere in half of the rows, and
-    asks nothing about it.
+    A ends anywhere; in the released code with a sentence, which here no corpus has to know.
     """
 
     partial: Annotated[int, Option(ge=2, le=64)] = 6
@@ -41,6 +41,8 @@ class PermutationLM(Objective):
     place."""
     both_ways: bool = True
     """Whether every second row of the batch reads its text from the end (3.1: half of the batch)."""
+    elsewhere: Share = 0.5
+    """Share of rows whose second text is from elsewhere in the corpus (the released code, after BERT)."""
 
     name = "permutation-lm"
     losses: ClassVar = {"permutation-lm": 1.0}
@@ -93,8 +95,11 @@ class PermutationLM(Objective):
         assert special.cls is not None
         assert special.sep is not None
         half, asked = sequence // 2, sequence // self.partial
-        text, begins = self._text(piece, special)
+        text, begins = self._text([part for part in piece if not part.elsewhere], special, piece[0].backward)
         border = half + int(rng.integers(1, len(text) - half))  # both texts have a token
+        if other := [part for part in piece if part.elsewhere]:
+            theirs = zip((text, begins), self._text(other, special, piece[0].backward), strict=True)
+            text, begins = (np.concatenate([one[:border], another[: len(one) - border]]) for one, another in theirs)
         sep, cls = (np.array([id_], dtype=np.int64) for id_ in (special.sep, special.cls))
         no_word = np.ones(1, dtype=bool)
         tokens = np.concatenate([text[:border], sep, text[border:], sep, cls])
@@ -120,7 +125,9 @@ class PermutationLM(Objective):
             "backward": np.array(piece[0].backward, dtype=np.int64),
         }
 
-    def _text(self, piece: list[Any], special: SpecialTokens) -> tuple[np.ndarray, np.ndarray]:
+    def _text(
+        self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a row, each document closed by `end`, and which of them begin a word, as they are read."""
         assert special.end is not None
         tokens, begins = [], []
@@ -134,7 +141,7 @@ class PermutationLM(Objective):
             tokens += [part.tokens.astype(np.int64), end]
             begins += [word, np.ones(len(end), dtype=bool)]
         text, first = np.concatenate(tokens), np.concatenate(begins)
-        if piece[0].backward:
+        if backward:
             # Read from the end, a word begins with its last token.
             last = np.append(first[1:], True)
             return text[::-1].copy(), last[::-1].copy()

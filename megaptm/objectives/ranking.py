@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -14,24 +16,43 @@ from pydantic import Field
 from megaptm.batch import BatchSpec, fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, documents_of
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    documents_of,
+)
 
 DictionarySize = Annotated[int, Field(ge=2)]
 
 
 @dataclass(frozen=True)
 class WindowRanking(Objective):
-    """A window of text is told from the same with another word of the dictionary in its middle."""
+    """A window of text is told from the same with another word of the dictionary in its middle; and words may be asked
+    for their tags, too, by the same vectors (Collobert & Weston, 2008, section 5)."""
 
     name = "window-ranking"
-    losses: ClassVar = {"ranking": 1.0}
 
     dictionary: tuple[tuple[Annotated[int, Field(ge=0)], DictionarySize], ...] = ()
     """Steps, and from each on how many of the most frequent words are in the dictionary; others are the unknown word.
     None: all, always. (arXiv:1103.0398, 4.2: it grows, each begun with the vectors of the one before.)"""
 
+    tags: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Labels of the corpus (`annotate.tags`), which each word has one of, or none; 0: words are not asked for them."""
+
     template = ("A", "A B")
     prompts = ()
+
+    @cached_property
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override]  # a constant of other objectives
+        return {"ranking": 1.0, "tags": 1.0} if self.tags else {"ranking": 1.0}
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("tags",) if self.tags else ()
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.dictionary]
@@ -51,11 +72,25 @@ class WindowRanking(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         # From which numbers, 0 to below 1, words are drawn: how many there are depends on the step.
         others = BatchField((sequence,), "float64")
-        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "others": others})
+        asked = fields((sequence,), "tags") if self.tags else {}
+        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "others": others, **asked})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         lengths = [len(part.tokens) for part in piece]
         text = np.concatenate([part.tokens for part in piece]).astype(np.int64)
         documents, _ = documents_of(lengths if context.document_mask else [len(text)], len(text))
-        return {"tokens": text, "document_ids": documents, "others": context.rng.random(len(text))}
+        made = {"tokens": text, "document_ids": documents, "others": context.rng.random(len(text))}
+        return made | {"tags": np.concatenate([self._tags(part) for part in piece])} if self.tags else made
+
+    def _tags(self, part: DocumentSlice) -> np.ndarray:
+        """int64 [tokens]: 0 of a word without a tag, else one more than its label's number."""
+        found = np.zeros(len(part.tokens), dtype=np.int64)
+        for first, stop, label in part.annotations["tags"].tolist():
+            found[first:stop] = 1 + label
+        if found.max(initial=0) > self.tags:
+            raise UserError(
+                f"tags ({self.tags}) of {self.name} are fewer than the labels of the corpus, which has one of number "
+                f"{found.max() - 1}: say as many as its manifest has."
+            )
+        return found

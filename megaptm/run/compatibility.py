@@ -41,7 +41,7 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
 
 def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
     """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
-    model = _table(checkpoint, "model")
+    model = state_of(checkpoint, "model")
     for name, value in wanted["model"].items():
         if _said(model.get(name)) != _said(value):
             raise UserError(
@@ -67,7 +67,7 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 
     A model that was imported has read none of them.
     """
-    for name, known in _table(checkpoint, "corpora").items():
+    for name, known in state_of(checkpoint, "corpora").items():
         if corpora.get(name) != known:
             raise UserError(
                 f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
@@ -97,7 +97,7 @@ def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 
 
 def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
-    train = _table(checkpoint, "config").get("train")
+    train = state_of(checkpoint, "config").get("train")
     found = train.get("skip") if isinstance(train, dict) else None
     # Of what is no mapping of steps nothing was passed over.
     passed = (
@@ -113,7 +113,7 @@ def layout_of(checkpoint: Checkpoint) -> dict[str, int]:
     return {name: size for name, size in layout.items() if isinstance(size, int)} if isinstance(layout, dict) else {}
 
 
-def _table(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def state_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """A part of the state that the trainer wrote; empty where there is none."""
     found = checkpoint.state.get(name, {})
     if not isinstance(found, dict):

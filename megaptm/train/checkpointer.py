@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,19 @@ from megaptm.resilience.events import (
     last_saved,
 )
 from megaptm.resilience.lock import RunLock
-from megaptm.run.compatibility import compatibility, layout_of, refuse_another, refuse_other_text, to_abandon
+from megaptm.run.compatibility import (
+    compatibility,
+    layout_of,
+    refuse_another,
+    refuse_other_text,
+    state_of,
+    to_abandon,
+)
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import StepSource
+from megaptm.train.held_out import FIELD as HELD_OUT
+from megaptm.train.held_out import HeldOutLoss
 from megaptm.train.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
@@ -67,6 +77,8 @@ class Checkpointer:
         """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
         self.layout_before: Mapping[str, int] = {}
         """Of the checkpoint that was restored."""
+        self.held_out = HeldOutLoss()
+        """What validation found; kept up by the loop."""
         self._background, self._copies = Background(), HostStaging()
 
     def restore(self) -> int:
@@ -80,6 +92,7 @@ class Checkpointer:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
             self.layout_before = layout_of(checkpoint)
+            self.held_out.restore(state_of(checkpoint, HELD_OUT))
             together(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
             self.engine.fill()
@@ -146,6 +159,7 @@ class Checkpointer:
             "samples": samples,
             "cursors": dict(self.source.train.cursors(samples)),
             "corpora": dict(self.source.train.corpora),
+            HELD_OUT: asdict(self.held_out),
             "config": self.config.model_dump(),
             "version": __version__,
         }

@@ -59,7 +59,7 @@ def train(run: Training, *, start: int) -> int:
     if mistake := _first_mistake(unreadable):
         raise mistake
     for step in range(start, config.steps):
-        rate = rate_of(run.config, step)
+        rate = rate_of(run.config, step, rose=run.checkpointer.held_out.rose)
         assert given is not None
         batches, weights = given
         if weights != run.engine.losses:
@@ -173,6 +173,7 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
         if any_rank(unreadable is not None):
             return unreadable
         means = mean_losses(run.engine, iter(held_out))
+    run.checkpointer.held_out.told(step, means["loss"])
     if run.report is not None:
         run.report.validation(step, means)
     if any_rank(not math.isfinite(means["loss"])):

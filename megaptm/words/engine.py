@@ -115,9 +115,10 @@ class WordEngine:
         else:
             found = self._learn_apart(rows, rate)
         result = self._result(found)
-        if not result.loss < DIVERGED * self._of_nothing:
+        (mean,) = result.losses.values()
+        if not mean < DIVERGED * self._of_nothing:
             raise DivergedError(
-                f"step {step + 1} has a loss of {result.loss:.4g}, where vectors that know nothing have "
+                f"step {step + 1} has a loss of {mean:.4g}, where vectors that know nothing have "
                 f"{self._of_nothing:.4g}, and was not saved: {REMEDY}"
             )
         return result
@@ -143,7 +144,7 @@ class WordEngine:
     def _of_nothing(self) -> float:
         """The loss of a question to which all answers are as likely as not, or more."""
         most = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
-        return next(iter(self.losses.values())) * most * math.log(2)
+        return most * math.log(2)
 
     def _learn(
         self,

@@ -19,7 +19,7 @@ from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.run.corpora import RunCorpora
-from megaptm.words.network_windows import AskedWindows, judged_windows, next_words, outside_of
+from megaptm.words.network_windows import AskedWindows, judged_windows, next_words, outside_of, tagged_words
 from megaptm.words.networks import build_network
 from megaptm.words.vocabulary import COUNTS, words_of
 
@@ -78,12 +78,12 @@ class NetworkEngine:
         assert microbatches is not None
         self._at(step)
         asked = [self._asked(batch) for batch in microbatches]
-        number = self._total([sum(len(answers) for _, answers in asked)])[0]
-        if not number:
+        numbers = self._numbers(asked)
+        if not any(numbers.values()):
             raise NothingAskedError(f"step {step + 1} has no window that is asked about: give longer rows.")
         self.network.zero_grad(set_to_none=True)
-        (weight,) = self.losses.values()
-        result = self._result(self._sums(asked, weight / number), number)
+        scales = {name: self.losses[name] / max(number, 1.0) for name, number in numbers.items()}
+        result = self._result(self._sums(asked, scales), numbers)
         gradients = self._gradients()
         norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))
         if not (math.isfinite(result.loss) and math.isfinite(norm)):
@@ -97,8 +97,7 @@ class NetworkEngine:
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         assert microbatches is not None
         asked = [self._asked(batch) for batch in microbatches]
-        number = self._total([sum(len(answers) for _, answers in asked)])[0]
-        return self._result(self._sums(asked, None), number)
+        return self._result(self._sums(asked, None), self._numbers(asked))
 
     def _know(self, counts: np.ndarray, *, step: int) -> None:
         self.counts = counts
@@ -115,22 +114,31 @@ class NetworkEngine:
         words = self.task.words(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
-    def _asked(self, batch: dict[str, Tensor]) -> AskedWindows:
+    def _asked(self, batch: dict[str, Tensor]) -> dict[str, AskedWindows]:
+        """Loss -> what it asks about."""
         batch = {name: value.to(device()) for name, value in batch.items()}
-        if isinstance(self.task, WindowRanking):
-            return judged_windows(batch, self.spec, self._outside, self._dictionary, self._unknown)
-        return next_words(batch, self.spec, self._outside)
+        if not isinstance(self.task, WindowRanking):
+            return {"lm": next_words(batch, self.spec, self._outside)}
+        known = self._dictionary, self._unknown
+        asked = {"ranking": judged_windows(batch, self.spec, self._outside, *known)}
+        return asked | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.tags else {})
 
-    def _sums(self, asked: list[AskedWindows], scale: float | None) -> float:
-        """The summed loss of this rank's windows; with a `scale` its gradient, times that, is added to the weights'."""
-        total = 0.0
-        for windows, answers in asked:
+    def _numbers(self, asked: list[dict[str, AskedWindows]]) -> dict[str, float]:
+        """Loss -> windows of all ranks."""
+        mine = [float(sum(len(one[name][1]) for one in asked)) for name in self.losses]
+        return dict(zip(self.losses, self._total(mine), strict=True))
+
+    def _sums(self, asked: list[dict[str, AskedWindows]], scales: Mapping[str, float] | None) -> dict[str, float]:
+        """Summed losses of this rank's windows; with `scales` their gradients, times these, are added to the
+        weights'."""
+        totals = dict.fromkeys(self.losses, 0.0)
+        for name, (windows, answers) in ((name, one) for batch in asked for name, one in batch.items()):
             for some, theirs in zip(windows.split(WINDOWS), answers.split(WINDOWS), strict=True):
-                loss = self.network.loss(some, theirs)
-                if scale is not None:
-                    (loss * scale).backward()
-                total += float(loss.detach())
-        return total
+                loss = self.network.losses[name](some, theirs)
+                if scales is not None:
+                    (loss * scales[name]).backward()
+                totals[name] += float(loss.detach())
+        return totals
 
     def _gradients(self) -> list[Tensor]:
         """Of all ranks, summed."""
@@ -161,10 +169,11 @@ class NetworkEngine:
         dist.all_reduce(sums)
         return sums.tolist()
 
-    def _result(self, mine: float, number: float) -> StepResult:
-        ((name, weight),) = self.losses.items()
-        mean = self._total([mine])[0] / max(number, 1.0)
-        return StepResult({name: mean}, weight * mean, None, {name: int(number)})
+    def _result(self, mine: Mapping[str, float], numbers: Mapping[str, float]) -> StepResult:
+        totals = dict(zip(self.losses, self._total([mine[name] for name in self.losses]), strict=True))
+        means = {name: total / max(numbers[name], 1.0) for name, total in totals.items()}
+        loss = sum(weight * means[name] for name, weight in self.losses.items())
+        return StepResult(means, loss, None, {name: int(number) for name, number in numbers.items()})
 
 
 def _summed(numbers: np.ndarray) -> np.ndarray:

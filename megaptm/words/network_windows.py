@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families.words import WordSpec
+from megaptm.families.words import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.objectives.vocabulary import SpecialTokens
 
 AskedWindows = tuple[Tensor, Tensor]
@@ -47,6 +47,14 @@ def judged_windows(
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.size.before, spec.size.after, outside)
     drawn = (batch["others"][asked].double() * len(dictionary)).long()
     return windows_BSW[asked], dictionary[drawn]
+
+
+def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> AskedWindows:
+    """Of the same rows: around each word those within reach, and its tag."""
+    tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
+    reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
+    windows_BSW = _windows(tokens_BS, _documents(batch), reach, reach, outside)
+    return windows_BSW.flatten(0, 1), batch["tags"].flatten()
 
 
 def _documents(batch: dict[str, Tensor]) -> Tensor:

@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.data.seeds import generator
-from megaptm.families.words import WordSpec
+from megaptm.families.words import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.losses.token import TokenLoss
+
+WindowLoss = Callable[[Tensor, Tensor], Tensor]
+"""Windows [N, W] and what is asked of each, [N] -> the sum over them."""
 
 
 class Network(nn.Module):
@@ -55,6 +60,11 @@ class NextWord(Network):
         self.bias = nn.Parameter(torch.empty(spec.vocabulary))
         self.project = TokenLoss(spec.vocabulary)
 
+    @property
+    def losses(self) -> Mapping[str, WindowLoss]:
+        """By the names that the objective gives them."""
+        return {"lm": self.loss}
+
     def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
         """Summed cross-entropy."""
         loss: Tensor = self.project(self._features(windows_NW), self.output, self.bias, labels_N)
@@ -78,11 +88,18 @@ class Ranking(Network):
         super().__init__(spec)
         self.middle = spec.size.before
         self.score = nn.Linear(spec.size.hidden, 1)
+        self.tagger = TagNetwork(spec) if spec.tags else None
+
+    @property
+    def losses(self) -> Mapping[str, WindowLoss]:
+        """By the names that the objective gives them."""
+        return {"ranking": self.loss} | ({"tags": self.tag_loss} if self.tagger else {})
 
     def bound(self, name: str, inputs: int) -> float:
         """arXiv:1103.0398, 4.1: a variance of one over the root of the inputs, of which the vectors have one. Smaller
-        ones would begin where hard tanh is a line, and learn how often words come and no more."""
-        return 1.0 if name == "vectors" else float(inputs**-0.25)
+        ones would begin where hard tanh is a line, and learn how often words come and no more. Behind the largest of
+        many numbers, which are large, as small as usual: else all hidden units would begin at their ends."""
+        return 1.0 if name == "vectors" else float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
 
     def scores(self, windows_NW: Tensor) -> Tensor:
         """[N]"""
@@ -95,6 +112,33 @@ class Ranking(Network):
         wrong_NW = windows_NW.clone()
         wrong_NW[:, self.middle] = others_N
         return F.relu(1 - self.scores(windows_NW) + self.scores(wrong_NW)).sum()
+
+    def tag_loss(self, windows_NW: Tensor, tags_N: Tensor) -> Tensor:
+        """Summed cross-entropy of the tags of the words in the middle."""
+        assert self.tagger is not None
+        logits_NC = self.tagger(F.embedding(windows_NW, self.vectors))
+        return F.cross_entropy(logits_NC, tags_N, reduction="sum")
+
+
+class TagNetwork(nn.Module):
+    """Collobert & Weston, 2008, sections 3.2 and 3.3: filters over the words around one, to which each distance from it
+    adds its own numbers; of each filter the largest number over all places; and from these, by a hidden layer, the
+    word's tag."""
+
+    def __init__(self, spec: WordSpec) -> None:
+        super().__init__()
+        hidden = spec.size.hidden
+        self.filters = nn.Linear(TAG_FILTER * spec.size.width, hidden)
+        self.distances = nn.Parameter(torch.empty(TAG_DISTANCES, hidden))
+        self.inner = nn.Linear(hidden, hidden)
+        self.output = nn.Linear(hidden, 1 + spec.tags)
+
+    def forward(self, x_NWD: Tensor) -> Tensor:
+        """[N, 1 + labels], of a window that is as much wider than the distances as a filter needs."""
+        read_NPX = x_NWD.unfold(1, TAG_FILTER, 1).transpose(2, 3).flatten(2)
+        largest_NH = (self.filters(read_NPX) + self.distances).amax(1)
+        logits_NC: Tensor = self.output(F.hardtanh(self.inner(largest_NH)))
+        return logits_NC
 
 
 def build_network(spec: WordSpec) -> NextWord | Ranking:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.run.corpora import RunCorpora
 from megaptm.words import kernels
+from megaptm.words.engine import DIVERGED
 from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, unit_of
 from megaptm.words.sharded_table import Exchange, ShardedTable
 from megaptm.words.turning_table import TurningTable
@@ -91,10 +91,18 @@ class PairEngine:
         self._contexts.restore(reader)
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn the pairs of a step; raises `DivergedError` on every process where a number is not finite."""
-        result = self._through([self.pairs.of_step(step)], lr)
-        if not math.isfinite(result.loss):
-            raise DivergedError(f"step {step + 1} has a loss of {result.loss} and was not saved: {REMEDY}")
+        """Learn the pairs of a step; raises `DivergedError` on every process where the loss is not finite, or is that
+        of a run past learning."""
+        pairs = self.pairs.of_step(step)
+        result = self._through([pairs], lr)
+        of_nothing = self._of_nothing(pairs)
+        (mean,) = result.losses.values()
+        # Of pairs that all come once there is nothing to know, and vectors are never quite zeros: hence the one.
+        if not mean < DIVERGED * (1 + of_nothing):
+            raise DivergedError(
+                f"step {step + 1} has a loss of {mean:.4g}, where vectors that know nothing have "
+                f"{of_nothing:.4g}, and was not saved: {REMEDY}"
+            )
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
@@ -120,6 +128,13 @@ class PairEngine:
         ((name, weight),) = self.losses.items()
         mean = float(found[:-1].sum()) / max(float(found[-1]), 1.0)
         return StepResult({name: mean}, weight * mean, None, {name: int(found[-1])})
+
+    def _of_nothing(self, pairs: Pairs) -> float:
+        """The loss of vectors and biases that are zeros, over the pairs of all ranks."""
+        weights = np.minimum(1.0, (pairs.counts / self.task.x_max) ** self.task.alpha)
+        mine = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]
+        loss, asked = self.exchange.all_gather(np.array(mine)).sum(axis=0).tolist()
+        return float(loss / max(asked, 1.0))
 
     def _table(self, split: str, takes_part: np.ndarray, share: float) -> PairTable:
         """Its pairs, each as often as `share` of its counts."""

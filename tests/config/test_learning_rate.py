@@ -13,6 +13,7 @@ from transformers.optimization import get_wsd_schedule
 
 from megaptm.config import OptimizerConfig, load
 from megaptm.config.learning_rate import learning_rate, peak_of, rate_of
+from megaptm.errors import UserError
 from tests.drills.program import ROOT
 
 WARMUP, STEPS = 10, 50
@@ -92,6 +93,22 @@ def test_a_run_takes_the_width_of_its_model():
     words = ["optimizer.decay=noam", "optimizer.lr=1.0", "optimizer.warmup_steps=4000", "model.width=512"]
     config = load(ROOT / "configs/gpt2/small.yaml", [*words, "model.heads=8"])
     assert rate_of(config, 3999) == peak_of(config) == pytest.approx((512 * 4000) ** -0.5)
+
+
+def test_halving_begins_when_the_held_out_loss_rises_and_goes_on_by_epochs():
+    """CoVe's (arXiv:1708.00107, section 4): here after 50 steps, by half for each 20."""
+    optimizer = OptimizerConfig(lr=1.0, decay="halving", decay_steps=20, final=0.1)
+    assert {learning_rate(step, optimizer, steps=STEPS) for step in range(STEPS)} == {1.0}
+    found = [learning_rate(step, optimizer, steps=STEPS, rose=50) for step in range(50, 150)]
+    assert found == [0.5] * 20 + [0.25] * 20 + [0.125] * 20 + [0.1] * 40
+
+
+def test_halving_asks_for_what_it_needs():
+    words = ["optimizer.decay=halving", "optimizer.warmup_steps=0"]
+    with pytest.raises(UserError, match=r"optimizer\.decay halving needs optimizer\.decay_steps"):
+        load(ROOT / "configs/cove/base.yaml", [*words, "optimizer.decay_steps=null"])
+    with pytest.raises(UserError, match=r"optimizer\.decay halving needs train\.validate_every"):
+        load(ROOT / "configs/cove/base.yaml", [*words, "optimizer.decay_steps=10", "train.validate_every=null"])
 
 
 def test_triangular_is_ulmfits_formula():

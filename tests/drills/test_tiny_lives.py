@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,32 +13,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 import megaptm
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
-from megaptm.config import Config, load
-from megaptm.data import open_mix
+from megaptm.config import Config
+from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, RECURRENT
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.spec import ModelSpec
 from megaptm.track import read_metrics
-from tests.drills.conftest import SPENT, Spent
-from tests.drills.program import checkpoints, family_of, finish, last_step, resumed_at, start, wait_for
+from tests.drills.lives import THREADS, command, killed_half_way, spending
+from tests.drills.program import checkpoints, finish, resumed_at
 from tests.drills.tiny_corpora import tiny_config
-from tests.hub.reloaded import documents_of, inputs_of, joint_losses_of, losses_of, reload
-from tests.processes import survivors
+from tests.hub.reloaded import documents_of, inputs_of, joint_losses_of, losses_of, losses_of_rows_that_go_on, reload
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
-FAMILIES = [name for name in CATALOGUE if tiny_config(name).is_file()]
+FAMILIES = [name for name in CATALOGUE | RECURRENT if tiny_config(name).is_file()]
 ROWS = 1024
 CLEARLY = 0.1
 """Nats for each answer."""
@@ -52,8 +47,8 @@ NOT_YET = {
     ("macbert", "sentence-order"): "1,200 steps do not teach which of two texts comes first: 0.691 of 0.693 nats",
 }
 """Losses of tiny configs that do not come below their baselines."""
-# One thread a process: two that share a busy core wait for each other more than they compute.
-THREADS = "train.threads=1"
+WORDS = ("lm", "mlm", "permutation-lm", "bidirectional-lm")
+"""Losses of what is asked about words."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def life(
     run = folder / "runs" / f"{family}-tiny"
     with spending(request.config, family) as spent:
         spent.cpu += killed_half_way(family, run)
-        done = finish("train", str(run), "layout.pipeline=2", THREADS)
+        done = finish("train", str(run), f"layout.{divided(family)}=2", THREADS)
         assert done.returncode == 0, done.stdout + done.stderr
     loaded = megaptm.load(run)
     # As many as are evaluated: the baseline of all takes longer than the model.
@@ -100,6 +95,11 @@ def life(
         baselines={name: min(loss["unigram"], loss["uniform"]) for name, loss in told["losses"].items()},
         batches=held_out(loaded, ROWS),
     )
+
+
+def divided(family: str) -> str:
+    """What two processes divide, where a run goes on: layers, or rows where no layout but that is for a family."""
+    return "data" if family in RECURRENT else "pipeline"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,50 +116,20 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-@contextmanager
-def spending(config: pytest.Config, family: str) -> Iterator[Spent]:
-    """What a training costs, for the table at the end; of who is killed, the test must add it."""
-    before, begun, spent = children_seconds(), time.monotonic(), Spent(family)
-    yield spent
-    spent.cpu += children_seconds() - before
-    spent.wall = time.monotonic() - begun
-    config.stash.setdefault(SPENT, []).append(spent)
+def held_out(loaded: LoadedModel, rows: int, *, lanes: int = 32) -> list[MicroBatch]:
+    """The first held-out rows, or all that there are; of rows that go on `lanes` at a time."""
+    mix = opened(loaded, lanes)
+    if goes_on(loaded):
+        lanes = min(lanes, opened(loaded, 1).fresh_samples)
+        mix = opened(loaded, lanes)
+    numbers = range(min(rows, mix.fresh_samples))
+    return [as_tensors(stacked(mix, numbers[at : at + lanes])) for at in numbers[::lanes]]
 
 
-def children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def killed_half_way(family: str, run: Path) -> float:
-    """Start a run, and kill all its processes when it has a checkpoint and has made half of its steps.
-
-    CPU seconds that nobody waited for, and that are not in `children_seconds` therefore.
-    """
-    steps = load(tiny_config(family)).train.steps
-    job = start("train", str(tiny_config(family)), THREADS)
-    wait_for(lambda: run.is_dir() and checkpoints(run) and last_step(run) >= steps // 2, job, every=0.1)
-    ranks = family_of(job)
-    used = sum(sum(process.cpu_times()[:2]) for process in ranks)
-    job.kill()
-    for process in ranks:
-        process.kill()
-    job.communicate(timeout=60)
-    assert not survivors(ranks)
-    assert checkpoints(run)[-1] < steps
-    return used
-
-
-def command(one: object, *words: str) -> str:
-    done = CliRunner().invoke(one, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def held_out(loaded: LoadedModel, rows: int) -> list[MicroBatch]:
-    """The first held-out rows, or all that there are."""
+def opened(loaded: LoadedModel, lanes: int) -> Mix:
+    """Held-out text."""
     config = loaded.config
-    mix = open_mix(
+    return open_mix(
         config.data.mix,
         split="validation",
         objective=config.objective,
@@ -167,15 +137,22 @@ def held_out(loaded: LoadedModel, rows: int) -> list[MicroBatch]:
         seed=config.train.seed,
         document_mask=config.data.document_mask,
         special=loaded.tokenizer.special,
+        lanes=lanes,
     )
-    numbers = range(min(rows, mix.fresh_samples))
-    return [as_tensors(stacked(mix, numbers[at : at + 32])) for at in numbers[::32]]
+
+
+def goes_on(loaded: LoadedModel) -> bool:
+    """Whether its rows go on where others ended, and it remembers these."""
+    return loaded.config.built_objective.unit == "lane"
 
 
 def mean_losses(loaded: LoadedModel, batches: list[MicroBatch]) -> dict[str, float]:
     """Nats for each answer."""
+    found, pasts = [], loaded.model.empty_pasts(len(batches[0]["tokens"])) if goes_on(loaded) else {}
     with torch.inference_mode():
-        found = [loaded.model(batch) for batch in batches]
+        for batch in batches:
+            found.append(loaded.model(batch, pasts=pasts))
+            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
     return {name: float(sum(one[name][0] for one in found) / sum(one[name][1] for one in found)) for name in found[0]}
 
 
@@ -190,7 +167,7 @@ def is_known_there(spec: ModelSpec) -> bool:
 
 def main_loss(losses: dict[str, float], prefix: str = "") -> float:
     """Of what is asked about words."""
-    return next(losses[name] for name in (f"{prefix}lm", f"{prefix}mlm") if name in losses)
+    return next(losses[name] for name in (f"{prefix}{one}" for one in WORDS) if name in losses)
 
 
 def test_it_was_killed_and_went_on(life: Life) -> None:
@@ -198,7 +175,7 @@ def test_it_was_killed_and_went_on(life: Life) -> None:
     assert len(resumed_at(run)) == 1
     assert 0 < resumed_at(run)[0] < config.train.steps
     assert checkpoints(run)[-1] == config.train.steps == life.loaded.step
-    assert config.layout.pipeline == 2
+    assert getattr(config.layout, divided(life.spec.name)) == 2
 
 
 def test_it_learns_on_held_out_text(life: Life) -> None:
@@ -212,11 +189,12 @@ def test_it_learns_on_held_out_text(life: Life) -> None:
 def test_it_knows_more_than_how_often_words_are(life: Life) -> None:
     """Asked about words alone: the ends of texts and T5's sentinels are easy, and would hide what is hard."""
     special = torch.tensor(sorted(life.loaded.tokenizer.special.specials))
+    names = [name for name in life.batches[0] if name in ("labels", "backwards_labels")]
     batches = [
-        batch | {"labels": batch["labels"].masked_fill(torch.isin(batch["labels"], special), IGNORED)}
+        batch | {name: batch[name].masked_fill(torch.isin(batch[name], special), IGNORED) for name in names}
         for batch in life.batches
     ]
-    answers = np.concatenate([batch["labels"].numpy().ravel() for batch in batches])
+    answers = np.concatenate([batch[name].numpy().ravel() for batch in batches for name in names])
     entropy = unigram_loss(np.bincount(answers[answers != IGNORED]))
     assert main_loss(mean_losses(life.loaded, batches)) < entropy - CLEARLY
 
@@ -231,7 +209,7 @@ def test_training_and_evaluation_measure_the_same(life: Life) -> None:
     config: Config = life.loaded.config
     rows = config.train.batch * config.train.validate_batches
     last = life.validations[-1]
-    for name, loss in mean_losses(life.loaded, held_out(life.loaded, rows)).items():
+    for name, loss in mean_losses(life.loaded, held_out(life.loaded, rows, lanes=config.train.batch)).items():
         assert loss == pytest.approx(last.get(f"validation/{name}", last["validation/loss"]), rel=1e-4), name
     assert mean_losses(life.loaded, life.batches) == pytest.approx(life.losses, rel=1e-5)
 
@@ -259,7 +237,9 @@ def test_transformers_says_the_same(life: Life, tmp_path: Path) -> None:
         same = replace(life.loaded, model=megaptm.load(out).model)
         assert mean_losses(same, life.batches) == pytest.approx(life.losses, rel=1e-5)
         return
-    if family.drawn:
+    if goes_on(life.loaded):
+        found = losses_of_rows_that_go_on(theirs, life.spec, life.batches)
+    elif family.drawn:
         found = joint_losses_of(reload(out / "generator"), theirs, family, life.batches)
     else:
         found = losses_of(theirs, family, life.batches)

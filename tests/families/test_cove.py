@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -144,8 +145,9 @@ def test_a_decoder_sees_what_it_has_said_and_its_own_source():
         assert moved("tokens", 1, 6) == [[], [0, 1, 2, 3, 4, 5]]
 
 
-def test_a_translator_learns_to_turn_texts_round():
-    """Better than one that copies, and than one that knows how often words come: by attention."""
+@cache
+def translator():
+    """One that has learned to turn texts of four of eight words round, and its last loss."""
     size = Size(
         layers=1,
         width=48,
@@ -166,7 +168,32 @@ def test_a_translator_learns_to_turn_texts_round():
         optimizer.zero_grad()
         (loss / number).backward()
         optimizer.step()
-    assert (loss / number).item() < math.log(8) / 2
+    return model.eval(), (loss / number).item()
+
+
+def test_a_translator_learns_to_turn_texts_round():
+    """Better than one that copies, and than one that knows how often words come: by attention."""
+    assert translator()[1] < math.log(8) / 2
+
+
+def test_frozen_features_tell_what_vectors_of_words_alone_do_not():
+    """Of each word, whether the one before it is of the first half of the words: by a linear map of its vector, and of
+    its vector and what the encoder says beside it (arXiv:1708.00107, 4)."""
+    model, generator = translator()[0], torch.Generator().manual_seed(1)
+    words = torch.randint(4, 12, (600, 4), generator=generator)
+    with torch.no_grad():
+        vectors, encoded = model.embed.token.weight[words], model.encode({"tokens": words})
+    asked = (words[:, :-1] < 8).float().flatten() * 2 - 1
+
+    def right(features: torch.Tensor) -> float:
+        """The share of fresh texts."""
+        x = F.pad(features[:, 1:].flatten(0, 1), (0, 1), value=1.0)
+        half = len(x) // 2
+        found = torch.linalg.lstsq(x[:half].double(), asked[:half, None].double(), driver="gelsd").solution
+        return float((x[half:].double() @ found * asked[half:, None] > 0).double().mean())
+
+    assert right(vectors) < 0.6
+    assert right(torch.cat([vectors, encoded], -1)) > 0.8
 
 
 def test_what_it_cannot_honor_is_refused():

@@ -172,6 +172,32 @@ def test_a_mix_of_layers_is_that_of_the_paper():
     assert mixed.penalty(0.5).item() == pytest.approx(0.5 * (0.09 + 0.49 + 1.21))
 
 
+def test_what_is_added_to_a_loss_keeps_weights_together_and_dropout_is_on_the_sum():
+    """Of a task that one layer alone solves: a small penalty lets it take all, a large one leaves the mean."""
+    generator = torch.Generator().manual_seed(0)
+    layers, here = torch.randn(3, 4, 5, 6, generator=generator), torch.ones(4, 5, dtype=torch.bool)
+    shares = {}
+    for strength in (0.001, 10.0):
+        mix_ = ScalarMix(3)
+        optimizer = torch.optim.Adam(mix_.parameters(), lr=0.1)
+        for _ in range(200):
+            loss = (mix_(layers, here) - layers[1]).square().mean() + mix_.penalty(strength)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        shares[strength] = mix_.weights.softmax(0)
+    assert shares[0.001][1] > 0.8
+    assert shares[10.0].tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
+
+    torch.manual_seed(0)
+    half, whole = ScalarMix(3, dropout=0.5), ScalarMix(3)
+    dropped, plain = half(layers, here), whole(layers, here)
+    kept = dropped != 0
+    assert 0.35 < kept.float().mean() < 0.65
+    torch.testing.assert_close(dropped[kept], 2 * plain[kept])
+    assert half.eval()(layers, here).equal(plain)
+
+
 def test_it_learns_by_drawn_words_and_with_states_that_go_on():
     model = build_model(tiny_elmo())
     fill(model, seed=1)

@@ -25,8 +25,8 @@ from megaptm.batch import IGNORED
 from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.lsh import EVALUATION, rotations
 from megaptm.losses.token import pick, summed_shares
-from megaptm.spec import Family
-from tests.parity.reference import labels_everywhere
+from megaptm.spec import Family, ModelSpec
+from tests.parity.reference import inputs_with_queries, labels_everywhere
 
 Batch = dict[str, Tensor]
 MOST = 32
@@ -152,6 +152,29 @@ def losses_of(theirs: PreTrainedModel, family: Family, batches: list[Batch]) -> 
             sums[head][0] += float(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
             sums[head][1] += int((labels != IGNORED).sum())
     return {head: total / count for head, (total, count) in sums.items()}
+
+
+@torch.inference_mode()
+def losses_of_rows_that_go_on(theirs: PreTrainedModel, spec: ModelSpec, batches: list[Batch]) -> dict[str, float]:
+    """XLNet's: each batch is read after the one before, whose first halves are remembered. Theirs reads the second half
+    of a batch from the end, so rows stand in another order there."""
+    half, total, asked, mems = batches[0]["tokens"].shape[1] // 2, 0.0, 0, None
+    theirs.transformer.mem_len, theirs.transformer.reuse_len = spec.size.memory, half
+    theirs.transformer.bi_data = True
+    for batch in batches:
+        assert int(batch["backward"].sum()) == len(batch["backward"]) / 2
+        rows = batch["backward"].argsort(stable=True)
+        ordered = {name: field[rows] for name, field in batch.items()}
+        ordered["document_ids"] = torch.ones_like(ordered["tokens"])
+        inputs = inputs_with_queries(spec.name, ordered)
+        del inputs["attention_mask"]
+        said = theirs(**inputs, mems=mems, use_mems=True)
+        mems, labels = said.mems, ordered["labels"]
+        total += float(
+            F.cross_entropy(said.logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        )
+        asked += int((labels != IGNORED).sum())
+    return {spec.family.heads[0]: total / asked}
 
 
 @torch.inference_mode()

@@ -66,6 +66,22 @@ def test_the_loss_is_the_mean_over_all_that_is_asked(family, corpora, tmp_path):
     assert loss.model == pytest.approx(nats / asked, rel=1e-5)
 
 
+def test_what_is_remembered_of_rows_before_is_an_option(text, corpora, tmp_path):
+    """Transformer-XL's released code has three for evaluation: `mem_len`, `clamp_len` and `same_length`."""
+    corpus = build(text, text.parent / "bytes", "transformer-xl-bytes")
+    run, _ = save_untrained("transformer-xl-bytes", tmp_path / "run", corpus)
+    trained = open_run(run)
+
+    def loss(**options):
+        return evaluate(trained, rows=24, **options).losses["lm"].model
+
+    said = [loss(), loss(memory=0), loss(memory=20), loss(farthest=3), loss(same_length=True)]
+    assert len({*said}) == len(said)
+    assert loss(memory=trained.spec.size.memory) == said[0]
+    with pytest.raises(UserError, match="same_length is for a decoder that attends to what it remembers, and gpt2"):
+        evaluate(open_run(save_untrained("gpt2", tmp_path / "gpt2", corpora["gpt2"])[0]), same_length=True)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_without_an_opinion_is_as_good_as_uniform(family, corpora, tmp_path):
     run, _ = save_untrained(family, tmp_path / "run", corpora[family])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from megaptm.data import open_mix
+from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
@@ -39,7 +40,9 @@ def test_an_order_says_what_a_golden_mask_says(case: int) -> None:
     assert ((order[None, :] <= order[:, None]) == seen).all()
 
 
-def row(sequence: int = 64, seed: int = 0, *, backward: bool = False, **options: object) -> dict[str, np.ndarray]:
+def row(
+    sequence: int = 64, seed: int = 0, *, backward: bool = False, elsewhere: bool = False, **options: object
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(ORDINARY, 900, sequence - 5)
     words = np.flatnonzero(rng.random(len(tokens)) < 0.6)
@@ -47,6 +50,9 @@ def row(sequence: int = 64, seed: int = 0, *, backward: bool = False, **options:
         DocumentSlice(tokens[:20], slots=1, annotations={"words": words[words < 20]}, begins=True, backward=backward),
         DocumentSlice(tokens[20:], slots=1, annotations={"words": words[words >= 20] - 20}),
     ]
+    if elsewhere:
+        others = np.arange(900, 900 + sequence - 4)
+        piece.append(DocumentSlice(others, slots=1, annotations={"words": np.arange(len(others))}, elsewhere=True))
     task = PermutationLM(**options)
     made = task.make(piece, SampleContext(SPECIAL, rng, sequence, False))
     task.batch(sequence, False).check(made, maker="test")
@@ -140,10 +146,46 @@ def test_a_row_from_the_end_is_the_text_reversed() -> None:
     assert (int(made["backward"]), int(backward["backward"])) == (0, 1)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_second_text_from_elsewhere_stands_where_what_follows_would(backward: bool) -> None:
+    for seed in range(5):
+        usual, made = row(seed=seed, backward=backward), row(seed=seed, backward=backward, elsewhere=True)
+        assert made["segments"].tolist() == usual["segments"].tolist()
+        first = made["segments"] == 0
+        assert made["tokens"][first].tolist() == usual["tokens"][first].tolist()
+        second = made["tokens"][~first][:-2].tolist()
+        there = [*range(900, 900 + 60), SPECIAL.end]
+        assert second == (there[::-1] if backward else there)[: len(second)]
+
+
+def opened(folder: Path, **options: object) -> Mix:
+    tiny_corpus(folder, documents=80)
+    given = {"sequence": 32, "seed": 3, "special": SPECIAL, "document_mask": False}
+    return open_mix({str(folder): 1.0}, objective=PermutationLM(**options), **given, lanes=4)
+
+
+def test_half_of_the_rows_have_a_second_text_from_elsewhere(tmp_path: Path) -> None:
+    """Of another place of the same shard; what goes on where the row before ended is never part of it."""
+    order = opened(tmp_path / "corpus", elsewhere=0.5).orders[0]
+    drawn = []
+    for epoch in range(6):
+        for position in range(order.per_epoch):
+            mine, theirs = (
+                [part.tokens.tolist() for part in order.piece(epoch, position) if part.elsewhere == other]
+                for other in (False, True)
+            )
+            drawn.append(bool(theirs))
+            # Tokens are drawn at random, so that three in a row are hardly twice in the corpus.
+            threes = [
+                {tuple(one[at : at + 3]) for one in parts for at in range(len(one) - 2)} for parts in (mine, theirs)
+            ]
+            assert not threes[0] & threes[1]
+    assert np.mean(drawn) == pytest.approx(0.5, abs=0.06)
+    assert not any(part.elsewhere for part in opened(tmp_path / "corpus", elsewhere=0).orders[0].piece(0, 0))
+
+
 def test_rows_go_on_in_both_directions(tmp_path: Path) -> None:
-    tiny_corpus(tmp_path / "corpus", documents=80)
-    options = {"objective": "permutation-lm", "sequence": 32, "seed": 3, "special": SPECIAL, "document_mask": False}
-    mix = open_mix({str(tmp_path / "corpus"): 1.0}, **options, lanes=4)
+    mix = opened(tmp_path / "corpus", elsewhere=0)
     steps = mix.orders[0].per_epoch // 4
     assert steps > 3
     for lane in range(4):

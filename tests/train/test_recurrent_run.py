@@ -1,6 +1,7 @@
 """A run of ELMo by the command line, and what it leaves: a folder for others, vectors of words, a loss."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,46 @@ def run(tmp_path_factory):
     return place / "run"
 
 
+@pytest.mark.parametrize("format_", ["safetensors", "hdf5"])
+def test_what_is_exported_is_imported_to_the_bit(run, tmp_path, format_):
+    """Once with the softmax, once as models are released: without it, under their names, with a bare list of words."""
+    if format_ == "hdf5":
+        pytest.importorskip("h5py")
+    exported = tmp_path / "exported"
+    megaptm("export", "elmo", run, exported, "--format", format_)
+    assert f"is step 0 of {tmp_path / 'again'} (elmo/custom" in megaptm("import", "elmo", exported, tmp_path / "again")
+    loaded, again = library.load(run), library.load(tmp_path / "again")
+    weights = loaded.model.state_dict()
+    assert all(weights[name].equal(one) for name, one in again.model.state_dict().items())
+    assert again.spec.size == loaded.spec.size
+    assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+
+    (exported / "softmax.safetensors").unlink()
+    (exported / "tokenizer.json").unlink()
+    for file, name in ((f"weights.{format_}", f"big_weights.{format_}"), ("options.json", "big_options.json")):
+        (exported / file).rename(exported / name)
+    said = megaptm("import", "elmo", exported, tmp_path / "released", "train.steps=3")
+    assert "came without head.bidirectional-lm.table, head.bidirectional-lm.vocabulary: begun afresh" in said
+    released = library.load(tmp_path / "released")
+    assert released.tokenizer.vocabulary == 23
+    assert released.tokenizer.encode("bar unheard").tolist() == loaded.tokenizer.encode("bar unheard").tolist()
+    torch.testing.assert_close(released.layers("bar done")[0], loaded.layers("bar done")[0], rtol=0, atol=0)
+
+
+def test_others_read_the_hdf5_file_by_the_published_names(run, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    megaptm("export", "elmo", run, tmp_path, "--format", "hdf5")
+    weights = library.load(run).model.state_dict()
+    with h5py.File(tmp_path / "weights.hdf5") as file:
+        assert file["char_embed"].shape == (261, 16)
+        assert file["CNN"]["W_cnn_1"].shape == (1, 2, 16, 6)
+        cell = file["RNN_1"]["RNN"]["MultiRNNCell"]["Cell0"]["LSTMCell"]
+        projection = weights["backwards.0.recurrent.projection.weight"].numpy()
+        assert (projection == cell["W_P_0"][...].T).all()
+        assert cell["W_0"].shape == (24, 64)
+    assert not (tmp_path / "weights.safetensors").exists()
+
+
 def test_what_a_run_leaves_is_read(run, tmp_path):
     megaptm("export", "elmo", run, tmp_path)
     loaded = library.load(run)
@@ -51,3 +92,29 @@ def test_what_a_run_leaves_is_read(run, tmp_path):
     torch.testing.assert_close(loaded.layers("bar")[0], other)
     torch.testing.assert_close(loaded.encode(["bar"], pool="none")[0], other.mean(0))
     assert loaded.evaluate(rows=4).losses["bidirectional-lm"].asked == 24
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("options.json", "{}", r"options\.json: lstm: field required: give the options\.json"),
+        ("options.json", "relu -> tanh", "char_cnn.activation is tanh, and of every ELMo here relu"),
+        ("options.json", '"dim": 16, -> "dim": 18,', r"W_0 is \(24, 64\), and by options and words \(24, 72\)"),
+        ("weights.safetensors", None, r"has no \*weights\.hdf5: put weights\.hdf5, or weights\.safetensors, there"),
+        ("weights.safetensors", "cut off", "is damaged or cut off"),
+    ],
+)
+def test_a_folder_that_is_no_elmo_is_told(run, tmp_path, file, content, sentence):
+    """A `before -> after` is a change of the file."""
+    folder = tmp_path / "exported"
+    megaptm("export", "elmo", run, folder)
+    if content is None:
+        (folder / file).unlink()
+    elif " -> " in content:
+        (folder / file).write_text((folder / file).read_text().replace(*content.split(" -> ")))
+    else:
+        (folder / file).write_text(content)
+    again = tmp_path / "again"
+    said = megaptm("import", "elmo", folder, again, code=1)
+    assert re.search(sentence, said), said
+    assert not again.exists()

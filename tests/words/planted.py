@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
@@ -62,14 +63,21 @@ def questions() -> list[tuple[str, str, str, str]]:
     ]
 
 
-def build(folder: Path, *, number: int = 6000, seed: int = 3) -> Path:
-    """The corpus, a document a sentence."""
+def build(folder: Path, *, number: int = 6000, seed: int = 3, tags: bool = False) -> Path:
+    """The corpus, a document a sentence; with `tags` places and what they have are tagged."""
     folder.mkdir(parents=True)
     text = folder / "text.jsonl"
     text.write_text("".join(f'{{"text": "{one}"}}\n' for one in sentences(number, seed)))
     recipe = Recipe(
-        sources=(Source(str(text)),), tokenizer=TokenizerRecipe(kind="words", vocabulary=500), validation=0.1
+        sources=(Source(str(text)),),
+        tokenizer=TokenizerRecipe(kind="words", vocabulary=500),
+        validation=0.1,
+        annotate=Annotations(tags=str(folder / "tags.tsv") if tags else None),
     )
+    if tags:
+        named = [("land", place(number)) for number in range(PLACES)]
+        named += [("thing", role(name, number)) for name in ROLES for number in range(PLACES)]
+        (folder / "tags.tsv").write_text("".join(f"{label}\t{word}\n" for label, word in named))
     from rich.console import Console
 
     build_corpus(recipe, folder / "corpus", workers=0, console=Console(quiet=True))

@@ -171,16 +171,23 @@ def test_a_loss_that_is_no_number_ends_the_run():
     assert told.startswith("step 1 has a loss of nan, where vectors that know nothing have 4.159, and was not saved")
 
 
-def test_a_rate_at_which_nothing_is_learned_ends_the_run():
+@pytest.mark.parametrize("lr", [2.0, 1e3])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_rate_at_which_nothing_is_learned_ends_the_run(task, lr):
     """Products beyond the table of sigmoids move nothing, so all numbers stay finite."""
-    assert "lower optimizer.lr" in run_ranks(1, overshot, "skip-gram")[0]
+    assert "lower optimizer.lr" in run_ranks(1, overshot, task, lr)[0]
 
 
-def overshot(task: str) -> str:
+def overshot(task: str, lr: float) -> str:
     engine = engine_of(task, 1)
     engine.fill()
+
+    def run() -> None:
+        for step in range(200):
+            engine.step(rows_of(step % STEPS, 0, 1, 1), step=step, lr=lr)
+
     with pytest.raises(DivergedError) as caught:
-        engine.step(rows_of(0, 0, 1, 1), step=0, lr=1e3)
+        run()
     assert np.isfinite(engine._in.flat).all()
     return str(caught.value)
 

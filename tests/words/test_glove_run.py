@@ -109,11 +109,13 @@ def test_gensim_reads_what_is_exported(run, tmp_path):
 
 
 def test_what_the_text_cannot_give_is_told_and_what_is_no_number_ends_the_run(corpus):
-    epochs, rare, diverged = run_ranks(1, refused, str(corpus))[0]
+    epochs, rare, diverged, overshot = run_ranks(1, refused, str(corpus))[0]
     assert epochs.startswith("train.steps (40) is more than the ")
     assert "pairs are read 1 time (data.epochs)" in epochs
     assert "of the corpora's 0 come as often as 100,000 times" in rare
-    assert diverged.startswith("step 1 has a loss of nan and was not saved")
+    assert diverged.startswith("step 1 has a loss of nan, where vectors that know nothing have 0.")
+    # Numbers stay finite there.
+    assert "and was not saved: lower optimizer.lr" in overshot
 
 
 def refused(corpus: str) -> list[str]:
@@ -126,6 +128,16 @@ def refused(corpus: str) -> list[str]:
     engine._words.flat[:, 0] = np.nan
     with pytest.raises(DivergedError) as ended:
         engine.step([], step=0, lr=0.05)
+    told.append(str(ended.value))
+    engine.fill()
+
+    def run() -> None:
+        for step in range(4):
+            engine.step([], step=step, lr=5.0)
+
+    with pytest.raises(DivergedError) as ended:
+        run()
+    assert np.isfinite(engine._words.flat).all()
     return [*told, str(ended.value)]
 
 

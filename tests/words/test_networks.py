@@ -21,21 +21,27 @@ from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families.words import CW, NNLM, WordSize, WordSpec
 from megaptm.launch.local import train
+from megaptm.objectives.objective import DocumentSlice, SampleContext
+from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.corpora import RunCorpora
 from megaptm.train.batch_source import BatchSource
 from megaptm.words.network_engine import NetworkEngine
-from megaptm.words.network_windows import judged_windows, next_words
+from megaptm.words.network_windows import judged_windows, next_words, tagged_words
 from megaptm.words.networks import NextWord, Ranking, build_network
 from megaptm.words.vectors import load_words
+from tests.data.corpora import tiny_special
 from tests.ranks import run_ranks
+from tests.words import planted
 
+RNG = np.random.default_rng(0)
 CONFIGS = Path(__file__).parents[2] / "configs"
 SIZES = {
     "direct": WordSpec(family=NNLM, size=WordSize(width=3, hidden=4, before=2, direct=True), vocabulary=11),
     "hidden": WordSpec(family=NNLM, size=WordSize(width=3, hidden=4, before=2), vocabulary=11),
     "direct alone": WordSpec(family=NNLM, size=WordSize(width=3, before=2, direct=True), vocabulary=11),
 }
+TAGGING = WordSpec(family=CW, size=WordSize(width=3, hidden=4, before=1, after=2), vocabulary=11, tags=2)
 RANKING = WordSpec(family=CW, size=WordSize(width=3, hidden=4, before=1, after=2), vocabulary=11)
 
 
@@ -54,7 +60,7 @@ def test_parameters_are_the_papers(size, published):
     assert spec.parameters == formula == published
 
 
-@pytest.mark.parametrize("spec", [*SIZES.values(), RANKING])
+@pytest.mark.parametrize("spec", [*SIZES.values(), RANKING, TAGGING])
 def test_a_network_has_as_many(spec):
     assert sum(one.numel() for one in build_network(spec).parameters()) == spec.parameters
 
@@ -116,6 +122,79 @@ def test_the_hinge_and_its_gradient_are_the_closed_form():
         network.score.weight *= 1e3
         margins = network.scores(windows) - network.scores(wrong)
         assert network.loss(windows, others).item() == pytest.approx((1 - margins).clamp(min=0).sum().item())
+
+
+def test_a_tag_is_said_by_the_largest_of_each_filter_over_all_places():
+    """Written out word by word, with what distances add to filters."""
+    network, batch = filled(TAGGING), {"tokens": torch.tensor([[4, 5, 6, 7]]), "tags": torch.tensor([[0, 2, 1, 0]])}
+    windows, tags = tagged_words(batch, 1, torch.arange(11), unknown=0)
+    one = {key: value.detach() for key, value in network.named_parameters()}
+    total = 0.0
+    for middle, tag in enumerate([0, 2, 1, 0]):
+        text = dict(enumerate([4, 5, 6, 7]))
+        largest = torch.full((4,), -torch.inf, dtype=torch.float64)
+        for distance in range(-20, 21):
+            places = range(middle + distance - 2, middle + distance + 3)
+            read = torch.cat([one["vectors"][text.get(place, 1)] for place in places])
+            said = one["tagger.filters.weight"] @ read + one["tagger.filters.bias"]
+            largest = torch.maximum(largest, said + one["tagger.distances"][distance + 20])
+        hidden = (one["tagger.inner.weight"] @ largest + one["tagger.inner.bias"]).clamp(-1, 1)
+        scores = one["tagger.output.weight"] @ hidden + one["tagger.output.bias"]
+        total -= float(scores.log_softmax(0)[tag])
+    assert network.losses["tags"](windows, tags).item() == pytest.approx(total, rel=1e-9)
+
+
+def test_both_questions_move_the_same_vectors():
+    network = filled(TAGGING)
+    tables = [name for name, one in network.named_parameters() if one.shape[0] == TAGGING.vocabulary]
+    assert tables == ["vectors"]
+    windows = torch.randint(11, (3, 45), generator=torch.Generator().manual_seed(0))
+    network.losses["tags"](windows, torch.tensor([0, 1, 2])).backward()
+    moved = network.vectors.grad.abs().sum(1) > 0
+    assert moved.any()
+    assert not moved[~torch.isin(torch.arange(11), windows)].any()
+    assert network.score.weight.grad is None
+
+
+def test_tags_of_a_row_are_those_of_its_words():
+    part = DocumentSlice(np.arange(10, 16), slots=0, annotations={"tags": np.array([[1, 3, 0], [5, 6, 1]])})
+    task = WindowRanking(tags=2)
+    untagged = replace(part, annotations={"tags": np.zeros((0, 3), np.int64)})
+    made = task.make([part, untagged], SampleContext(tiny_special(), RNG, 12, True))
+    assert made["tags"].tolist() == [0, 1, 1, 0, 0, 2, *[0] * 6]
+    assert made.keys() == task.batch(12, True).fields.keys()
+    assert (task.annotations, dict(task.losses)) == (("tags",), {"ranking": 1.0, "tags": 1.0})
+    with pytest.raises(UserError, match=r"tags \(1\) of window-ranking are fewer than the labels of the corpus"):
+        WindowRanking(tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
+
+
+def test_it_learns_tags_beside_its_windows(tmp_path):
+    corpus = planted.build(tmp_path / "tagged", tags=True)
+    asked = "objective={window-ranking: {tags: 2}}"
+    told, _ = run_ranks(1, tagged, str(corpus), asked)[0]
+    assert told["tags"] < 0.1 < 0.5 < told["at first"]
+    assert told["ranking"] < 0.8
+    one, two = (run_ranks(ranks, learned, str(corpus), "cw", ranks, "", 0, 4, asked) for ranks in (1, 2))
+    assert two[0][0] == pytest.approx(one[0][0], rel=1e-5)
+    assert np.abs(two[1][2]["tagger.distances"] - one[0][2]["tagger.distances"]).max() < 1e-6
+
+
+def tagged(corpus: str, asked: str) -> tuple[dict[str, float], int]:
+    """Held-out losses after some steps, and that of tags before the first."""
+    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_ROWS, asked))
+    corpora = RunCorpora(config)
+    engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine.fill()
+    source = BatchSource(config, engine.ranks, corpora)
+
+    def held_out() -> dict[str, float]:
+        found = [engine.evaluate(batches).losses for batches in source.held_out()]
+        return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+    first, steps = held_out()["tags"], source.steps(0)
+    for step in range(400):
+        engine.step(next(steps), step=step, lr=rate_of(config, step))
+    return {**held_out(), "at first": first}, engine.spec.parameters
 
 
 def test_windows_end_where_a_document_does():
@@ -231,7 +310,7 @@ def ranked(corpus: str) -> list[float]:
     for step in range(801):
         batches = next(steps)
         if step in (0, 800):
-            windows, others = engine._asked(batches[0])
+            windows, others = engine._asked(batches[0])["ranking"]
             wrong, changed = windows.clone(), others != windows[:, engine.spec.size.before]
             wrong[:, engine.spec.size.before] = others
             with torch.no_grad():

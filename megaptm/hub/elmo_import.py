@@ -1,0 +1,198 @@
+"""A run that begins from an ELMo as the released code names it: HDF5, or the same in safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from megaptm.batch import CHARACTERS, LONGEST_WORD
+from megaptm.config import Config, Written, resolve_model
+from megaptm.errors import UserError
+from megaptm.families.elmo import ELMO
+from megaptm.hub.bilm import from_bilm, to_bilm
+from megaptm.hub.elmo_folder import SOFTMAX
+from megaptm.hub.folder import read_tensors
+from megaptm.hub.hdf5 import read_hdf5
+from megaptm.hub.huggingface import ImportedModel
+from megaptm.hub.import_run import RECIPE, refuse_of_model, refuse_taken, write_run
+from megaptm.models import build_model
+from megaptm.spec import ModelSpec, Size
+from megaptm.storage import Record, read_object, validated
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers.listed_words import tokenizer_of_words
+
+HEAD = "head.bidirectional-lm"
+REMEDY = "give the options.json that came with the weights"
+# As `configs/elmo` train: the released code's rate, of the loss of a word.
+OPTIMIZER = {
+    "name": "adagrad",
+    "lr": 0.2,
+    "decay": "constant",
+    "initial_accumulator": 0.0025,
+    "weight_decay": 0.0,
+    "clip": 0.5,
+}
+
+_Number = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ElmoCells(Record):
+    """`lstm` of an options.json."""
+
+    use_skip_connections: bool = False
+    projection_dim: _Number
+    cell_clip: float
+    proj_clip: float
+    dim: _Number
+    n_layers: _Number
+
+
+class ElmoCharacters(Record):
+    """`embedding` of its `char_cnn`."""
+
+    dim: _Number
+
+
+class ElmoFilters(Record):
+    """Its `char_cnn`."""
+
+    activation: str
+    filters: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
+    n_highway: Annotated[int, Field(ge=0, le=100)]
+    embedding: ElmoCharacters
+    n_characters: _Number
+    max_characters_per_token: _Number
+
+
+class ElmoOptions(Record):
+    """What the released code is told of a model."""
+
+    lstm: ElmoCells
+    char_cnn: ElmoFilters
+
+
+@dataclass(frozen=True)
+class ElmoFiles:
+    """What of a folder is read."""
+
+    options: Path
+    weights: Path
+    words: Path
+    """A list of them, or the folder of a tokenizer."""
+    softmax: Path | None
+
+
+def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, tuple[str, ...]]:
+    """Make the run folder from a folder with options, weights and words; returns its config, and the heads that the
+    model came without, which begin as a new model's do."""
+    folder, run = Path(folder), Path(run)
+    refuse_taken(run)
+    refuse_of_model(overrides, str(folder))
+    files = find_files(folder)
+    tokenizer = _tokenizer(files.words)
+    values = _first_values(_options(files.options), files.options, tokenizer.vocabulary, run)
+    spec = resolve_model(Written.of(values).load())
+    model = read_model(spec, files)
+    return write_run(run, str(folder), values, overrides, model, tokenizer), model.fresh
+
+
+def find_files(folder: Path) -> ElmoFiles:
+    """By how their names end: published ones begin with the model's."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give one with options.json, weights.hdf5 and a list of words.")
+    options = _only(folder, "*options.json", "options.json, what the model is")
+    weights = _only(folder, "*weights.hdf5", "weights.hdf5, or weights.safetensors", "*weights.safetensors")
+    tokenizer, softmax = folder / "tokenizer.json", folder / SOFTMAX
+    words = folder if tokenizer.is_file() else _only(folder, "vocab*.txt", "vocabulary.txt, a line for each word")
+    return ElmoFiles(options, weights, words, softmax if softmax.is_file() else None)
+
+
+def _only(folder: Path, pattern: str, wanted: str, other: str | None = None) -> Path:
+    found = sorted(folder.glob(pattern)) or (sorted(folder.glob(other)) if other else [])
+    if len(found) == 1:
+        return found[0]
+    many = f"has {found[0].name} and {found[1].name}: leave one" if found else f"has no {pattern}: put {wanted}, there"
+    raise UserError(f"{folder} {many}.")
+
+
+def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
+    """Its weights; the softmax is absent where it was not published, as of the released ones."""
+    with torch.device("meta"):
+        whole = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(whole, spec).items()}
+    if files.weights.suffix == ".hdf5":
+        theirs = read_hdf5(files.weights, shapes)
+    else:
+        theirs = _of_shapes(dict(read_tensors(files.weights)), shapes, files.weights)
+    weights = from_bilm(theirs, spec)
+    if files.softmax is not None:
+        asked = {"W": (spec.vocabulary, spec.size.width), "b": (spec.vocabulary,)}
+        softmax = _of_shapes(dict(read_tensors(files.softmax)), asked, files.softmax)
+        for name, given in ((f"{HEAD}.table.weight", softmax["W"]), (f"{HEAD}.vocabulary.bias", softmax["b"])):
+            weights[name] = torch.zeros(whole[name].shape)
+            weights[name][: spec.vocabulary] = given
+    return ImportedModel(spec, weights, {name: tuple(one.shape) for name, one in whole.items() if name not in weights})
+
+
+def _of_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], place: Path) -> dict[str, Tensor]:
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise UserError(f"{place} has no {name}: it is of another model than its options say.")
+        if (found := tuple(tensors[name].shape)) != shape:
+            raise UserError(f"{place}: {name} is {found}, and by options and words {shape}: they are of two models.")
+    return {name: tensors[name].float() for name in shapes}
+
+
+def _options(file: Path) -> ElmoOptions:
+    return validated(ElmoOptions, read_object(file, remedy=REMEDY), file, remedy=REMEDY)
+
+
+def _tokenizer(words: Path) -> Tokenizer:
+    if words.is_dir():
+        return load_tokenizer(words)
+    try:
+        return tokenizer_of_words(words.read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{words} cannot be read as text ({error}): give a line for each word.") from None
+
+
+def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
+    """What the config of a run of such a model says; a `UserError` where no model here is such a one."""
+    lstm, cnn, block = options.lstm, options.char_cnn, ELMO.first_block
+    skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))
+    for what, said, ours in (
+        skips,
+        ("lstm.cell_clip", lstm.cell_clip, (block.cell_clip,)),
+        ("lstm.proj_clip", lstm.proj_clip, (block.projection_clip,)),
+        ("char_cnn.activation", cnn.activation, ("relu",)),
+        # 261 in training: what stands behind a text has no number there.
+        ("char_cnn.n_characters", cnn.n_characters, (CHARACTERS, CHARACTERS - 1)),
+        ("char_cnn.max_characters_per_token", cnn.max_characters_per_token, (LONGEST_WORD,)),
+    ):
+        if said not in ours:
+            raise UserError(f"{file}: {what} is {said}, and of every ELMo here {ours[0]}: such a model cannot be read.")
+    size = Size(
+        layers=lstm.n_layers,
+        width=lstm.projection_dim,
+        heads=1,
+        ffn=lstm.dim,
+        memory=1,
+        filters=tuple((characters, filters) for characters, filters in cnn.filters),
+        highway=cnn.n_highway,
+        character_width=cnn.embedding.dim,
+    )
+    named = next((name for name, one in ELMO.sizes.items() if one == size), "custom")
+    numbers = ("layers", "width", "heads", "ffn", "memory", "highway", "character_width")
+    model = {"family": ELMO.name, "size": named, **{name: getattr(size, name) for name in numbers}}
+    model |= {"filters": [[*one] for one in size.filters], "vocabulary": words}
+    if ELMO.negatives >= words:
+        model["negatives"] = 0
+    data = {"mix": {str(run / "corpus"): 1.0}, "sequence": ELMO.context}
+    return {"run": str(run), "model": model, "data": data, **RECIPE, "optimizer": OPTIMIZER}

@@ -1,0 +1,72 @@
+"""Tensors in HDF5: there and back, and what a file from elsewhere may not do."""
+
+import pytest
+import torch
+
+from megaptm.errors import UserError
+from megaptm.hub.hdf5 import read_hdf5, write_hdf5
+
+h5py = pytest.importorskip("h5py")
+SHAPES = {"one": (2, 3), "deep/er/two": (4,)}
+
+
+@pytest.fixture
+def file(tmp_path):
+    write_hdf5(
+        tmp_path / "a.hdf5",
+        {name: torch.arange(float(torch.Size(shape).numel())).reshape(shape) for name, shape in SHAPES.items()},
+    )
+    return tmp_path / "a.hdf5"
+
+
+def test_what_is_written_is_read(file):
+    found = read_hdf5(file, SHAPES)
+    assert found["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["deep/er/two"].tolist() == [0, 1, 2, 3]
+    with h5py.File(file) as opened:
+        assert opened["deep"]["er"]["two"].dtype == "float32"
+
+
+def linked(opened, name, link):
+    del opened[name]
+    opened[name] = link
+
+
+def outside(opened, name):
+    del opened[name]
+    opened.create_dataset(name, (2, 3), "float32", external=[("/etc/hostname", 0, 24)])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda opened: opened.pop("one"), "has no one: it is of another model"),
+        (lambda opened: linked(opened, "one", h5py.SoftLink("/deep/er/two")), "one is a link to another place"),
+        (
+            lambda opened: linked(opened, "deep", h5py.ExternalLink("a.hdf5", "/")),
+            "deep/er/two is a link to another place",
+        ),
+        (lambda opened: outside(opened, "one"), "one is not an array of numbers in this file"),
+        (lambda opened: linked(opened, "one", "a text"), "one is not an array of numbers in this file"),
+        (lambda opened: linked(opened, "one", [1.0, 2.0]), r"one is \(2,\), and by the options \(2, 3\)"),
+    ],
+)
+def test_what_is_not_there_or_from_elsewhere_is_refused(file, spoil, sentence):
+    with h5py.File(file, "a") as opened:
+        spoil(opened)
+    with pytest.raises(UserError, match=sentence):
+        read_hdf5(file, SHAPES)
+
+
+def test_a_damaged_file_is_told(file):
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(UserError, match="is no HDF5 file, or damaged"):
+        read_hdf5(file, SHAPES)
+
+
+def test_without_h5py_it_says_what_to_install(file, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match=r"need h5py: `pip install megaptm\[elmo\]`"):
+        read_hdf5(file, SHAPES)
