@@ -46,9 +46,9 @@ class Mask:
     backward: Tensor | None = None
     """[B]: 1 of a row that is read from its end, for attention that knows distances."""
 
-    def within(self, pattern: Pattern) -> Mask:
+    def within(self, pattern: Pattern | None) -> Mask:
         """The same, with a pattern; itself, where that hides nothing."""
-        return self if pattern.everything(max(self.length)) else replace(self, pattern=pattern)
+        return self if pattern is None or pattern.everything(max(self.length)) else replace(self, pattern=pattern)
 
     def seen(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether it is, of numbers of rows, heads and positions that broadcast."""
@@ -79,8 +79,12 @@ class Mask:
     @functools.cached_property
     def _table(self) -> Tensor | None:
         assert self.pattern is not None
-        table = self.pattern.table(max(self.length))
-        return None if table is None else torch.from_numpy(table).to(self.device)
+        return _table_of(self.pattern, max(self.length), self.device)
+
+    @functools.cached_property
+    def unmarked(self) -> Mask:
+        """The same, of which nothing is marked."""
+        return replace(self, marks=None)
 
     @functools.cached_property
     def dense(self) -> Tensor:
@@ -162,7 +166,7 @@ class Mask:
 
     @classmethod
     def of(
-        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern
+        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern | None
     ) -> Mask:
         """From `numbers`, of a stack that sees so."""
         causal, ordered = visibility_of(visibility)
@@ -172,6 +176,13 @@ class Mask:
         marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
         documents = (numbers[0], numbers[0])
         return replace(mask, documents=documents, order=numbers[1] if ordered else None, marks=marks)
+
+
+@functools.lru_cache(maxsize=256)
+def _table_of(pattern: Pattern, length: int, device: torch.device) -> Tensor | None:
+    """Copied there once."""
+    table = pattern.table(length)
+    return None if table is None else torch.from_numpy(table).to(device)
 
 
 def self_mask(
