@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice, installed
 from megaptm.bricks.pattern import Pattern, SlidingWindow, blocks_seen
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked, attend_by_tiles
+
+if TYPE_CHECKING:  # it takes a second to import
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
 """Places of a block of FlexAttention's: the compiled kernels' tiles divide it."""
@@ -94,20 +96,32 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, sc
         k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
     q_BHSK, k_BGSK, v_BGSK = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     seen, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
-    attend = _compiled_flex() if q.is_cuda else flex_attention
-    mixed_BHSK: Tensor = attend(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
+    attend = _compiled_flex if q.is_cuda else _flex_attention
+    mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
     return mixed_BHSK.permute(2, 0, 1, 3)
+
+
+def _flex_attention() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
 
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(MOST_COMPILED, torch._dynamo.config.recompile_limit)
     # Whole or not at all: what is not compiled has all scores, and nobody would know.
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True, recompile_limit=MOST_COMPILED)
+    compiled: Callable[..., Any] = torch.compile(_flex_attention(), dynamic=False, fullgraph=True)
+    return compiled
 
 
 def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) -> BlockMask:
     """What FlexAttention is told: the blocks in which something may be seen, and what is seen within them. Behind the
     row's keys stand those of marked positions, once more."""
+    from torch.nn.attention.flex_attention import BlockMask
+
     length, beside = mask.length[1], 0 if marked is None else marked.places.shape[1]
     seen_BHNM = _by_place(mask.pattern, length, block, mask.causal, mask.device) & _by_content(mask, length, block)
     if beside:
@@ -149,8 +163,9 @@ def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
 
 
 def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A function by itself, as it must be."""
     if marked is None or mask.marks is None:
-        return mask.seen
+        return lambda batch, head, query, key: mask.seen(batch, head, query, key)
     marks, unmarked, length = mask.marks, mask.unmarked, mask.length[1]
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
