@@ -78,7 +78,9 @@ class BlockAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        self.pattern = SparseBlocks(block.block, block.random_blocks, block.edge_blocks, heads=range(size.heads))
+        self.pattern = SparseBlocks(
+            block.block, block.random_blocks, block.edge_blocks, heads=range(size.heads), seed=block.blocks_seed
+        )
 
 
 @register("attention", "local")

@@ -138,6 +138,7 @@ class SparseBlocks(Pattern):
     layer: int = 0
     heads: range = range(1)
     """Those of the layer that are here."""
+    seed: int = 0
 
     def count(self, length: int) -> int:
         return -(-length // self.block)
@@ -181,11 +182,46 @@ def _block_rows(pattern: SparseBlocks, number: int) -> list[np.ndarray]:
     return rows
 
 
+@lru_cache(maxsize=64)
+def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: bool) -> np.ndarray:
+    """Which blocks of queries see some place of which blocks of keys in a row of so many places, [H, N, N]; one head
+    where all are alike. It is found within tiles alone."""
+    number = -(-length // block)
+    if pattern is None:
+        seen = np.ones((1, number, number), dtype=bool)
+        return np.tril(seen) if causal else seen
+    places, table = np.arange(length), pattern.table(length)
+    seen = np.zeros((1 if table is None else len(table), number, number), dtype=bool)
+    heads = np.arange(len(seen))[:, None, None]
+    for tile in pattern.tiles(length):
+        queries, keys = places[tile.queries], _tile_keys(pattern, tile, places)
+        query, key = queries[None, :, None], keys[:, None, :]
+        if tile.exact and not causal:
+            # All of one see all of the other: a place of each block is as good as all.
+            seen[heads, np.unique(queries // block)[None, :, None], keys[:, None, :] // block] = True
+            continue
+        near = np.broadcast_to(pattern.sees(heads, query, key, table), (len(seen), len(queries), keys.shape[1]))
+        head, row, column = np.nonzero(near & (key <= query) if causal else near)
+        seen[head, queries[row] // block, keys[head if len(keys) > 1 else 0, column] // block] = True
+    return seen
+
+
+def _tile_keys(pattern: Pattern, tile: Tile, places: np.ndarray) -> np.ndarray:
+    """Places, [H or 1, k]."""
+    if isinstance(tile.keys, slice):
+        return places[tile.keys][None]
+    assert isinstance(pattern, SparseBlocks)
+    keys = (tile.keys[:, :, None] * pattern.block + np.arange(pattern.block)).reshape(len(tile.keys), -1)
+    return np.minimum(keys, len(places) - 1)
+
+
 def _random_blocks(pattern: SparseBlocks, number: int, head: int) -> np.ndarray:
-    """For each of so many blocks `random` others that it would not see else, [N, random]: a function of the layer, the
-    head and how many blocks there are, so that all ranks know it, and evaluation knows what training saw."""
+    """For each of so many blocks `random` others that it would not see else, [N, random]: a function of the seed, the
+    layer, the head and how many blocks there are, so that all ranks know it, and evaluation knows what training saw."""
     digest = hashlib.sha256(f"blocks:{pattern.layer}:{head}".encode()).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    # The last of the counter's four words: no draw gets so far as to be another seed's.
+    philox = np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=[0, 0, 0, pattern.seed])
+    generator = np.random.Generator(philox)
     lowest, highest = (1, number - 2) if pattern.edges else (0, number - 1)
     rows = np.arange(number)
     # What may be drawn is numbered without the neighbors, which lie in one piece.

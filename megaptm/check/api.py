@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaptm.check.allocation import arithmetic
+from megaptm.check.attention import attention
 from megaptm.check.config import rules
 from megaptm.check.data import corpora
 from megaptm.check.finding import Case, Check, Finding, look, must_pass
@@ -33,6 +34,7 @@ CHECKS: list[tuple[str, Check]] = [
     *DECIDING,
     ("tracker", tracker),
     ("software", check_software),
+    ("attention", attention),
     ("nodes", check_nodes),
     ("speed", check_speed),
 ]

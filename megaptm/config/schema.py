@@ -129,6 +129,8 @@ class ModelConfig(Shape):
     """Places of a block where the family's attention is of blocks; absent: the family's."""
     random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
     """Blocks that are drawn for each, to be seen besides its neighbors; absent: the family's."""
+    blocks_seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    """By which they are drawn, besides layer and head; absent: the family's."""
     chunk: Counts | None = None
     """Places of a chunk where the family's attention is local or lsh; or a list, which layers take in turn; absent: the
     family's."""
@@ -321,6 +323,9 @@ class TrainConfig(Section):
     """Number format of weights and activations in the model; the optimizer always keeps fp32."""
     deterministic: bool = False
     """Whether GPUs, too, give the same bits each time, by slower kernels and collectives; a CPU gives them anyway."""
+    attention_kernel: Literal["auto", "fused", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
+    """What computes attention; auto: torch's fused kernel, and where a pattern leaves out much of a row one that leaves
+    it out. Another that cannot say who sees whom is refused."""
     stop_at: Count | None = None
     """Save and leave after this step as if a signal had come, with exit code 75; absent: run to the end."""
     log_every: Count = 1

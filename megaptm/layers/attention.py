@@ -7,14 +7,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks import Brick
+from megaptm.bricks.kernels import AUTO, FUSED, choose
 from megaptm.bricks.pattern import SparseBlocks
+from megaptm.layers.kernels import attend_by, device_of, for_heads, work_of
 from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
-from megaptm.layers.sparse import Marked, attend_by_tiles
+from megaptm.layers.sparse import Marked
 from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.spec import visibility_of
 
@@ -52,13 +55,14 @@ class Attend(nn.Module):
 
 
 class PatternAttend(Attend):
-    """The same of what a pattern lets be seen. It takes no mask but the numbers that make one with the pattern
-    (`Mask.numbers`), and computes what the pattern leaves, where that is less than all."""
+    """The same of what a pattern lets be seen, by the kernel that `bricks.kernels` chooses. It takes the numbers that
+    make a mask with the pattern (`Mask.numbers`); or a mask that is whole, as `Attend` does."""
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
-        assert brick.pattern is not None
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
+        self.kernel = AUTO
+        """The one that is wanted."""
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
         """Which layer it is of, and which of its heads are here: what is drawn depends on both."""
@@ -80,42 +84,27 @@ class PatternAttend(Attend):
     ) -> Tensor:
         """[S, B, H*K]; `of_marked`: queries, keys and values by which marked positions see all, where they are
         others."""
-        length, heads = q_SBHK.shape[0], q_SBHK.shape[2]
-        made = Mask.of(mask, length, q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
+        if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point()):
+            return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
+        made = Mask.of(mask, len(q_SBHK), q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
         marked = None if made.marks is None else Marked.of(made.marks)
-        if made.pattern is None or made.pattern.dense(length):
+        rate = self.dropout.rate if self.dropout.draws else 0.0
+        kernel = choose(work_of(q_SBHK, made, marked, rate), device_of(q_SBHK.device), self.kernel).kernel
+        if kernel == FUSED:
             mixed_SBHK = self.weigh(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
-            k, v = for_heads(k_SBHK, heads), for_heads(v_SBHK, heads)
-            rate = self.dropout.rate if self.dropout.draws else 0.0
             with self.dropout.drawing():
-                mixed_SBHK = attend_by_tiles(q_SBHK, k, v, made, marked, scale=self.scale, dropout=rate)
+                mixed_SBHK = attend_by(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked, scale=self.scale, dropout=rate)
         if marked is not None:
             q, k, v = (q_SBHK, k_SBHK, v_SBHK) if of_marked is None else of_marked
             mixed_SBHK = marked.put(mixed_SBHK, self.weigh(marked.take(q), k, v, marked.see(made)))
         return mixed_SBHK.flatten(2)
 
 
-def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
-    """[M, B, H, K]: each of G heads as often as it serves one of H."""
-    groups = x_MBGK.shape[2]
-    if groups == heads:
-        return x_MBGK
-    # A view, where there is one: no kernel that takes a mask takes fewer heads of keys than of queries.
-    return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
-
-
 def score_scale(brick: Brick) -> float:
     """What scores are multiplied by."""
     terms = {"sqrt": 1, "sqrt-3": 3}
     return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.block.scale) in terms else 1.0
-
-
-def attend_of(brick: Brick, *, dropout: float) -> Attend:
-    """As its brick says who is compared with whom."""
-    if brick.pattern is not None:
-        return PatternAttend(brick, dropout=dropout)
-    return Attend(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
 
 
 class SelfAttention(nn.Module):
@@ -137,7 +126,7 @@ class SelfAttention(nn.Module):
             self.add_module(name, Linear.of(brick.maps[name]))
         # Of queries and values, rows (head, [q, v], K), where keys have none.
         self.biases = HeadBias(brick.biases) if brick.biases else None
-        self.attend = attend_of(brick, dropout=dropout)
+        self.attend: Attend = PatternAttend(brick, dropout=dropout)
         self.output = Linear.of(brick.maps["output"])
 
     def forward(

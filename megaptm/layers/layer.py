@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import BRICKS, Brick, sublayers
+from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
@@ -293,6 +294,8 @@ class Stack(nn.ModuleDict):
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Layers whose output somebody asks for."""
+        self.kernel = AUTO
+        """Of attention, that is wanted."""
         self.run_layer: Callable[..., Tensor] = run
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Applied to what every rank has and each uses with heads of its own."""
@@ -431,7 +434,8 @@ class Stack(nn.ModuleDict):
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
         for word in self.block.words:
-            if word in self.own_masks:
+            # A kernel that knows documents and orders makes no mask of all pairs.
+            if word in self.own_masks or self.kernel not in (AUTO, FUSED):
                 found[word] = mask.numbers
             else:
                 # It has something to add to the scores, so the mask must say the direction as well.

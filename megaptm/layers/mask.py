@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -45,10 +45,16 @@ class Mask:
     """[B, Q]: the text that a position is of, for attention that tells; what is remembered is of text 0."""
     backward: Tensor | None = None
     """[B]: 1 of a row that is read from its end, for attention that knows distances."""
+    table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
+    """What the pattern looks up. An attribute as others: what is compiled reads no cached property."""
 
-    def within(self, pattern: Pattern) -> Mask:
+    def __post_init__(self) -> None:
+        if self.pattern is not None:
+            object.__setattr__(self, "table", _table_of(self.pattern, max(self.length), self.device))
+
+    def within(self, pattern: Pattern | None) -> Mask:
         """The same, with a pattern; itself, where that hides nothing."""
-        return self if pattern.everything(max(self.length)) else replace(self, pattern=pattern)
+        return self if pattern is None or pattern.everything(max(self.length)) else replace(self, pattern=pattern)
 
     def seen(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether it is, of numbers of rows, heads and positions that broadcast."""
@@ -71,23 +77,22 @@ class Mask:
         seen = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
             return seen
-        near = self.pattern.sees(head, query, key, self._table)
+        near = self.pattern.sees(head, query, key, self.table)
         if self.marks is not None:
             near = near | (self.marks[batch, query] != 0) | (self.marks[batch, key] != 0)
         return seen & near
 
     @functools.cached_property
-    def _table(self) -> Tensor | None:
-        assert self.pattern is not None
-        table = self.pattern.table(max(self.length))
-        return None if table is None else torch.from_numpy(table).to(self.device)
+    def unmarked(self) -> Mask:
+        """The same, of which nothing is marked."""
+        return replace(self, marks=None)
 
     @functools.cached_property
     def dense(self) -> Tensor:
         """Booleans, True where the key is seen: [B, H, Q, K]; either 1 where all rows, or heads, are alike."""
         rows = next((len(one) for one in (self.order, self.marks) if one is not None), 1)
         rows = rows if self.documents is None else len(self.documents[0])
-        heads = 1 if self.pattern is None or self._table is None else len(self._table)
+        heads = 1 if self.pattern is None or self.table is None else len(self.table)
         batch, head, query, key = (
             torch.arange(number, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
             for place, number in enumerate((rows, heads, *self.length))
@@ -162,7 +167,7 @@ class Mask:
 
     @classmethod
     def of(
-        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern
+        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern | None
     ) -> Mask:
         """From `numbers`, of a stack that sees so."""
         causal, ordered = visibility_of(visibility)
@@ -172,6 +177,13 @@ class Mask:
         marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
         documents = (numbers[0], numbers[0])
         return replace(mask, documents=documents, order=numbers[1] if ordered else None, marks=marks)
+
+
+@functools.lru_cache(maxsize=256)
+def _table_of(pattern: Pattern, length: int, device: torch.device) -> Tensor | None:
+    """Copied there once."""
+    table = pattern.table(length)
+    return None if table is None else torch.from_numpy(table).to(device)
 
 
 def self_mask(

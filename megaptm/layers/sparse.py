@@ -11,7 +11,7 @@ dropout anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,19 +54,22 @@ class Marked:
 
     def are_seen(self, mask: Mask, query: Tensor) -> Tensor:
         """Whether some queries [q, 1] see the marked positions, [B, 1, q, G]."""
-        return self.real[:, None, None] & _seen_by_all(mask, query, self.places[:, None, None])
+        rows, slots = (torch.arange(number, device=self.places.device) for number in self.places.shape)
+        return self.is_seen(mask, rows[:, None, None, None], query, slots)
+
+    def is_seen(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+        """The same of rows, queries and numbers of marked positions that broadcast."""
+        return self.real[batch, slot] & _seen_by_all(mask, batch, query, self.places[batch, slot])
 
     def see(self, mask: Mask) -> Tensor:
         """What the marked positions see, [B, 1, G, S]."""
-        keys = torch.arange(mask.length[1], device=self.places.device)
-        seen = _seen_by_all(mask, self.places[:, None, :, None], keys)
+        rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.places), mask.length[1]))
+        seen = _seen_by_all(mask, rows[:, None, None, None], self.places[:, None, :, None], keys)
         return seen.expand(len(self.places), 1, self.places.shape[1], len(keys))
 
 
-def _seen_by_all(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
+def _seen_by_all(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Whether it is, where the pattern does not matter."""
-    rows = max(len(one) if one.dim() == 4 else 1 for one in (query, key))
-    batch = torch.arange(rows, device=mask.device)[:, None, None, None]
     seen = mask.by_content(batch, query, key)
     return seen & (key <= query) if mask.causal else seen
 
@@ -165,7 +168,6 @@ class _Seen:
         self.mask, self.marked = work.mask, work.marked
         self.places = torch.arange(len(q_SBHK), device=q_SBHK.device)
         self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)[:, None, None, None]
-        self.unmarked = replace(work.mask, marks=None)
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, tile: Tile) -> Tensor | None:
@@ -203,7 +205,7 @@ class _Seen:
         at = (tile.queries.start - tile.keys.start, len(query), len(key))
         if at not in self.windows:
             zero = query.new_zeros(())
-            self.windows[at] = self.unmarked.by_place(zero, zero, query, key)[None, None]
+            self.windows[at] = self.mask.unmarked.by_place(zero, zero, query, key)[None, None]
         return self.windows[at]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.bricks import HEADS
+from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
@@ -51,10 +52,13 @@ class Engine:
         timeout_minutes: float = 30.0,
         filled: bool = True,
         marks: bool = False,
+        attention_kernel: str = AUTO,
         begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
         """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
         trained.
+
+        `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
 
         `timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
 
@@ -68,7 +72,9 @@ class Engine:
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
-        self.stages: list[Stage] = build_stages(spec, layout, self.ranks, config, losses=self.losses, marks=marks)
+        self.stages: list[Stage] = build_stages(
+            spec, layout, self.ranks, config, losses=self.losses, marks=marks, kernel=attention_kernel
+        )
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner

@@ -13,7 +13,9 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
 from megaptm.bricks import ModelChunk
+from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
+from megaptm.layers.attention import PatternAttend
 from megaptm.layers.draws import Again
 from megaptm.layers.layer import Stack
 from megaptm.layers.window import WindowAttention
@@ -96,7 +98,14 @@ def transformer_config(
 
 
 def build_stages(
-    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: Iterable[str], marks: bool
+    spec: ModelSpec,
+    layout: Layout,
+    ranks: Ranks,
+    config: TransformerConfig,
+    *,
+    losses: Iterable[str],
+    marks: bool,
+    kernel: str = AUTO,
 ) -> list[Stage]:
     """This rank's chunks, in order along the pipeline; what their weights hold is not decided.
 
@@ -104,7 +113,9 @@ def build_stages(
     """
     chunks = even_chunks(spec, layout.pipeline * layout.virtual)
     mine = [chunks[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
-    return [_build(spec, piece, layout, ranks, config, chunk, losses, marks) for chunk, piece in enumerate(mine)]
+    return [
+        _build(spec, piece, layout, ranks, config, chunk, losses, marks, kernel) for chunk, piece in enumerate(mine)
+    ]
 
 
 def _build(
@@ -116,6 +127,7 @@ def _build(
     chunk: int,
     losses: Iterable[str],
     marks: bool,
+    kernel: str,
 ) -> Stage:
     with torch.device("meta"):
         model = Model(spec, piece)
@@ -128,6 +140,8 @@ def _build(
     for module in model.modules():
         if isinstance(module, WindowAttention):
             module.global_qkv.requires_grad_(marks)
+        if isinstance(module, (Stack, PatternAttend)):
+            module.kernel = kernel
     for module in model.modules():
         if isinstance(module, Stack):
             module.remember_draws = remember_draws

@@ -51,6 +51,7 @@ MAY_CHANGE = (
     "train.validate_batches",
     "train.threads",
     "train.deterministic",
+    "train.attention_kernel",
     "train.hang_seconds",
     "data.cache",
     "data.epochs",

@@ -20,6 +20,7 @@ PATTERN_NUMBERS = {
     "dilation": ("window",),
     "block": ("blocks",),
     "random_blocks": ("blocks",),
+    "blocks_seed": ("blocks",),
     "chunk": ("local", "lsh"),
     "hashes": ("lsh",),
     "hash_buckets": ("lsh",),
@@ -75,6 +76,9 @@ class Block:
     """Of `blocks`: places of a block."""
     random_blocks: int = 3
     """Of `blocks`: that each sees of those drawn for it, others in each layer and head."""
+    blocks_seed: int = 0
+    """Of `blocks`: by which they are drawn, besides layer and head; the model's, as it must see what it saw in
+    training."""
     edge_blocks: bool = True
     """Of `blocks`: whether the first and the last see, and are seen by, all (BigBird's ITC); or only what the batch's
     field `global_tokens` marks is (ETC)."""

@@ -52,6 +52,7 @@ def build_engine(
         communication=config.communication,
         timeout_minutes=timeout_minutes,
         marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
+        attention_kernel=config.train.attention_kernel,
         begins_with=_vectors(config, corpora),
         filled=False,
     )

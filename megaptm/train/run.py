@@ -11,6 +11,7 @@ from pathlib import Path
 from megaptm.config import Config, load, resolve
 from megaptm.config.schedule import doubts
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.plan.kernels import attention_kernels
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import STARTED_BY, TimedLog, device_title, next_commands, resumed
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
@@ -63,7 +64,7 @@ def _work(
     tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
     from megaptm.parallel.deterministic import use_deterministic_kernels
-    from megaptm.parallel.groups import join, leave
+    from megaptm.parallel.groups import device, join, leave
     from megaptm.run.corpora import RunCorpora
     from megaptm.train.checkpointer import Checkpointer
     from megaptm.train.engines import build_engine, build_source
@@ -90,6 +91,8 @@ def _work(
     with stop.ends_waiting():
         corpora = RunCorpora(config)
     tell(f"building the model ({device_title()})")
+    for attention, choice in attention_kernels(config, device().type):
+        tell(f"{attention}: {choice.kernel}, {choice.why}")
     engine = build_engine(config, spec, corpora, timeout_minutes=minutes)
     with stop.ends_waiting():
         source = build_source(config, engine, corpora)

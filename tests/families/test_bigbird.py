@@ -52,6 +52,14 @@ def test_logits_and_every_gradient_with_the_same_blocks() -> None:
         assert (gradient - their_parameters[name].grad).abs().max() < 1e-5, name
 
 
+def test_a_seed_draws_other_blocks() -> None:
+    batch = tiny_batch("bigbird", sequence=LENGTH)
+    one, other = long_model(), long_model(blocks_seed=5)
+    assert [layer.attention.attend.pattern.seed for name, layer in other.encoder.items() if name.isdigit()] == [5, 5]
+    with torch.no_grad():
+        assert (one.logits(batch)["mlm"] - other.logits(batch)["mlm"]).abs().max() > 1e-3
+
+
 def moved(model: Model, batch: dict[str, Tensor], place: int) -> Tensor:
     """Which positions of the first row say something else once another token is at a place."""
     tokens = batch["tokens"].clone()

@@ -163,7 +163,7 @@ def test_blocks_see_what_the_paper_says() -> None:
             assert all(len(set(keys)) == len(keys) for keys in tile.keys.tolist())
 
 
-def test_what_is_drawn_is_a_function_of_layer_and_head() -> None:
+def test_what_is_drawn_is_a_function_of_seed_layer_and_head() -> None:
     """So tensor ranks, each with some heads, have the tables of the whole; and each block is drawn as often."""
     table = SparseBlocks(4, 2, heads=range(4)).table(200)
     for rank in range(2):
@@ -171,6 +171,10 @@ def test_what_is_drawn_is_a_function_of_layer_and_head() -> None:
         assert (SparseBlocks(4, 2, heads=heads).table(200) == table[heads.start : heads.stop]).all()
     assert (table[0] != table[1]).any()
     assert (SparseBlocks(4, 2, layer=1, heads=range(4)).table(200) != table).any()
+    others = {seed: SparseBlocks(4, 2, heads=range(4), seed=seed).table(200) for seed in (1, 2, 2**63)}
+    assert all((other != table).any() for other in others.values())
+    assert (others[1] != others[2]).any()
+    assert (SparseBlocks(4, 2, heads=range(2, 4), seed=2).table(200) == others[2][2:]).all()
     drawn = sum(SparseBlocks(4, 2, layer=layer).table(80)[0].astype(int) for layer in range(300))
     row = drawn[10, [*range(1, 9), *range(12, 19)]]
     assert row.sum() == 600

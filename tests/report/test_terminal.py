@@ -148,7 +148,8 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
     assert phases[1] == "joining 1 process"
     assert phases[2] == "opening the corpora"
     assert phases[3].startswith("building the model (")
-    assert phases[4:] == ["looking for a checkpoint", "begins at step 0"]
+    assert " of the decoder: fused, " in phases[4]
+    assert phases[5:] == ["looking for a checkpoint", "begins at step 0"]
     assert sum(line.endswith(" left") and line.startswith("step ") for line in first) == 2
     assert first[-4:] == [
         "next:",

@@ -1,0 +1,215 @@
+"""Which kernel computes attention: what each can say and where it runs, and the one that is taken. No torch.
+
+The same question is asked of a config, before a run, and in each layer of its tensors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from megaptm.batch import BatchSpec
+from megaptm.bricks.layer import kinds, sublayers
+from megaptm.bricks.pattern import Pattern, SlidingWindow
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+AUTO, FUSED = "auto", "fused"
+MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
+"""Kernel -> the package that it needs besides torch."""
+WIDEST_HEAD = 256
+"""Of flash-attn and Transformer Engine."""
+NARROWEST_HEAD = 16
+"""Of FlexAttention's compiled kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWork:
+    """What one attention has to compute, as far as kernels differ in it."""
+
+    name: str = "attention"
+    """By which it is told of."""
+    queries: int
+    """Places of a row."""
+    key_width: int
+    precision: str = "fp32"
+    causal: bool = False
+    pattern: Pattern | None = None
+    """Who sees whom by place; None: all."""
+    documents: bool = False
+    """Whether rows may be several documents, or padded."""
+    ordered: bool = False
+    """Whether the batch says who sees whom: a prefix, a permutation."""
+    marked: bool = False
+    """Whether the batch marks tokens that see all."""
+    scored: bool = False
+    """Whether something is added to the scores."""
+    of_memory: bool = False
+    """Whether keys are another stream's."""
+    hashed: bool = False
+    """Whether hashes say who is compared with whom."""
+    dropout: float = 0.0
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the pattern leaves out so much that it is left out of the work."""
+        return self.pattern is not None and not self.pattern.dense(self.queries)
+
+
+@dataclass(frozen=True)
+class ComputeDevice:
+    """Where it is computed."""
+
+    kind: str
+    """`cuda`, or another."""
+    packages: frozenset[str] = field(default_factory=lambda: installed())
+    """Of `MODULES`, those that are there."""
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """A kernel, and why it is this one."""
+
+    kernel: str
+    why: str
+
+
+def installed() -> frozenset[str]:
+    """Packages of `MODULES` that can be found here; none is imported."""
+    return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
+
+
+def _needs_gpu(kernel: str, device: ComputeDevice) -> str:
+    if device.kind != "cuda":
+        return "it trains on GPUs alone"
+    return "" if MODULES[kernel] in device.packages else f"{MODULES[kernel]} is not installed"
+
+
+def _fused(work: AttentionWork, device: ComputeDevice) -> str:
+    return ""  # a mask of all pairs says everything
+
+
+def _tiles(work: AttentionWork, device: ComputeDevice) -> str:
+    return "its keys are another stream's" if work.of_memory else ""
+
+
+def _flex(work: AttentionWork, device: ComputeDevice) -> str:
+    if why := _needs_gpu("flex", device):
+        return why
+    if work.of_memory:
+        return "its keys are another stream's"
+    if work.key_width < NARROWEST_HEAD:
+        return f"heads must be {NARROWEST_HEAD} wide or wider, not {work.key_width}"
+    return "it has no dropout (model.attention_dropout=false leaves it out)" if work.dropout else ""
+
+
+def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
+    """Of kernels that know windows and no more."""
+    if why := _needs_gpu(kernel, device):
+        return why
+    if work.precision != "bf16":
+        return f"train.precision is {work.precision}, and it knows bf16"
+    if work.key_width > WIDEST_HEAD or work.key_width % 8:
+        return f"the width of heads must be a multiple of 8 up to {WIDEST_HEAD}, not {work.key_width}"
+    cannot = {
+        "it cannot keep documents apart (data.document_mask)": work.documents,
+        "it knows no order but that of time": work.ordered,
+        "it knows no tokens that see all": work.marked,
+        "its keys are another stream's": work.of_memory,
+        "it knows no gaps in a window": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
+        "it knows windows and no other pattern": not isinstance(work.pattern, SlidingWindow | None),
+    }
+    return next((why for why, asked in cannot.items() if asked), "")
+
+
+def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
+    return _windows("flash-attn", work, device)
+
+
+def _transformer_engine(work: AttentionWork, device: ComputeDevice) -> str:
+    if why := _windows("transformer-engine", work, device):
+        return why
+    return "it adds in any order, and train.deterministic is set" if device.deterministic else ""
+
+
+KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
+    FUSED: _fused,
+    "tiles": _tiles,
+    "flex": _flex,
+    "flash-attn": _flash_attn,
+    "transformer-engine": _transformer_engine,
+}
+"""Kernel -> why it cannot, nothing where it can. `fused` is torch's own, with a mask of all pairs where one is needed;
+`tiles` is `layers.sparse`."""
+OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
+"""What a pattern that leaves out much is computed by: the first that can."""
+
+
+def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> KernelChoice:
+    """The kernel of one attention; a `UserError` where the wanted one cannot say what is asked."""
+    if wanted != AUTO:
+        if why := _refusal(wanted, work, device):
+            raise UserError(
+                f"train.attention_kernel ({wanted}) cannot compute the {work.name}: {why}; take another, or auto."
+            )
+        return KernelChoice(wanted, "train.attention_kernel says so")
+    if work.hashed:
+        return KernelChoice("chunks", "places are sorted by hashes, and near ones compared")
+    if not work.sparse:
+        return KernelChoice(FUSED, _why_fused(work))
+    refused = {}
+    for name in OF_SPARSE:
+        if why := _refusal(name, work, device):
+            refused[name] = why
+            continue
+        assert work.pattern is not None
+        share = f"{work.pattern.pairs(work.queries) / work.queries**2:.2g} of a row's pairs are compared"
+        told = refused if device.kind == "cuda" else {}
+        return KernelChoice(name, "; ".join([share, *(f"not {one}: {why}" for one, why in told.items())]))
+    raise AssertionError("tiles say any pattern")
+
+
+def _refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
+    if work.hashed:
+        return "its places are sorted by hashes, for which it has a kernel of its own"
+    if work.scored and kernel != FUSED:
+        return "something is added to its scores"
+    return KERNELS[kernel](work, device)
+
+
+def _why_fused(work: AttentionWork) -> str:
+    if work.scored:
+        return "something is added to the scores of all pairs"
+    if work.documents or work.ordered:
+        return "a mask of all pairs says who sees whom"
+    return "of a row there is little to leave out" if work.pattern else "nothing is left out"
+
+
+def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
+    """Each kind of attention of a model, on rows of such batches; recurrent stacks have none."""
+    lengths = batch.lengths(spec.family.prefixes)
+    for stack, block in spec.family.stacks.items():
+        size, prefix = spec.size_of(stack), spec.family.prefixes[stack]
+        for kind, number in kinds(block, range(size.layers)).items() if not block.is_recurrent else ():
+            for sub in sublayers(kind, size):
+                if sub.name == "ffn":
+                    continue
+                word = "cross" if sub.name == "cross" else kind.attention
+                own, brick = sub.name == "attention", sub.brick
+                yield AttentionWork(
+                    name=f"{word} attention of {number} layer{'s' if number > 1 else ''} of the {stack}",
+                    queries=lengths[stack],
+                    key_width=size.key_width,
+                    precision=precision,
+                    causal=own and kind.causal,
+                    pattern=brick.pattern,
+                    documents=f"{prefix}document_ids" in batch.fields,
+                    ordered=own and kind.ordered,
+                    marked=own and f"{prefix}global_tokens" in batch.fields,
+                    scored=own and (brick.scored or kind.score_bias),
+                    of_memory=not own,
+                    hashed=brick.own_mask and brick.pattern is None,
+                    dropout=spec.dropout if kind.attention_dropout else 0.0,
+                )

@@ -1,0 +1,25 @@
+"""Topic `attention`: by which kernels it will be computed, and whether the one that is wanted can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.check.finding import Case, Finding
+from megaptm.check.software import gpus
+from megaptm.plan.kernels import attention_kernels
+
+TOPIC = "attention"
+
+
+def attention(case: Case) -> Iterator[Finding]:
+    """Each kind that the model has, on devices of the machine, or those that are here."""
+    if case.mistakes:
+        yield Finding(TOPIC, "unknown", "which kernels compute it is not known: the config must be right first.")
+        return
+    if case.machine is None:
+        device, where = "cuda" if gpus()["gpus"] else "cpu", "here"
+    else:  # a CPU's memory is the host's
+        device, where = "cpu" if case.machine.host_gib is None else "cuda", f"on {case.machine.name}"
+    for name, choice in attention_kernels(case.config, device):
+        told = {"attention": name, "kernel": choice.kernel, "why": choice.why}
+        yield Finding(TOPIC, "good", f"{name}, {where}: {choice.kernel}, {choice.why}.", told)

@@ -1,0 +1,236 @@
+"""Kernels that compute the attention of a mask on GPUs, beside torch's fused one and `layers.sparse`: FlexAttention,
+flash-attn, Transformer Engine. `bricks.kernels` says which is taken.
+
+FlexAttention is compiled, and computes the blocks in which its mask says that something is seen. The other two are
+libraries, and know windows.
+"""
+
+# S sequence, B batch, H heads, G heads of keys, K head width, N blocks of queries, M blocks of keys
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megaptm.bricks.kernels import AttentionWork, ComputeDevice, installed
+from megaptm.bricks.pattern import Pattern, SlidingWindow, blocks_seen
+from megaptm.layers.mask import Mask
+from megaptm.layers.sparse import Marked, attend_by_tiles
+
+if TYPE_CHECKING:  # it takes a second to import
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128
+"""Places of a block of FlexAttention's: the compiled kernels' tiles divide it."""
+MOST_COMPILED = 64
+"""Patterns, lengths and types that are compiled in one process; torch's own limit is 8, and an error here."""
+
+
+def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -> AttentionWork:
+    """What is asked of a kernel, told from tensors."""
+    return AttentionWork(
+        queries=len(q_SBHK),
+        key_width=q_SBHK.shape[3],
+        precision={torch.bfloat16: "bf16", torch.float32: "fp32"}.get(q_SBHK.dtype, str(q_SBHK.dtype)),
+        causal=mask.causal,
+        pattern=mask.pattern,
+        documents=mask.documents is not None,
+        ordered=mask.order is not None,
+        marked=marked is not None,
+        dropout=dropout,
+    )
+
+
+def device_of(device: torch.device) -> ComputeDevice:
+    """What tensors on it are computed by."""
+    return ComputeDevice(device.type, _installed(), torch.are_deterministic_algorithms_enabled())
+
+
+@cache
+def _installed() -> frozenset[str]:
+    return installed()
+
+
+def attend_by(
+    kernel: str,
+    q_SBHK: Tensor,
+    k_SBGK: Tensor,
+    v_SBGK: Tensor,
+    mask: Mask,
+    marked: Marked | None,
+    *,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Means of values by the softmax of scores that the mask lets be seen, [S, B, H, K]; what marked positions see is
+    another attention's work."""
+    return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout)
+
+
+def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
+    """[M, B, H, K]: each of G heads as often as it serves one of H."""
+    groups = x_MBGK.shape[2]
+    if groups == heads:
+        return x_MBGK
+    # A view, where there is one: no kernel that takes a mask takes fewer heads of keys than of queries.
+    return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
+
+
+def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
+    k, v, last = for_heads(k, q.shape[2]), for_heads(v, q.shape[2]), len(q) - 1
+    if mask.pattern is None:
+        mask = replace(mask, pattern=SlidingWindow(last, 0 if mask.causal else last))
+    return attend_by_tiles(q, k, v, mask, marked, scale=scale, dropout=dropout)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
+    assert not dropout, "it has none"
+    if marked is not None:
+        # What is marked is compared once, behind the others.
+        k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
+    q_BHSK, k_BGSK, v_BGSK = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+    seen, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
+    attend = _compiled_flex if q.is_cuda else _flex_attention
+    mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
+    return mixed_BHSK.permute(2, 0, 1, 3)
+
+
+def _flex_attention() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(MOST_COMPILED, torch._dynamo.config.recompile_limit)
+    # Whole or not at all: what is not compiled has all scores, and nobody would know.
+    compiled: Callable[..., Any] = torch.compile(_flex_attention(), dynamic=False, fullgraph=True)
+    return compiled
+
+
+def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) -> BlockMask:
+    """What FlexAttention is told: the blocks in which something may be seen, and what is seen within them. Behind the
+    row's keys stand those of marked positions, once more."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    length, beside = mask.length[1], 0 if marked is None else marked.places.shape[1]
+    seen_BHNM = _by_place(mask.pattern, length, block, mask.causal, mask.device) & _by_content(mask, length, block)
+    if beside:
+        blocks = -(-(length + beside) // block)
+        seen_BHNM = F.pad(seen_BHNM, (0, blocks - seen_BHNM.shape[3]), value=True)
+        seen_BHNM[..., length // block :] = True
+    number = seen_BHNM.sum(-1, dtype=torch.int32)
+    order = seen_BHNM.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return BlockMask.from_kv_blocks(
+        number, order, BLOCK_SIZE=block, mask_mod=_mask_mod(mask, marked), seq_lengths=(length, length + beside)
+    )
+
+
+@lru_cache(maxsize=256)
+def _by_place(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
+    """[1, H or 1, N, N], copied there once."""
+    return torch.from_numpy(blocks_seen(pattern, length, block, causal=causal)).to(device)[None]
+
+
+def _by_content(mask: Mask, length: int, block: int) -> Tensor:
+    """[B or 1, 1, N, N]: whether blocks may have places of one document, and in the order."""
+    seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
+    if mask.documents is not None:
+        (low, high), (low_k, high_k) = (_ends(one, length, block) for one in mask.documents)
+        both = (low[:, None, :, None] <= high_k[:, None, None]) & (low_k[:, None, None] <= high[:, None, :, None])
+        # Padding sees all.
+        seen = both | (low == 0)[:, None, :, None]
+    if mask.order is not None:
+        low, high = _ends(mask.order, length, block)
+        seen = seen & (low[:, None, None] <= high[:, None, :, None])
+    return seen
+
+
+def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
+    """The least and the greatest number of each block, [B, N]."""
+    missing = -length % block
+    filled = torch.cat([numbers_BS, numbers_BS[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
+    return filled.amin(2), filled.amax(2)
+
+
+def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A function by itself, as it must be."""
+    if marked is None or mask.marks is None:
+        return lambda batch, head, query, key: mask.seen(batch, head, query, key)
+    marks, unmarked, length = mask.marks, mask.unmarked, mask.length[1]
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own, slot = key.clamp(max=length - 1), (key - length).clamp(min=0)
+        of_row = unmarked.seen(batch, head, query, own) & (marks[batch, own] == 0)
+        return torch.where(key < length, of_row, marked.is_seen(mask, batch, query, slot))
+
+    return seen
+
+
+def _flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float
+) -> Tensor:
+    from flash_attn import flash_attn_func
+
+    mixed_BSHK: Tensor = flash_attn_func(
+        *(x.transpose(0, 1) for x in (q, k, v)),
+        dropout_p=dropout,
+        softmax_scale=scale,
+        causal=mask.causal,
+        window_size=window_of(mask),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return mixed_BSHK.transpose(0, 1)
+
+
+def _transformer_engine(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float
+) -> Tensor:
+    attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, window_of(mask), scale, dropout)
+    mixed_SBA: Tensor = attend(*(x.contiguous() for x in (q, k, v)))
+    return mixed_SBA.unflatten(-1, (q.shape[2], -1))
+
+
+@lru_cache(maxsize=64)
+def _engine(
+    heads: int, key_heads: int, key_width: int, causal: bool, window: tuple[int, int], scale: float, dropout: float
+) -> Callable[..., Tensor]:
+    from transformer_engine.pytorch import DotProductAttention
+
+    made: Callable[..., Tensor] = DotProductAttention(
+        heads,
+        key_width,
+        num_gqa_groups=key_heads,
+        attention_dropout=dropout,
+        qkv_format="sbhd",
+        attn_mask_type="causal" if causal else "no_mask",
+        window_size=window,
+        softmax_scale=scale,
+    )
+    return made
+
+
+def window_of(mask: Mask) -> tuple[int, int]:
+    """How many places before and after a query both libraries let it see; -1: all there are."""
+    after = 0 if mask.causal else -1
+    if mask.pattern is None:
+        return -1, after
+    assert isinstance(mask.pattern, SlidingWindow)
+    return mask.pattern.before, 0 if mask.causal else mask.pattern.after
+
+
+RUN: dict[str, Callable[..., Tensor]] = {
+    "tiles": _tiles,
+    "flex": _flex,
+    "flash-attn": _flash_attn,
+    "transformer-engine": _transformer_engine,
+}

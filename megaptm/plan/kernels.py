@@ -1,0 +1,18 @@
+"""Which kernels will compute the attention of a run."""
+
+from __future__ import annotations
+
+from megaptm.bricks.kernels import ComputeDevice, KernelChoice, choose, works_of
+from megaptm.config import Config, resolve
+from megaptm.families.words import WordSpec
+
+
+def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoice]]:
+    """Each kind of attention that a run has on `cuda` or `cpu`, and its kernel, of those that are installed here; a
+    `UserError` where the one that the config wants cannot be."""
+    if isinstance(spec := resolve(config), WordSpec):
+        return []
+    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    here = ComputeDevice(device, deterministic=config.train.deterministic)
+    works = works_of(spec, batch, config.train.precision)
+    return [(work.name, choose(work, here, config.train.attention_kernel)) for work in works]

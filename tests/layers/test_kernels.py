@@ -1,0 +1,233 @@
+"""What a pattern is, is the same to every kernel, gradients too; and which is taken where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import flex_attention as flex_module
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from megaptm.bricks.kernels import KERNELS, MODULES, AttentionWork, ComputeDevice, choose
+from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow
+from megaptm.errors import UserError
+from megaptm.layers.attention import PatternAttend
+from megaptm.layers.kernels import attend_by, block_mask, device_of, window_of, work_of
+from megaptm.layers.layer import Stack
+from megaptm.layers.mask import Mask
+from megaptm.layers.sparse import Marked
+from megaptm.models import Model
+from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, documents_of, given, whole
+from tests.models.tiny import tiny_batch, tiny_model
+
+ALL: dict[str, tuple[Pattern | None, bool]] = {
+    **PATTERNS,
+    "chunks": (ChunkPairs(8), False),
+    "causal chunks": (ChunkPairs(8), True),
+    "full": (None, False),
+    "causal": (None, True),
+}
+ALL_PACKAGES = frozenset(MODULES.values())
+CPU = torch.device("cpu")
+
+
+def mask_of(name: str, length: int, *, packed: bool = False, ordered: bool = False, marking: bool = False) -> Mask:
+    pattern, causal = ALL[name]
+    documents = documents_of("packed" if packed else "one document", length)
+    order = (torch.arange(length) - 20).clamp(min=0).expand(2, -1) if ordered else None
+    marks = None
+    if marking:
+        marks = torch.zeros(2, length, dtype=torch.long)
+        marks[0, [0, 7]] = marks[1, 30] = 1
+    both = None if documents is None else (documents, documents)
+    return Mask((length, length), CPU, both, causal=causal, order=order, pattern=pattern, marks=marks)
+
+
+@pytest.fixture
+def trained_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention has the formula of its backward pass on CPUs, too, and refuses to be asked for it."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda query, key, value: None)
+    monkeypatch.setattr(flex_module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
+@pytest.mark.usefixtures("trained_on_a_cpu")
+@pytest.mark.parametrize("content", ["", "packed", "ordered", "marking", "packed marking"])
+@pytest.mark.parametrize(
+    ("kernel", "name"), [*(("flex", name) for name in ALL), *(("tiles", name) for name in ALL if name not in PATTERNS)]
+)
+def test_a_kernel_gives_what_the_whole_mask_gives(kernel: str, name: str, content: str) -> None:
+    pattern, causal = ALL[name]
+    if ("ordered" in content and causal) or ("marking" in content and pattern is None):
+        pytest.skip("there is no such model")
+    length = LENGTHS[1]
+    mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
+    marked, x = None if mask.marks is None else Marked.of(mask.marks), given(length)
+    mixed, expected = attend_by(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), whole(x, mask)
+    read = torch.ones(length, 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
+    if mask.marks is not None:  # what they see is another attention's work
+        read = read * (mask.marks.t() == 0)
+    assert ((mixed - expected).abs().amax((2, 3)) * read).max() < 1e-12
+    back = torch.randn(mixed.shape, dtype=mixed.dtype) * read[:, :, None, None]
+    for ours, theirs in zip(torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("block", [4, 16])
+@pytest.mark.parametrize("name", ALL)
+def test_blocks_of_a_pattern_are_those_that_torch_finds(name: str, block: int) -> None:
+    """Torch compares all places; ours come from tiles."""
+    for length in LENGTHS:
+        mask = mask_of(name, length)
+        ours = block_mask(mask, block=block).to_dense()
+        theirs = create_block_mask(
+            block_mask(mask).mask_mod, 1, HEADS, length, length, device="cpu", BLOCK_SIZE=block
+        ).to_dense()
+        assert (ours == theirs).all()
+
+
+@pytest.mark.parametrize("content", ["packed", "ordered", "marking", "packed marking"])
+@pytest.mark.parametrize("name", ["window", "blocks with edges", "full", "causal"])
+def test_no_block_is_left_out_in_which_something_is_seen(name: str, content: str) -> None:
+    length, block = LENGTHS[1], 8
+    words = dict.fromkeys(content.split(), True)
+    if ("ordered" in words and ALL[name][1]) or ("marking" in words and ALL[name][0] is None):
+        pytest.skip("there is no such model")
+    mask = mask_of(name, length, **words)
+    marked = None if mask.marks is None else Marked.of(mask.marks)
+    ours = block_mask(mask, marked, block=block)
+    keys = length + (0 if marked is None else marked.places.shape[1])
+    theirs = create_block_mask(ours.mask_mod, 2, HEADS, length, keys, device="cpu", BLOCK_SIZE=block).to_dense()
+    assert (ours.to_dense() >= theirs).all()
+    if name == "full" and content == "packed":  # and where documents are apart, blocks are
+        assert ours.to_dense()[0].sum() == theirs[0, 0].sum() < theirs[0, 0].numel()
+
+
+def test_compiled_flex_leaves_out_blocks_and_is_compiled_once_for_all_batches() -> None:
+    """Its compiled form skips the blocks that ours leave out; on CPUs there is one of the forward pass."""
+    length, block = 256, 64
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    joint = torch.randn(3, 2, HEADS, length, 16, generator=torch.Generator().manual_seed(0))
+    for border in (50, 100, 200):
+        documents = 1 + (torch.arange(length) >= border).long().expand(2, -1)
+        mask = Mask((length, length), CPU, (documents, documents), causal=True, pattern=SlidingWindow(40, 0))
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
+            mixed = compiled(*joint, block_mask=block_mask(mask, block=block), scale=SCALE)
+            expected = F.scaled_dot_product_attention(*joint, attn_mask=mask.dense, scale=SCALE)
+        assert (mixed - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["window", "uneven window", "window of itself", "causal window", "full", "causal"])
+def test_a_window_is_told_to_libraries_as_they_take_it(name: str) -> None:
+    """Of places before and after, inclusive, as both say in their documentation; -1 is all."""
+    mask = mask_of(name, 20)
+    before, after = (20 if side < 0 else side for side in window_of(mask))
+    step = torch.arange(20) - torch.arange(20)[:, None]
+    assert (mask.dense[0, 0] == ((step >= -before) & (step <= after))).all()
+
+
+def on_a_gpu(
+    *, pattern: Pattern | None, dtype: torch.dtype = torch.bfloat16, packed: bool = False, key_width: int = 64
+) -> AttentionWork:
+    """What is asked of tensors on one, which have shapes and no numbers."""
+    with FakeTensorMode():
+        query = torch.empty(4096, 2, 4, key_width, dtype=dtype, device="cuda")
+        documents = torch.ones(2, 4096, dtype=torch.long, device="cuda")
+        both = (documents, documents) if packed else None
+        mask = Mask((4096, 4096), query.device, both, causal=True, pattern=pattern)
+        assert device_of(query.device).kind == "cuda"
+        return work_of(query, mask, None, 0.0)
+
+
+BAND = SlidingWindow(255, 0)
+CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] = {
+    "nothing is hidden": ({"pattern": None}, {}, ALL_PACKAGES, "fused"),
+    "documents alone": ({"pattern": None, "packed": True}, {}, ALL_PACKAGES, "fused"),
+    "a band": ({"pattern": BAND}, {}, ALL_PACKAGES, "flash-attn"),
+    "a band, no flash-attn": ({"pattern": BAND}, {}, ALL_PACKAGES - {"flash_attn"}, "transformer-engine"),
+    "a band, only triton": ({"pattern": BAND}, {}, frozenset({"triton"}), "flex"),
+    "a band, nothing": ({"pattern": BAND}, {}, frozenset(), "tiles"),
+    "a band, float32": ({"pattern": BAND, "dtype": torch.float32}, {}, ALL_PACKAGES, "flex"),
+    "a band, dropout": ({"pattern": BAND}, {"dropout": 0.1}, frozenset({"triton"}), "tiles"),
+    "a band, dropout and flash-attn": ({"pattern": BAND}, {"dropout": 0.1}, ALL_PACKAGES, "flash-attn"),
+    "a band in documents": ({"pattern": BAND, "packed": True}, {}, ALL_PACKAGES, "flex"),
+    "a band, marks": ({"pattern": BAND}, {"marked": True}, ALL_PACKAGES, "flex"),
+    "a band, wide heads": ({"pattern": BAND, "key_width": 264}, {}, ALL_PACKAGES, "flex"),
+    "a band, narrow heads": ({"pattern": BAND, "key_width": 8}, {}, frozenset({"triton"}), "tiles"),
+    "a dilated band": ({"pattern": SlidingWindow(255, 0, dilation=2)}, {}, ALL_PACKAGES, "flex"),
+    "chunks": ({"pattern": ChunkPairs(64)}, {}, ALL_PACKAGES, "flex"),
+    "a window of nearly all": ({"pattern": SlidingWindow(4000, 4000)}, {}, ALL_PACKAGES, "fused"),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_a_gpu_takes_the_first_kernel_that_can(case: str) -> None:
+    tensors, besides, packages, expected = CHOICES[case]
+    work = replace(on_a_gpu(**tensors), **besides)
+    chosen = choose(work, ComputeDevice("cuda", packages))
+    assert chosen.kernel == expected
+    assert chosen.why
+    on_cpu = choose(work, ComputeDevice("cpu", packages)).kernel
+    assert on_cpu == ("fused" if expected == "fused" else "tiles")
+
+
+REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
+    "no GPU": ("flex", {}, ComputeDevice("cpu", ALL_PACKAGES), "it trains on GPUs alone"),
+    "not installed": ("flash-attn", {}, ComputeDevice("cuda", frozenset()), "flash_attn is not installed"),
+    "dropout": ("flex", {"dropout": 0.1}, ComputeDevice("cuda", ALL_PACKAGES), "it has no dropout"),
+    "documents": ("flash-attn", {"documents": True}, ComputeDevice("cuda", ALL_PACKAGES), "it cannot keep documents"),
+    "order": ("transformer-engine", {"ordered": True}, ComputeDevice("cuda", ALL_PACKAGES), "it knows no order"),
+    "scores": ("tiles", {"scored": True}, ComputeDevice("cuda", ALL_PACKAGES), "something is added to its scores"),
+    "cross": ("tiles", {"of_memory": True}, ComputeDevice("cpu"), "its keys are another stream's"),
+    "hashes": ("fused", {"hashed": True}, ComputeDevice("cpu"), "its places are sorted by hashes"),
+    "bits": (
+        *("transformer-engine", {}, ComputeDevice("cuda", ALL_PACKAGES, deterministic=True)),
+        "it adds in any order, and train.deterministic is set",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_kernel_that_cannot_is_refused_with_the_reason(case: str) -> None:
+    kernel, words, device, why = REFUSALS[case]
+    work = AttentionWork(**{"name": "dot attention", "queries": 64, "key_width": 64, "precision": "bf16", **words})
+    with pytest.raises(
+        UserError, match=rf"train\.attention_kernel \({kernel}\) cannot compute the dot attention: {why}"
+    ):
+        choose(work, device, kernel)
+
+
+def wanting(model: Model, kernel: str) -> Model:
+    for module in model.modules():
+        if isinstance(module, (Stack, PatternAttend)):
+            module.kernel = kernel
+    return model
+
+
+@pytest.mark.parametrize("family", ["gpt2", "palm", "gpt3", "longformer", "bigbird", "unilm"])
+def test_a_model_says_the_same_by_the_kernel_that_is_wanted(family: str) -> None:
+    """Rows of several documents, and a prefix, where the family has them; gradients, too."""
+    batch = tiny_batch(family, sequence=24)
+    batch["document_ids"] = torch.ones_like(batch["tokens"])
+    batch["document_ids"][:, 10:] = 2
+    losses = {}
+    for kernel in ("fused", "tiles"):
+        model = wanting(tiny_model(family), kernel)
+        loss = torch.stack([one / count for one, count in model(batch).values()]).sum()
+        loss.backward()
+        losses[kernel] = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
+    for one, other in zip(*losses.values(), strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+def test_a_model_on_a_cpu_refuses_flex() -> None:
+    with pytest.raises(UserError, match="it trains on GPUs alone"):
+        wanting(tiny_model("gpt2"), "flex")(tiny_batch("gpt2"))
+
+
+def test_every_kernel_but_torchs_is_in_some_choice() -> None:
+    taken = {expected for *_, expected in CHOICES.values()}
+    assert taken == {*KERNELS}
