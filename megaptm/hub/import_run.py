@@ -36,7 +36,7 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
-OF_BLOCKS = ("groups", "cycle", *PATTERN_NUMBERS)
+OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
         raise UserError(f"{run} is already there and not empty; import to a new folder.")
     families = [word.removeprefix("model.family=") for word in overrides if word.startswith("model.family=")]
     overrides = [word for word in overrides if not word.startswith("model.family=")]
-    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
+    free = ("model.dropout=", "model.attention_dropout=")
+    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
         raise UserError(
-            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set, and "
-            "model.family where several are of its type."
+            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout and "
+            "model.attention_dropout can be set, and model.family where several are of its type."
         )
     model, tokenizer = read_model(source, family=families[-1] if families else None)
     run.parent.mkdir(parents=True, exist_ok=True)
