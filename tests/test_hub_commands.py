@@ -109,7 +109,7 @@ def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
     _, _, _, folder = exported
     cases = [
         (["train.stpes=4"], "unknown key train.stpes"),
-        (["model.layers=3"], "only model.dropout can be set"),
+        (["model.layers=3"], "only model.dropout and model.attention_dropout can be set"),
     ]
     for overrides, told in cases:
         with pytest.raises(UserError, match=told):

@@ -211,5 +211,5 @@ def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[Atte
                     scored=own and (brick.scored or kind.score_bias),
                     of_memory=not own,
                     hashed=brick.own_mask and brick.pattern is None,
-                    dropout=spec.dropout if kind.attention_dropout else 0.0,
+                    dropout=kind.attention_rate(spec.dropout),
                 )

@@ -118,8 +118,8 @@ class ModelConfig(Shape):
     """Consecutive groups of layers, each of which shares within itself; absent: the family's."""
     cycle: Count | None = None
     """Layers of a group that differ, in turn; absent: the family's."""
-    attention_dropout: bool | None = None
-    """Whether dropout falls on what attention weighs by, too; absent: the family's."""
+    attention_dropout: bool | Fraction | None = None
+    """Whether dropout falls on what attention weighs by, too, or a rate of its own; absent: the family's."""
     window: Counts | None = None
     """Places that one sees besides itself where the family's attention is a window, half to each side; or a list, which
     layers take in turn; absent: the family's."""

@@ -56,6 +56,7 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "axial_widths": [*spec.axial_widths],
         "rounds": size.layers // block.cycle,
         "dropout": spec.dropout,
+        "attention_dropout": block.attention_rate(spec.dropout),
         "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
         **{f"{stack}.{name}": getattr(spec.size_of(stack), name) for stack in spec.family.stacks for name in OF_STACKS},
     }
@@ -79,7 +80,7 @@ def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
     if value is None and theirs == "n_inner":
         return value
     match counterpart.numbers[theirs]:
-        case "dropout":
+        case "dropout" | "attention_dropout":
             wanted, good = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
         case "logit_scale":
             wanted, good = "a positive number", _is_number(value) and value > 0
@@ -156,7 +157,10 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         ours.setdefault("ffn", FFN_OF_WIDTH * ours["width"])
     family = counterpart.table
     size = _size(counterpart, [*family.stacks], ours)
+    dropout = ours.get("dropout", family.dropout)
     said = {name: ours[name] for name in OF_BLOCKS if name in ours}
+    if "attention_dropout" in ours and ours["attention_dropout"] != dropout:
+        said["attention_dropout"] = ours["attention_dropout"]
     stacks = {name: change(block, **said) for name, block in family.stacks.items()}
     check_pad(counterpart, config.get("pad_token_id"))
     context = ours["positions"] - family.first_position if "positions" in ours else ours.get("context", family.context)
@@ -170,7 +174,7 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         size=size,
         vocabulary=ours["vocabulary"],
         context=context,
-        dropout=ours.get("dropout", family.dropout),
+        dropout=dropout,
     )
     if "axial" in ours and (widths := spec.axial_widths) != (given := tuple(ours["axial_widths"])):
         raise UserError(

@@ -36,7 +36,7 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
-OF_BLOCKS = ("groups", "cycle", *PATTERN_NUMBERS)
+OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,11 @@ def refuse_taken(run: Path) -> None:
 
 def refuse_of_model(overrides: Sequence[str], source: str, *, besides: str = "") -> None:
     """An error where a key says something else of the model than its files."""
-    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith("model.dropout=")]:
+    free = ("model.dropout=", "model.attention_dropout=")
+    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
         raise UserError(
-            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout can be set{besides}."
+            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout and "
+            f"model.attention_dropout can be set{besides}."
         )
 
 

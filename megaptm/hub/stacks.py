@@ -39,8 +39,10 @@ def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> Mode
                 raise UserError(f"{where}: its {stack} has another {name} than the rest; give models trained together.")
         if part.size.table_width != main.size.table_width:
             raise UserError(f"{where}: its {stack} has wider or narrower tables; give models trained together.")
-    eps = main.family.first_block.norm_eps
-    stacks = {name: change(block, norm_eps=eps) for name, block in family.stacks.items()}
+        if part.family.first_block.attention_dropout != main.family.first_block.attention_dropout:
+            raise UserError(f"{where}: its {stack} has another dropout than the rest; give models trained together.")
+    said = {name: getattr(main.family.first_block, name) for name in ("norm_eps", "attention_dropout")}
+    stacks = {name: change(block, **said) for name, block in family.stacks.items()}
     sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items()}
     others = {stack: size for stack, size in sizes.items() if size != change(main.size, embedding=None)}
     return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=others))

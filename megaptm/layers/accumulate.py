@@ -53,9 +53,10 @@ class Lookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         weight_VD, kept = ctx.weight, gradient_sum_of(ctx.weight)
         if kept is None:
-            return None, _summed(d_output, ids, len(weight_VD))
-        # To count the distinct rows, the host would have to wait for a GPU.
-        add = add_all_rows if weight_VD.is_cuda else add_distinct_rows
+            # In float32: a CPU would add up in the format that it is given, and bfloat16 forgets what is small.
+            return None, _summed(d_output.to(sum_dtype(d_output.dtype)), ids, len(weight_VD)).to(d_output.dtype)
+        # To count the distinct rows, the host would have to wait for a GPU; and most of a short table is looked up.
+        add = add_all_rows if weight_VD.is_cuda or ids.numel() > len(weight_VD) else add_distinct_rows
         add(kept.total, d_output.to(kept.total.dtype), ids)
         return None, kept.added()
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -41,7 +43,7 @@ class Attend(nn.Module):
         """The same before heads are put together, [S, B, H, K]."""
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
-        with self.dropout.drawing():
+        with self.dropout.drawing(), sound_kernels(mask):
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -54,12 +56,30 @@ class Attend(nn.Module):
         return mixed_BHSK.permute(2, 0, 1, 3)
 
 
+@contextmanager
+def sound_kernels(mask: Tensor | None) -> Iterator[None]:
+    """Within it torch takes no kernel of attention that is known to be wrong with such a mask.
+
+    On H100 and later torch 2.13 may take cuDNN's where there is a mask. Its backward pass gives NaN where a row's scores
+    are all low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
+    """
+    without = mask is not None and torch.backends.cuda.cudnn_sdp_enabled()
+    if without:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        if without:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 class PatternAttend(Attend):
     """The same of what a pattern lets be seen, by the kernel that `bricks.kernels` chooses. It takes the numbers that
     make a mask with the pattern (`Mask.numbers`); or a mask that is whole, as `Attend` does."""
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
-        super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=dropout)
+        rate = brick.block.attention_rate(dropout)
+        super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=rate)
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
         self.kernel = AUTO
         """The one that is wanted."""
@@ -162,7 +182,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.key_width = brick.size.key_width
         self.query, self.kv = Linear.of(brick.maps["query"]), Linear.of(brick.maps["kv"])
-        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=dropout)
+        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=brick.block.attention_rate(dropout))
         self.output = Linear.of(brick.maps["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megaptm.bricks import Brick
 from megaptm.layers.attention import SelfAttention
+from megaptm.layers.positions import ROUNDING
 from megaptm.layers.split import Dropout, Linear
 from megaptm.spec import Block
 
@@ -26,9 +27,8 @@ def distance_rows(length: int, block: Block, *, device: torch.device | None = No
     span = block.distance_rows // 2
     if block.distance_buckets is not None:
         exact = span // 2
-        # In float32, as the released code: the borders of the bins depend on the rounding.
-        ratio = torch.log(row.abs().clamp(min=exact) / exact) / torch.log(torch.tensor((block.distances - 1) / exact))
-        far = (torch.ceil(ratio * (exact - 1)) + exact).long()
+        ratio = torch.log(row.abs().clamp(min=exact).double() / exact) / math.log((block.distances - 1) / exact)
+        far = (torch.ceil(ratio * (exact - 1) - ROUNDING) + exact).long()
         row = torch.where(row.abs() <= exact, row, far * row.sign())
     return (row + span).clamp(0, 2 * span - 1)
 
@@ -52,20 +52,26 @@ class DisentangledAttention(SelfAttention):
         self.position_dropout = Dropout(dropout, region="replicated")
 
     def forward(
-        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
+        self,
+        x_SBD: Tensor,
+        mask: Tensor | None,
+        position_state: Tensor | None = None,
+        keys: Tensor | None = None,
+        past: None = None,
+        rows_SS: Tensor | None = None,
     ) -> Tensor:
-        """`position_state`: the table of distances."""
+        """`position_state`: the table of distances; `rows_SS`: what `distance_rows` says, where the stack has asked."""
         assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
-        scores = self._by_distance(q, k, self.position_dropout(position_state)) * self.attend.scale
+        rows_SS = distance_rows(len(q), self.block, device=q.device) if rows_SS is None else rows_SS
+        scores = self._by_distance(q, k, self.position_dropout(position_state), rows_SS) * self.attend.scale
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         return self.output(self.attend(q, k, v, scores))
 
-    def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor) -> Tensor:
+    def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_SS: Tensor) -> Tensor:
         """Content of queries with distance, and distance with content of keys, [B, H, S, S]."""
         key_RHK, query_RHK = self._of_distances(table_RD)
-        rows_SS = distance_rows(len(q_SBHK), self.block, device=q_SBHK.device)
         shape = (q_SBHK.shape[1], q_SBHK.shape[2], *rows_SS.shape)
         # Both at the row of query less key: the paper prints another for the second, the released code has this.
         from_query = torch.einsum("sbhk,rhk->bhsr", q_SBHK, key_RHK).gather(-1, rows_SS.expand(shape))

@@ -16,7 +16,7 @@ from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.convolution import Convolution
-from megaptm.layers.disentangled import DisentangledAttention
+from megaptm.layers.disentangled import DisentangledAttention, distance_rows
 from megaptm.layers.draws import Again, remember_draws
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.lsh import HashedAttend, HashedAttention
@@ -165,9 +165,8 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
-            own = dropout if sub.name == "ffn" or block.attention_dropout else 0.0
             made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
-            self.add_module(sub.name, made(sub.brick, dropout=own))
+            self.add_module(sub.name, made(sub.brick, dropout=dropout))
         if isinstance(attend := self.attention.attend, (PatternAttend, HashedAttend)):
             attend.is_of(layer=number)
         self.dropout = Dropout(dropout, region="residual")
@@ -374,15 +373,18 @@ class Stack(nn.ModuleDict):
         scores = self._scores(mask)
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         turned, table = self._rotation(mask, positions), self._distances()
+        # Once for all layers: it is some twenty operations.
+        rows = None if table is None else distance_rows(mask.length[0], self.block, device=mask.device)
         for number in self.numbers:
             layer, word, before = self[str(number)], self.block.at(number).attention, x
             position_state = table if word == "disentangled" else turned
+            known = (None, rows) if word == "disentangled" else ()
             if self.decodes and decode and number == self.size.layers - 1:
                 x = x + self._decoder_positions(mask, positions)
                 for _ in range(2):
-                    x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state, before)
+                    x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state, before, *known)
             else:
-                x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state)
+                x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state, None, *known)
             if number == 0 and "convolution" in self:
                 documents = None if mask.documents is None else mask.documents[0]
                 x = cast(Convolution, self["convolution"])(before, x, documents)

@@ -13,6 +13,10 @@ from torch import Tensor
 from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
+ROUNDING = 1e-9
+"""More than logarithms in float64 are off by, and less than any of them is from a border that it is not on: where bins
+of distances begin must not depend on how a device rounds."""
+
 
 def sinusoid(places_SB: Tensor, *, width: int) -> Tensor:
     """[S, B, D], float64: features 2i, 2i + 1 are sine and cosine of place / 10000^(2i/D) (arXiv:1706.03762, 3.5)."""
@@ -30,9 +34,8 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
     side = BIAS_BUCKETS // 2 if bidirectional else BIAS_BUCKETS
     steps = distance.abs() if bidirectional else (-distance).clamp(min=0)
     exact = side // 2
-    # In float32, as Mesh TensorFlow and its ports compute it: the borders of the bins depend on the rounding.
-    ratio = torch.log(steps.clamp(min=1).float() / exact) / math.log(BIAS_FARTHEST / exact)
-    far = (exact + (ratio * (side - exact)).long()).clamp(max=side - 1)
+    ratio = torch.log(steps.clamp(min=1).double() / exact) / math.log(BIAS_FARTHEST / exact)
+    far = (exact + (ratio * (side - exact) + ROUNDING).long()).clamp(max=side - 1)
     bucket = torch.where(steps < exact, steps, far)
     return bucket + (distance > 0) * side if bidirectional else bucket
 

@@ -60,7 +60,7 @@ class RelativeAttention(nn.Module):
         block, size = brick.block, brick.size
         self.key_width = size.key_width
         self.qkv, self.place, self.output = (Linear.of(brick.maps[name]) for name in ("qkv", "place", "output"))
-        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=dropout)
+        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=block.attention_rate(dropout))
         if block.relative_biases == "layer":
             for name in ("content_bias", "place_bias"):
                 self.add_module(name, HeadTable(size.key_width, size.heads))

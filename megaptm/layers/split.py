@@ -69,7 +69,8 @@ class HeadTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(buckets, heads))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        looked_up: Tensor = Lookup.apply(ids, self.weight)
+        return looked_up
 
 
 class VocabularyBias(nn.Module):

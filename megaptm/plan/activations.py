@@ -58,7 +58,7 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         if recompute == "selective":
             return 0.0
         # Softmax, dropout's mask, and what is left after dropout: 5 bytes a score in bfloat16.
-        drops = work.spec.dropout and brick.block.attention_dropout
+        drops = brick.block.attention_rate(work.spec.dropout) > 0
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
     if brick.tiled(query_positions):
         return 0.0

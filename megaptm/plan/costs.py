@@ -139,7 +139,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
-        drops = bool(work.spec.dropout) and brick.block.attention_dropout
+        drops = brick.block.attention_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     own = work.lengths[queries]
     whole = not (work.masked or brick.masked(own) or brick.tiled(own))

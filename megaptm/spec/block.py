@@ -138,8 +138,8 @@ class Block:
     sums of three products), or not at all (`none`, T5)."""
     cross: str | None = None
     """The stack before it to whose output each layer also attends."""
-    attention_dropout: bool = True
-    """Whether dropout falls on what attention weighs by, too (the Transformer's does not)."""
+    attention_dropout: bool | float = True
+    """Whether dropout falls on what attention weighs by, too (the Transformer's does not); or a rate of its own."""
     ffn_dropout: bool = False
     """Dropout between the two maps of the feed-forward (T5)."""
     final_dropout: bool = False
@@ -196,6 +196,10 @@ class Block:
     def owners(self, layers: int) -> list[int]:
         """The layers of a stack that have what others share."""
         return sorted({self.owner(layer, layers) for layer in range(layers)})
+
+    def attention_rate(self, dropout: float) -> float:
+        """Of the dropout on what attention weighs by, in a model with so much of it."""
+        return self.attention_dropout * dropout if isinstance(self.attention_dropout, bool) else self.attention_dropout
 
     @property
     def is_recurrent(self) -> bool:

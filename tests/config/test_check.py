@@ -50,6 +50,16 @@ def test_layers_share_what_a_config_says():
     assert (apart.share, apart.ffn) == ((), "gelu-tanh")
 
 
+def test_attention_has_the_dropout_that_a_config_says():
+    for said, rate in ((None, 0.1), ("true", 0.1), ("false", 0.0), ("0.3", 0.3), ("0.0", 0.0)):
+        words = [] if said is None else [f"model.attention_dropout={said}"]
+        written = resolved(load(CONFIGS / "bert" / "base.yaml", words))
+        spec = resolve_model(written)
+        assert (spec.dropout, spec.family.last_block.attention_rate(spec.dropout)) == (0.1, rate)
+    with pytest.raises(UserError, match="attention_dropout"):
+        load(CONFIGS / "bert" / "base.yaml", ["model.attention_dropout=1.5"])
+
+
 def test_a_later_change_of_what_a_family_shares_changes_no_config_that_was_written(monkeypatch):
     written = resolved(load(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
     assert (written.model.share, written.model.groups, written.model.cycle) == (("attention", "ffn"), 2, 1)

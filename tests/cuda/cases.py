@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.config import Layout
+from megaptm.config import Layout, OptimizerConfig
+from megaptm.config.schema import AdafactorConfig
+from megaptm.families import CATALOGUE
+from tests.layouts.cases import ADAM
 
 
 @dataclass(frozen=True)
@@ -12,20 +15,28 @@ class Case:
     family: str
     layout: Layout
     rank: int = 0
+    optimizer: OptimizerConfig = ADAM
 
 
 DATA = Layout(data=4, microbatch=2, distributed_optimizer=True)
 WHOLE = Layout(
     data=2, tensor=2, pipeline=2, virtual=2, sequence_parallel=True, distributed_optimizer=True, recompute="full"
 )
+LAST = WHOLE.processes - 2
+RULES = {
+    "lamb": OptimizerConfig(name="lamb", lr=1e-3, clip=1.0),
+    "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(factor_from=16)),
+    "sgd": OptimizerConfig(name="sgd", lr=1e-2, momentum=0.9),
+    "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
+}
 CASES = {
-    "gpt2": Case("gpt2", DATA),
-    "bert": Case("bert", DATA),
-    "t5": Case("t5", DATA),
-    "bands": Case("gpt3-banded", DATA),
+    **{family: Case(family, DATA) for family in CATALOGUE},
     "rotation": Case("queries and keys turned by place", DATA),
     "contrast": Case("two towers, compared over all rows", DATA),
     "contrast, first stage": Case("two towers, compared over all rows", WHOLE),
-    "contrast, last stage": Case("two towers, compared over all rows", WHOLE, rank=WHOLE.processes - 2),
-    "last-stage": Case("gpt2", WHOLE, rank=WHOLE.processes - 2),
+    "contrast, last stage": Case("two towers, compared over all rows", WHOLE, rank=LAST),
+    "last-stage": Case("gpt2", WHOLE, rank=LAST),
+    **{f"{family}, first stage": Case(family, WHOLE) for family in ("electra", "deberta-v3", "t5")},
+    **{f"{family}, last stage": Case(family, WHOLE, rank=LAST) for family in ("electra", "deberta-v3", "albert", "t5")},
+    **{f"bert by {name}": Case("bert", DATA, optimizer=optimizer) for name, optimizer in RULES.items()},
 }

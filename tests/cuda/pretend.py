@@ -35,12 +35,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).parents[2]
 # The size of what they give depends on numbers that only the device knows.
 SIZED_BY_NUMBERS = {"nonzero", "unique", "unique_dim", "_unique", "_unique2", "masked_select", "bincount"}
+# What only makes room for numbers, or says where they are.
+NO_KERNELS = {"device", "detach", "set_", "_unsafe_view"}
+NO_KERNELS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 ANSWERS_TO_THE_HOST = {"equal", "is_nonzero"}
 
 waits: Counter[str] = Counter()
 """Place -> times that the host waited there for the device, or for a copy from its own pageable memory."""
 messages: Counter[str] = Counter()
 """Collective or message -> times."""
+kernels: Counter[str] = Counter()
+"""Operation on the device -> times; of attention the plain operations that the fused kernels stand for."""
 
 
 def place() -> str:
@@ -155,12 +160,18 @@ class Waits(TorchDispatchMode):
         if on_device and (name in SIZED_BY_NUMBERS | ANSWERS_TO_THE_HOST or _indexes_by_flags(name, args)):
             wait(name)
         result = func(*args, **kwargs)
+        if (on_device or _is_on_device(result)) and not (func.is_view or name in NO_KERNELS):
+            kernels[name] += 1
         if name in ("_to_copy", "copy_"):
             source, target = (args[1], args[0]) if name == "copy_" else (args[0], result)
             at_once = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
             if source.is_cuda != target.is_cuda and not at_once:
                 wait("copy")
         return result
+
+
+def _is_on_device(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.is_cuda
 
 
 def _indexes_by_flags(name: str, args: tuple[Any, ...]) -> bool:

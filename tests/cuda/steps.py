@@ -1,5 +1,5 @@
 """`python -m tests.cuda.steps NAME ...`: the second training step of a layout's rank on a GPU that is not there; prints
-where the host waited for it, and which messages were sent, as JSON."""
+where the host waited for it, which messages were sent, and which kernels launched, as JSON."""
 
 # ruff: noqa: E402, I001
 
@@ -25,7 +25,7 @@ from megaptm.parallel.groups import Ranks
 from megaptm.spec import ModelSpec
 from megatron.core.transformer import TransformerConfig
 from tests.cuda.cases import CASES, Case
-from tests.layouts.cases import ADAM, batch, losses_of, tiny
+from tests.layouts.cases import batch, losses_of, tiny
 
 
 def second_step(case: Case) -> dict[str, dict[str, int]]:
@@ -35,20 +35,22 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
         built = engine.Engine(
             tiny(case.family, dropout=0.1),
             case.layout,
-            ADAM,
+            case.optimizer,
             losses=losses_of(case.family),
             seed=1,
             precision="bf16",
             filled=False,
+            marks="global_tokens" in fields,
         )
         for step in range(2):
             pretend.waits.clear()
             pretend.messages.clear()
+            pretend.kernels.clear()
             batches = [{name: field[at * rows :][:rows].clone() for name, field in fields.items()} for at in range(2)]
             built.weigh(built.losses)
             built.step(batches, step=step, lr=1e-3)
             collectives.any_rank(False)
-    return {"waits": dict(pretend.waits), "messages": dict(pretend.messages)}
+    return {"waits": dict(pretend.waits), "messages": dict(pretend.messages), "kernels": dict(pretend.kernels)}
 
 
 def build_stages(

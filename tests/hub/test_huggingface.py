@@ -220,6 +220,25 @@ def test_dropouts_that_are_others_here_are_told() -> None:
     assert (found.spec.dropout, found.otherwise) == (0.0, ("attention_dropout 0.1",))
 
 
+OF_ITS_OWN = ("gpt1", "gpt2", "bert", "roberta", "albert", "deberta", "ernie-2", "electra-discriminator")
+
+
+@pytest.mark.parametrize("family", OF_ITS_OWN)
+def test_attention_may_have_a_dropout_of_its_own(family: str) -> None:
+    """As in published models: BERT's and GPT-2's configs have a rate for it."""
+    whole = replace(tiny_spec(family.removesuffix("-discriminator")), dropout=0.1)
+    spec = replace(whole, family=whole.family.alone("discriminator")) if whole.family.drawn else whole
+    config = hugging_face_config(spec).to_dict()
+    theirs = "attn_pdrop" if family.startswith("gpt") else "attention_probs_dropout_prob"
+    assert config[theirs] == 0.1
+    again = described(config)[1]
+    assert again.family.first_block.attention_dropout is True
+    for rate in (0.0, 0.25):
+        found = described(config | {theirs: rate})[1]
+        assert (found.dropout, found.family.first_block.attention_dropout) == (0.1, rate)
+        assert hugging_face_config(found).to_dict() == config | {theirs: rate}
+
+
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     config = transformers.OPTConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, ffn_dim=8, vocab_size=9)
     config.save_pretrained(tmp_path)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Brick, brick_of
 from megaptm.bricks.pattern import SlidingWindow
+from megaptm.layers import attention
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.mask import Mask
 from megaptm.spec import Block, Size
@@ -151,3 +152,26 @@ def test_a_slice_of_queries_shares_a_head_of_keys() -> None:
             half.output.bias.zero_()
         total = total + half(x, None)
     torch.testing.assert_close(total, whole(x, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_is_masked_takes_no_kernel_of_cudnn(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    """And where nothing is, whatever torch was told."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    really, asked = attention.F.scaled_dot_product_attention, []
+
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return really(*args, **kwargs)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", watched)
+    module, x = self_attention(), torch.randn(5, 2, WIDTH)
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        module(x, None)
+        module(x, torch.ones(2, 1, 5, 5, dtype=torch.bool))
+        module(x, torch.zeros(2, HEADS, 5, 5))
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    assert asked == [allowed, False, False, allowed]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,11 +11,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megaptm.bricks import brick_of
+from megaptm.layers.attention import Attend
 from megaptm.layers.feedforward import FeedForward, gelu_tanh
 from megaptm.layers.layer import Layer, Stack
+from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout
-from megaptm.spec import Block, Size
+from megaptm.models import build_model
+from megaptm.spec import Block, Size, change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
 
@@ -125,3 +130,16 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
     heads = ["heads"] if any(block.attention_dropout or block.ffn_dropout for block in blocks) else []
     tables = ["replicated"] if any(block.distance_rows or block.relative for block in blocks) else []
     assert set(drawn) == {"residual", *heads, *tables}
+
+
+@pytest.mark.parametrize(("said", "rate"), [(True, 0.1), (False, 0.0), (0.3, 0.3), (0.0, 0.0)])
+@pytest.mark.parametrize("family", ["gpt2", "t5", "deberta", "reformer", "transformer-xl", "bigbird"])
+def test_attention_may_have_a_dropout_of_its_own(family: str, said: bool | float, rate: float) -> None:
+    spec = replace(tiny_spec(family), dropout=0.1)
+    stacks = {name: change(block, attention_dropout=said) for name, block in spec.family.stacks.items()}
+    model = build_model(replace(spec, family=change(spec.family, stacks=stacks)))
+    attending = {name for name, module in model.named_modules() if isinstance(module, Attend | HashedAttend)}
+    rates = {name: module.rate for name, module in model.named_modules() if isinstance(module, Dropout)}
+    assert {one for name, one in rates.items() if name.removesuffix(".dropout") in attending} == {rate}
+    others = {name: one for name, one in rates.items() if name.removesuffix(".dropout") not in attending}
+    assert {one for name, one in others.items() if "ffn" not in name and "final" not in name} == {0.1}

@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, in passes over memory."""
+"""Rotation of queries and keys, in passes over memory; bins of distances, whatever the device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.bricks.attention import SelfAttentionBrick
-from megaptm.layers.positions import rotate, rotation
+from megaptm.layers.disentangled import distance_rows
+from megaptm.layers.positions import bias_buckets, rotate, rotation
 from megaptm.spec import Block, Size
 
 SIZE = Size(layers=1, width=512, heads=8, ffn=512)
@@ -48,3 +50,18 @@ def test_a_rotation_moves_what_the_planner_counts(dtype: torch.dtype) -> None:
     # Keys are turned as queries are; the angles, which heads share, come on top.
     assert 2 * forward.bytes == pytest.approx(tokens * (with_it.forward - without.forward), rel=0.05)
     assert 2 * backward.bytes == pytest.approx(tokens * (with_it.backward - without.backward), rel=0.05)
+
+
+def bins() -> list[Tensor]:
+    """T5's to both sides and back only, and those of DeBERTa-v2."""
+    released = Block(attention="disentangled", distance_buckets=256)
+    both, back = (bias_buckets(1, 600, bidirectional=one) for one in (True, False))
+    return [both, back, bias_buckets(600, 1, bidirectional=False), distance_rows(600, released)]
+
+
+@pytest.mark.parametrize("towards", [-torch.inf, torch.inf])
+def test_no_bin_of_distances_depends_on_how_a_device_rounds(monkeypatch: pytest.MonkeyPatch, towards: float) -> None:
+    """Logarithms of a GPU and of a CPU differ in their last bit, and some distances are the first of their bin."""
+    really, usual = torch.log, bins()
+    monkeypatch.setattr(torch, "log", lambda x: torch.nextafter(really(x), torch.full_like(x, towards)))
+    assert all(map(torch.equal, bins(), usual))

@@ -30,6 +30,9 @@ LAYOUTS = {
     "TP2+SPxPP2 recompute": Layout(microbatch=2, tensor=2, pipeline=2, sequence_parallel=True, recompute="full"),
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
     "PP2 interleavedxDP2": Layout(microbatch=2, pipeline=2, virtual=2, data=2),
+    "PP2 interleavedxDP2 distributed optimizer": Layout(
+        microbatch=2, pipeline=2, virtual=2, data=2, distributed_optimizer=True
+    ),
 }
 
 
@@ -43,12 +46,20 @@ OF_EVERY_FAMILY = ("TP2", "PP2 interleaved", "DP2 distributed optimizer", "TP2+S
 OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
 """Data ranks divide their work, and nothing else does."""
 IN_DRILLS = ("TP2+SP", "PP2", "DP2", "TP2xPP2", "TP2xDP2")
+TIED = ("albert", "deberta-v3", "electra", "bart")
+"""Families whose stages have tables or layers in common, beside those of KINDS."""
+OF_TIED = ("PP2xDP2 distributed optimizer", "PP2 interleavedxDP2 distributed optimizer")
+"""Each stage sums its own copy over data ranks, which divide it; then stages sum the same part of each copy."""
+
+
+def layouts_of(family):
+    if family in KINDS:
+        return [*LAYOUTS]
+    return [*OF_EVERY_FAMILY, *IN_DRILLS, *(OF_TIED if family in TIED else ())]
+
+
 CASES = [
-    *(
-        (family, name)
-        for family in CATALOGUE
-        for name in (LAYOUTS if family in KINDS else [*OF_EVERY_FAMILY, *IN_DRILLS])
-    ),
+    *((family, name) for family in CATALOGUE for name in layouts_of(family)),
     *((family, name) for family in RECURRENT for name in OF_RECURRENT),
 ]
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from megaptm.errors import UserError
 from megaptm.families import DEBERTA, DEBERTA_V2
@@ -126,6 +127,13 @@ def test_distances_beyond_the_table_are_its_last() -> None:
     rows = distance_rows(12, Block(attention="disentangled", distances=4))
     assert rows[5].tolist() == [7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0]
     assert all(rows.diagonal(offset).unique().numel() == 1 for offset in range(-11, 12))
+
+
+def test_distances_fall_in_the_same_bins() -> None:
+    places = torch.arange(1100)
+    bins = make_log_bucket_position(places[:, None] - places, 256, 512)
+    rows = distance_rows(len(places), Block(attention="disentangled", distances=512, distance_buckets=256))
+    assert rows.equal((bins + 256).clamp(0, 511).long())
 
 
 def test_an_encoded_text_does_not_know_where_it_stands() -> None:

@@ -109,7 +109,7 @@ def _of_shape(family: Family) -> Counterpart | None:
     # Families of one shape have models of their own there: the family's comes first.
     same = (one for one in COUNTERPARTS if not one.import_only)
     for counterpart in sorted(same, key=lambda one: one.family != family.name):
-        if _shape(_with_heads_of(counterpart, family)) == _shape(counterpart.table):
+        if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.table, counterpart):
             return counterpart
     return None
 
@@ -184,10 +184,11 @@ def _known(what: str, *, exported: bool = False) -> str:
     return ", ".join(dict.fromkeys(getattr(counterpart, what) for counterpart in those))
 
 
-def _shape(family: Family) -> dict[str, Any]:
+def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
     """Everything that decides what the model computes, but for what is a number of the config; and mask decoders are
     left behind: they serve pre-training."""
+    left_out = LEFT_OUT | ({"attention_dropout": True} if "attention_dropout" in counterpart.numbers.values() else {})
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
-    stacks = {name: change(block, **LEFT_OUT) for name, block in family.stacks.items()}
+    stacks = {name: change(block, **left_out) for name, block in family.stacks.items()}
     mixed = {name: change(block, attention="mixed") for name, block in stacks.items() if {*block.words} <= BY_LAYER}
     return {**table, "stacks": stacks | mixed}

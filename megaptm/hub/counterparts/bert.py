@@ -51,7 +51,7 @@ BERT = Counterpart(
         "max_position_embeddings": "context",
         "layer_norm_eps": "norm_eps",
         "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
     },
     fixed={
         "hidden_act": "gelu",

@@ -17,7 +17,7 @@ GPT1 = Counterpart(
         "layer_norm_epsilon": "norm_eps",
         "resid_pdrop": "dropout",
         "embd_pdrop": "dropout",
-        "attn_pdrop": "dropout",
+        "attn_pdrop": "attention_dropout",
     },
     fixed={"afn": "gelu", "tie_word_embeddings": True},
     rows=(

@@ -32,7 +32,7 @@ GPT2 = Counterpart(
         "layer_norm_epsilon": "norm_eps",
         "resid_pdrop": "dropout",
         "embd_pdrop": "dropout",
-        "attn_pdrop": "dropout",
+        "attn_pdrop": "attention_dropout",
     },
     fixed={
         "activation_function": "gelu_new",
