@@ -126,7 +126,8 @@ def to_hugging_face(
             save_torch_state_dict(theirs, part)
     found = {place: counterpart_of(model) for place, (model, _) in models.items()}
     left_out = [head for place, (model, _) in models.items() for head in _left_out(model, found[place])]
-    warnings = tuple(one.warning for one in found.values() if one.warning)
+    told = (found[place].warning(model) for place, (model, _) in models.items())
+    warnings = tuple(warning for warning in told if warning)
     return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out), warnings)
 
 
