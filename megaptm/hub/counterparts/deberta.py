@@ -86,7 +86,7 @@ def _without_mask_decoder(spec: ModelSpec) -> str:
     if not decodes_masks(spec):
         return ""
     return (
-        "transformers has no mask decoder: vectors are the same there, and what masks hide is guessed without it, worse; "
+        "transformers has no mask decoder: vectors are the same there, but it guesses masks without one, and worse; "
         "guess with `megaptm generate`."
     )
 
@@ -152,7 +152,7 @@ DISCRIMINATOR: Counterpart = replace(
     stack="discriminator",
     model="DebertaV2Model",
     warning=lambda spec: (
-        "DebertaV2Model has no head for replaced tokens: it passes over discriminator_predictions, which lies beside it."
+        "DebertaV2Model has no head for replaced tokens: it passes over what is called discriminator_predictions."
     ),
     rows=(
         *of_stack((row for row in (*COMMON, *V3) if not row.ours.startswith("head.")), "discriminator"),
