@@ -18,7 +18,7 @@ from megaptm.data.mix import Mix
 from megaptm.data.shards import TOKENS_AT, Shard, ShardInfo, damaged, misfit
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
-from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, tokenizer_of
+from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
 from megaptm.storage import RetryPolicy, hash_of, join, listed
 
 TIMEOUT_SECONDS = 20.0
@@ -62,7 +62,7 @@ def away_from_the_cache(config: Config) -> Iterator[Config]:
 def _corpus(case: Case, place: str) -> Iterator[Finding]:
     case.tell(f"opening {place}")
     try:
-        corpus = Corpus.open(place, cache_of(case.config))
+        corpus = Corpus.open(place, cache_of(case.config)) if case.mistakes else open_corpus(place, case.config)
         yield from look_at_shards(case, corpus)
         tokenizer = tokenizer_of(corpus)
         if not case.mistakes:

@@ -91,7 +91,7 @@ def evaluate(
         evaluation.show(found, Console())
     sys.stdout.flush()
     if not (corpora or same_length) and sequence is None and memory is None and farthest is None:
-        tell("recording the result in the run folder and in MLflow")
+        tell("recording the result in the run folder" + (" and in MLflow" if loaded.config.track.enabled else ""))
         evaluation.record(loaded.config, found)
 
 

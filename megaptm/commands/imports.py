@@ -94,11 +94,11 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
 
 def _say_next(config: Config, run: Path) -> None:
     """What is typed to train it."""
+    from megaptm.run.build_command import build_words
     from megaptm.shell import command_line, typed_path
 
     folder = typed_path(run.absolute())
     lines = [["train", folder]]
-    if str(run.absolute() / "corpus") in config.data.mix:  # nobody named another: it is yet to be built
-        places = [f"out={folder}/corpus", f"tokenizer={folder}/tokenizer"]
-        lines.insert(0, ["corpus", "build", "FOLDER_OF_TEXT", *places])
+    if (place := str(run.absolute() / "corpus")) in config.data.mix:  # nobody named another: it is yet to be built
+        lines.insert(0, build_words(place, config, text=None, out=f"{folder}/corpus", tokenizer=f"{folder}/tokenizer"))
     click.echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))

@@ -71,7 +71,7 @@ def open_mix(
     tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
     for name, corpus in corpora.items():
         asked = [task.objective.of_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
-        check_annotated(corpus, chain(*map(annotations_of, asked)))
+        check_annotated(corpus, chain(*map(annotations_of, asked)), alone=len(corpora) == 1)
     _refuse_lanes_beside_others(tasks)
     on_and_on = whole.unit == "lane"
     dealt = deal_lanes(weights, len(weights) if lanes is None else lanes) if on_and_on else {}

@@ -72,18 +72,20 @@ class Window:
     """int64 [samples]: the shuffled order of the samples that start in this window."""
 
 
-def check_annotated(corpus: Corpus, needed: Iterable[str]) -> None:
-    """An error that names all that a corpus lacks, or that was looked for when it was built, and is nowhere in it."""
+def check_annotated(corpus: Corpus, needed: Iterable[str], *, alone: bool = True) -> None:
+    """An error that names all that a corpus lacks, or that was looked for when it was built, and is nowhere in it;
+    `alone`: whether tasks have no other to read."""
+    others = "" if alone else "name the corpora that its tasks read (`corpora`), "
     needed, found = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("found", {})
     if missing := [name for name in needed if name not in corpus.manifest.fields]:
         raise UserError(
             f"{corpus.name} was built without the places of {' and '.join(missing)}, which the objective needs: build "
-            f"it with {_remedy(missing)}, or use another objective."
+            f"it with {_remedy(missing)}, {others}or use another objective."
         )
     if empty := [name for name in needed if found.get(name) == 0]:
         raise UserError(
             f"{corpus.name} has no {' and no '.join(empty)} at all, which the objective asks about: build it from text "
-            f"that has them, with {_remedy(empty)}, or use another objective."
+            f"that has them, with {_remedy(empty)}, {others}or use another objective."
         )
 
 

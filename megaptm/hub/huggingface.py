@@ -18,7 +18,7 @@ from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_n
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.library import transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
-from megaptm.hub.tensor_rules import export_weights, import_weights
+from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
 from megaptm.objectives import Objective, objective_of
@@ -125,14 +125,28 @@ def to_hugging_face(
             generation.save_pretrained(part)
             save_torch_state_dict(theirs, part)
     found = {place: counterpart_of(model) for place, (model, _) in models.items()}
-    left_out = [head for place, (model, _) in models.items() for head in _left_out(model, found[place])]
-    warnings = tuple(one.warning for one in found.values() if one.warning)
+    left_out = [
+        head
+        for place, (model, _) in models.items()
+        for head in (*_left_out(model, found[place]), *_without_place(model, found[place]))
+    ]
+    told = (found[place].warning(model) for place, (model, _) in models.items())
+    warnings = tuple(warning for warning in told if warning)
     return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out), warnings)
 
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Heads that theirs has not, as those that an objective has added."""
     return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
+
+
+def _without_place(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
+    """Heads that the family has and theirs has not: none of their parameters goes anywhere."""
+    rules = {
+        head: [rule for rule in counterpart.rows if rule.ours.startswith(f"{HEADS}{head}.")]
+        for head in spec.family.heads
+    }
+    return tuple(head for head, own in rules.items() if own and not any(rule.theirs for rule in own))
 
 
 def _converted(

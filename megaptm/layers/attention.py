@@ -60,8 +60,8 @@ class Attend(nn.Module):
 def sound_kernels(mask: Tensor | None) -> Iterator[None]:
     """Within it torch takes no kernel of attention that is known to be wrong with such a mask.
 
-    On H100 and later torch 2.13 may take cuDNN's where there is a mask. Its backward pass gives NaN where a row's scores
-    are all low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
+    On H100 and later torch 2.13 may take cuDNN's where there is a mask. Its backward pass gives NaN where a row's
+    scores are all low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
     """
     without = mask is not None and torch.backends.cuda.cudnn_sdp_enabled()
     if without:

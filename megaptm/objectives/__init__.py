@@ -7,7 +7,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.compose import compose
 from megaptm.objectives.composed import Composed, Task
 from megaptm.objectives.objective import Objective, weights_at
-from megaptm.objectives.registry import OBJECTIVES
+from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
@@ -24,10 +24,7 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
         raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {said!r}.")
     if not is_plugin(said):
         if said not in OBJECTIVES:
-            about = f"masked-lm-{suggest(said, QUESTIONS)}"  # a question alone is none
-            raise UserError(
-                f"objective ({said}) is not known; {nearest(about if about in OBJECTIVES else said, OBJECTIVES)}"
-            )
+            raise UserError(f"objective ({said}) {_remedy(said)}")
         return OBJECTIVES[said]
     found = load_plugin(said, "objective", "objective")
     if isinstance(found, type) and issubclass(found, Objective):
@@ -40,3 +37,19 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
     if not isinstance(found, Objective):
         raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
     return found
+
+
+def _remedy(said: str) -> str:
+    """What is wrong with a name that is no objective's: tasks and questions have names, too."""
+    if said in TASKS:
+        return f"is a task, and no objective by its name alone: write {{{said}: {{}}}}."
+    about = f"masked-lm-{suggest(said, QUESTIONS)}"
+    if about in OBJECTIVES:
+        return f"is not known; did you mean {about}?"
+    if said in QUESTIONS:
+        return (
+            f"is a question, and no objective by its name alone: ask it of what is hidden, {{masked-lm: {{}}, {said}: "
+            f"{{}}}}, or of whole texts, {{texts: {{task: {said}}}}}."
+        )
+    known = f"there are {', '.join(OBJECTIVES)}."
+    return f"is not known; {nearest(said, [*OBJECTIVES, *TASKS, *QUESTIONS], known)}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +11,11 @@ from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of, check_together
-from megaptm.data.order import REMEDIES, check_annotated
+from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
 from megaptm.errors import UserError
-from megaptm.families.words import WordFamily
-from megaptm.objectives.composed import Composed, Task
-from megaptm.spec import Family, ModelSpec
+from megaptm.run.build_command import build_command, specials_option, tasks_of
+from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -39,11 +36,11 @@ class RunCorpora:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._corpora = {place: _opened(place, config) for place in config.data.mix}
+        self._corpora = {place: open_corpus(place, config) for place in config.data.mix}
         first, corpus = next(iter(self._corpora.items()))
         self.tokenizer = tokenizer_of(corpus)
         check_vocabulary(config, self.tokenizer, first)
-        for task in _tasks(config):
+        for task in tasks_of(config):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
             if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
                 # Another objective would be asked of each of them.
@@ -114,48 +111,22 @@ class RunCorpora:
         )
 
 
-def _opened(place: str, config: Config) -> Corpus:
+def open_corpus(place: str, config: Config) -> Corpus:
+    """One of the mix; where there is none, an error with the command that builds it."""
     try:
         return Corpus.open(place, cache_of(config))
     except NoCorpusError as error:
         raise NoCorpusError(error.sentence, build_command(place, config)) from None
 
 
-def _tasks(config: Config) -> tuple[Task, ...]:
-    objective = config.built_objective
-    return objective.tasks if isinstance(objective, Composed) else (Task("", objective),)
-
-
-def build_command(place: str, config: Config) -> str:
-    """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about; of what is
-    in the folder, where that is text and no corpus."""
-    family, model = resolve(config).family, config.model
-    needed = dict.fromkeys(chain(*(annotations_of(task.objective) for task in _tasks(config))))
-    # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
-    said = model.size != "custom" or model.vocabulary != family.vocabulary
-    options = [
-        f"tokenizer.kind={family.tokenizer}",
-        *([f"tokenizer.vocabulary={model.vocabulary}"] if said else []),
-        *_specials(family),
-        *(f"annotate.{name}=true" for name in needed if name not in REMEDIES),
-    ]
-    folder = Path(place)
-    text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else ("TEXT", place)
-    return " ".join(["megaptm corpus build", shlex.quote(text), f"out={shlex.quote(out)}", *options])
-
-
-def _specials(family: Family | WordFamily) -> list[str]:
-    return [f"tokenizer.specials={family.specials}"] if family.specials else []
-
-
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     """Where a tokenizer lacks a token that the family's own has, name that kind; of others objectives tell."""
     family = resolve(config).family
     known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
-    for task in _tasks(config):
+    for task in tasks_of(config):
         lacking = task.objective.lacking(tokenizer.special)
         if lacking and {*lacking} <= {*known}:
-            options = " ".join([f"tokenizer.kind={family.tokenizer}", *_specials(family)])
+            options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
             raise UserError(
                 f"objective {task.objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
                 f"{options}, as {family.name} has it, or take another objective."

@@ -1,15 +1,18 @@
 """A corpus that cannot be built leaves no folder; one that cannot be trained on is told before a run begins."""
 
 import json
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
 from megaptm.config import load as load_config
 from megaptm.data import open_mix, read_manifest, write_manifest
-from megaptm.run.corpora import build_command
+from megaptm.run.build_command import build_command
 from megaptm.tokenizers import load
 from tests.bad_input.mistakes import CONFIGS, content, told
 from tests.realtext import VOCABULARIES
@@ -109,7 +112,50 @@ def test_the_published_vocabulary_is_said_of_a_published_size():
 def test_what_builds_a_corpus_for_the_family_is_said(family, options):
     place = "s3://texts/of our own"
     config = load_config(CONFIGS / family / "tiny.yaml", [f"data.mix={{{place}: 1}}"])
-    assert build_command(place, config) == f"megaptm corpus build TEXT out='{place}' {options}"
+    assert build_command(place, config) == f"megaptm corpus build TEXT 'out={place}' {options}"
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "corpus", "words"),
+    [
+        ("transformer", [], "pairs", ["sources=[{path: PAIRS.jsonl, parts: [FIRST, SECOND]}]", "tokenizer.kind=bpe"]),
+        ("ernie", [], "corpora/tiny-ernie", ["annotate.words=true", "annotate.tags=TAGS.tsv"]),
+        # Only one task reads it, and with the tokenizer of the other corpus.
+        (
+            "ernie",
+            [],
+            "corpora/tiny-talks",
+            ["sources=[{path: TALKS.jsonl, messages: messages}]", "tokenizer=CORPORA/tiny-ernie/tokenizer"],
+        ),
+        ("t5", ["objective=text-to-text"], "pairs", ["sources=[{path: PAIRS.jsonl, parts: [FIRST, SECOND]}]"]),
+        (
+            "ernie-2",
+            ["objective={titles: {task: relevance}}"],
+            "log",
+            ["sources=[{path: PAIRS.jsonl, parts: [FIRST, SECOND], keep: [label]}]", "annotate.labels=[LABEL, LABEL]"],
+        ),
+    ],
+)
+def test_what_builds_a_corpus_says_what_its_tasks_ask_about(family, more, corpus, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mix = [] if corpus.startswith("corpora/") else [f"data.mix={{{corpus}: 1}}"]
+    config = load_config(CONFIGS / family / "tiny.yaml", [*mix, *more])
+    [place] = [place for place in config.data.mix if place.endswith(corpus)]
+    beside = str(Path(place).parent)
+    said = shlex.split(build_command(place, config))
+    wanted = {word.replace("CORPORA", beside) for word in words}
+    assert wanted <= {*said}, said
+    switches = {word for word in said if word.startswith("annotate.")}
+    assert "annotate.turns=true" in switches if "talks" in corpus else "annotate.turns=true" not in switches
+    assert ("annotate.words=true" in switches) == ("annotate.words=true" in words), said
+    read_recipe(["TEXT"], [word for word in said[3:] if word.startswith("sources=")])
+
+
+def test_of_several_corpora_for_text_to_text_some_may_be_plain_text():
+    mix = "data.mix={c4: 1, pairs: 1}"
+    config = load_config(CONFIGS / "t5/tiny.yaml", [mix, "objective=text-to-text"])
+    first, second = config.data.mix
+    assert shlex.split(build_command(second, config))[3:] == ["TEXT", f"out={second}", f"tokenizer={first}/tokenizer"]
 
 
 @pytest.mark.parametrize(("kept", "missing"), [("validation", "train"), ("train", "validation")])

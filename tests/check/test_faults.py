@@ -76,7 +76,7 @@ FAULTS = [
         r"data: .*/train-000000.tar: train-000000.index.npy finds no document of [\d,]+ tokens at byte .*; build",
     ),
     (edited_manifest, r"data: .*/manifest.json was changed after it was written \(its id does not match\): build"),
-    (no_corpus, r"data: .*/nowhere/manifest.json does not exist, .* build it with `megaptm corpus build`"),
+    (no_corpus, r"data: .*/nowhere/manifest.json does not exist, .* `megaptm corpus build TEXT out=.*nowhere token"),
     (
         silent_object_store,
         r"data: s3://bucket/corpus/manifest.json could not be reached for \d+ s .*: see that its server",

@@ -34,7 +34,7 @@ SMALLER = {
 }
 COMMANDS = (
     *("corpus build", "corpus inspect", "corpus verify", "train", "report", "evaluate", "generate", "export hf"),
-    *("plan", "check", "launch ray"),
+    *("import hf", "plan", "check", "launch ray"),
 )
 SMALL_CONFIG = re.compile(r"configs/(\w+/tiny|demo/\w+)\.yaml")
 # Buckets, shared disks, other machines, and words that stand for something.
@@ -58,6 +58,8 @@ def is_run(command: Command) -> bool:
             return SMALL_CONFIG.match(config) is not None
         case "check":
             return bool(config)
+        case "import":
+            return words[2].startswith("exported/")  # not from the hub
     return True
 
 

@@ -65,6 +65,20 @@ def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: 
         assert weights_of(model)[name].equal(weight), name
 
 
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2", "deberta-v3"])
+def test_an_export_says_what_theirs_does_not_compute(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    told = " ".join(to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out").warnings)
+    assert "transformers has no mask decoder" in told
+    assert ("no head for replaced tokens" in told) == (family == "deberta-v3")
+
+
+def test_an_export_names_heads_of_the_family_that_theirs_has_not(tmp_path: Path) -> None:
+    for family, lacking in (("spanbert", ("span-boundary",)), ("albert", ())):
+        model = tiny_model(family)
+        assert to_hugging_face(model.spec, weights_of(model), None, tmp_path / family).left_out == lacking
+
+
 def test_a_head_that_an_objective_has_added_stays_behind(tmp_path: Path) -> None:
     spec = tiny_spec("bert")
     spec = replace(spec, family=change(spec.family, heads=(*spec.family.heads, "sentence-distance")))

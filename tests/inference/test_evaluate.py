@@ -177,6 +177,7 @@ def test_the_command_prints_a_table_or_json(corpora, tmp_path):
     run, _ = save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])
     table = CliRunner().invoke(command, [str(run), "--rows", "4"], catch_exceptions=False)
     assert "4 held-out rows" in table.stdout
+    assert table.stderr.rstrip().endswith("recording the result in the run folder")  # metrics go nowhere else here
     assert [line.split()[0] for line in table.stdout.splitlines()[2:]] == ["model", "unigram", "uniform"]
     plain = CliRunner().invoke(command, [str(run), "--rows", "4", "--json"], catch_exceptions=False)
     assert json.loads(plain.stdout) == json.loads((run / "evaluation.json").read_text())

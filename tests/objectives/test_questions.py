@@ -155,9 +155,12 @@ def test_each_task_reads_the_corpora_that_it_names(tmp_path):
         "texts": {"task": "masked-lm", "question": "next-sentence", "corpora": [prose], "share": 3},
         "dialogues": {"task": "masked-lm", "question": "dialogue", "corpora": [talk], "share": 1},
     }
-    mix = open_mix({prose: 1.0, talk: 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL)
+    options = {"sequence": 64, "seed": 0, "special": SPECIAL}
+    mix = open_mix({prose: 1.0, talk: 1.0}, objective=said, **options)
     assert mix.quotas == [75_000, 25_000]
     assert [source.corpus for source in mix.sources] == [prose, talk]
+    with pytest.raises(UserError, match=r"places of turns, .*, name the corpora that its tasks read \(`corpora`\), or"):
+        open_mix({prose: 1.0, talk: 1.0}, objective={"masked-lm": {}, "dialogue": {}}, **options)
     for number in range(40):
         sample = mix.sample(number)
         talks = mix.sources[mix.locate(number).source].corpus == talk

@@ -42,7 +42,7 @@ one process to 1e-5: tensor, sequence, pipeline, interleaved pipeline, data para
 of 9 layouts 4 in each run of the tests, on which all of these are, and 5 in the drills. Those that are recurrent come
 last, and are trained on data ranks alone ([how](recurrent.md)).
 **Tiny config**: CPU seconds, of all processes and from the command on, of training `configs/<family>/tiny.yaml`, killed
-half-way and gone on with on two processes (about half as much again as one that nobody kills), on the day and at the
+half-way and continued on two processes (about half as much again as one that nobody kills), on the day and at the
 commit that are said, as `RECORD_SECONDS=1 make drills` keeps them (`tests/drills/seconds.yaml`).
 
 | family | parameters by size | trained by | layouts | Hugging Face | largest difference | tiny config |

@@ -54,8 +54,8 @@ class Counterpart:
     """Which of its rows is that of the first place."""
     places_after_pad: bool = False
     """Whether they number the places of a text from their pad token's id on."""
-    warning: str = ""
-    """What people who export are told: where this version of the class says something else by the same weights."""
+    warning: Callable[[ModelSpec], str] = lambda spec: ""
+    """What people who export are told, if not "": where the class says something else by the same weights."""
     unused: tuple[str, ...] = ()
     """What the names begin with of parameters that published checkpoints have, and pre-training does not."""
 

@@ -82,6 +82,15 @@ def _terms(config: Mapping[str, Any]) -> Any:
     return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
 
 
+def _without_mask_decoder(spec: ModelSpec) -> str:
+    if not decodes_masks(spec):
+        return ""
+    return (
+        "transformers has no mask decoder: vectors are the same there, but it guesses masks without one, and worse; "
+        "guess with `megaptm generate`."
+    )
+
+
 RELEASED_HEAD = "lm_predictions.lm_head"
 
 DEBERTA = Counterpart(
@@ -109,6 +118,7 @@ DEBERTA = Counterpart(
         },
     },
     prefix="deberta.",
+    warning=_without_mask_decoder,
     special={"pad_token_id": 0},
 )
 
@@ -141,6 +151,9 @@ DISCRIMINATOR: Counterpart = replace(
     GENERATOR,
     stack="discriminator",
     model="DebertaV2Model",
+    warning=lambda spec: (
+        "DebertaV2Model has no head for replaced tokens: it passes over what is called discriminator_predictions."
+    ),
     rows=(
         *of_stack((row for row in (*COMMON, *V3) if not row.ours.startswith("head.")), "discriminator"),
         *pair("head.replaced-token.transform", "discriminator_predictions.dense"),

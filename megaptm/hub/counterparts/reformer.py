@@ -68,7 +68,9 @@ REFORMER = Counterpart(
         TensorRule("head.lm.table.weight", ("lm_head.decoder.weight",), VOCABULARY),
         TensorRule("head.lm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
     ),
-    warning="transformers 5 has lm_head.bias and does not add it to logits: add it to what the model gives.",
+    warning=lambda spec: (
+        "transformers 5 has lm_head.bias and does not add it to logits: add it to what the model gives."
+    ),
     tied={"lm_head.decoder.bias": "lm_head.bias"},
     prefix="reformer.",
     special={"pad_token_id": 0, "eos_token_id": 2},

@@ -1,0 +1,80 @@
+"""The command that builds a corpus which a run asks for and which is not there."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import chain
+from pathlib import Path
+
+from megaptm.config import Config, resolve
+from megaptm.data.opening import annotations_of
+from megaptm.families.words import WordFamily
+from megaptm.objectives.composed import Composed, Task
+from megaptm.spec import Family
+from megaptm.storage import join
+
+SOURCES = {
+    "turns": ("TALKS.jsonl", "messages: messages"),
+    "labels": ("PAIRS.jsonl", "parts: [FIRST, SECOND], keep: [label]"),
+    "parts": ("PAIRS.jsonl", "parts: [FIRST, SECOND]"),
+}
+"""Annotation -> a source that has it, of no plain text: its path, and its settings."""
+VALUES = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
+"""Annotation that is no switch -> what stands for its value."""
+
+
+def tasks_of(config: Config) -> tuple[Task, ...]:
+    """What the objective is composed of."""
+    objective = config.built_objective
+    return objective.tasks if isinstance(objective, Composed) else (Task("", objective),)
+
+
+def specials_option(family: Family | WordFamily) -> list[str]:
+    """The special tokens of the family, where its kind of tokenizer has others unless told."""
+    return [f"tokenizer.specials={family.specials}"] if family.specials else []
+
+
+def build_command(place: str, config: Config) -> str:
+    """What builds a corpus of the mix: with the family's kind of tokenizer, or that of the mix's first corpus; with all
+    that the tasks ask about which read it; of what is in the folder, where that is text and no corpus."""
+    folder = Path(place)
+    text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else (None, place)
+    return shlex.join(["megaptm", *build_words(place, config, text=text, out=out)])
+
+
+def build_words(place: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None) -> list[str]:
+    """The same as words behind `megaptm`; `tokenizer` is the folder of one that is there."""
+    needed = _needed(place, config)
+    kind = next((name for name in SOURCES if name in needed), None)
+    source = text or "TEXT"
+    if kind is not None:
+        example, settings = SOURCES[kind]
+        source = f"sources=[{{path: {text or example}, {settings}}}]"
+    first = next(iter(config.data.mix))
+    if tokenizer is None and place != first and place in config.data.mix:
+        tokenizer = join(first, "tokenizer")
+    return [
+        *("corpus", "build", source, f"out={out}"),
+        *(_kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),
+        *(f"annotate.{name}={VALUES.get(name, 'true')}" for name in needed if name != "parts"),
+    ]
+
+
+def _needed(place: str, config: Config) -> list[str]:
+    """Annotations that the tasks ask about which read a corpus. Where there are more, one that another task can be
+    asked of without them may be such."""
+    tasks = (task for task in tasks_of(config) if place in (task.corpora or [place]))
+    alone = len(config.data.mix) == 1
+    asked = (task.objective if alone else task.objective.of_corpus(()) for task in tasks)
+    return [*dict.fromkeys(chain(*map(annotations_of, asked)))]
+
+
+def _kind_of_tokenizer(config: Config) -> list[str]:
+    family, model = resolve(config).family, config.model
+    # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
+    said = model.size != "custom" or model.vocabulary != family.vocabulary
+    return [
+        f"tokenizer.kind={family.tokenizer}",
+        *([f"tokenizer.vocabulary={model.vocabulary}"] if said else []),
+        *specials_option(family),
+    ]
