@@ -82,9 +82,17 @@ def evaluate(
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    as_asked = {"rows": rows, "sequence": sequence, "memory": memory, "farthest": farthest}
-    as_asked["same_length"] = same_length
-    found = evaluation.evaluate(loaded, corpora=corpora, **as_asked, console=bars, tell=tell)
+    found = evaluation.evaluate(
+        loaded,
+        corpora=corpora,
+        rows=rows,
+        sequence=sequence,
+        memory=memory,
+        farthest=farthest,
+        same_length=same_length,
+        console=bars,
+        tell=tell,
+    )
     if as_json:
         print_json(found.plain())
     else:

@@ -164,8 +164,16 @@ def _order(
     if task.unit == "lane":
         if task.from_both_ends:
             return BothEndsOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **options)
-        directions = {"both_ways": task.both_ways, "elsewhere": task.elsewhere}
-        return LaneOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **directions, **options)
+        return LaneOrder(
+            corpus,
+            split,
+            cut=cut,
+            annotations=task.annotations,
+            lanes=lanes,
+            both_ways=task.both_ways,
+            elsewhere=task.elsewhere,
+            **options,
+        )
     order = DocumentOrder if task.unit == "document" else StreamOrder
     return order(corpus, split, cut=cut, annotations=task.annotations, **options)
 
