@@ -117,9 +117,13 @@ def leave() -> None:
 
 
 def close_groups() -> None:
-    """Forget the groups of the last layout."""
+    """End the groups of the last layout, which megatron-core only forgets: gloo has threads for each, which wake a
+    hundred times a second."""
     if parallel_state.model_parallel_is_initialized():
+        made = [group for group in parallel_state._global_process_group_list if group is not None]  # None: the world
         parallel_state.destroy_model_parallel()
+        for group in made:
+            dist.destroy_process_group(group)
 
 
 def seed_step(seed: int, step: int, ranks: Ranks) -> None:

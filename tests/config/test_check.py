@@ -296,7 +296,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["train.ramp={0: 128}"],
             "override 'train.ramp={0: 128}': unknown key train.ramp.0; did you mean train.ramp.steps.0?",
         ),
-        ("gpt2/small", ["optimizer.decay=cosin"], "'noam' or 'constant', not 'cosin'; did you mean cosine?"),
+        ("gpt2/small", ["optimizer.decay=cosin"], "'noam', 'halving' or 'constant', not 'cosin'; did you mean cosine?"),
         ("gpt2/small", ["optimizer.decay=inverse-sqrt"], "not 'inverse-sqrt'; did you mean rsqrt?"),
         ("gpt2/small", ["optimizer.name=AdamW"], "not 'AdamW'; did you mean adamw?"),
         (
