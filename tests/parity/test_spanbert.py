@@ -114,7 +114,9 @@ def test_spans_have_the_borders_and_targets_of_the_released_code(case, monkeypat
     object.__setattr__(task, "places", np.flatnonzero(case["target"]) + 1)  # cls stands before the text
     text = np.array([SPECIAL.cls, *(200 + np.array(SPANS["sentence"])), SPECIAL.sep])
     row = MaskedRow([text], [0], [len(text)])
-    sample = task.mask_row(row, SampleContext(SPECIAL, np.random.default_rng(0), 24, False), np.ones(len(text), dtype=int))
+    sample = task.mask_row(
+        row, SampleContext(SPECIAL, np.random.default_rng(0), 24, False), np.ones(len(text), dtype=int)
+    )
     found: dict[tuple[int, int], list[int]] = {}
     for left, right, offset, label in zip(
         *(sample[f"span_{name}"].tolist() for name in ("left", "right", "offset", "labels")), strict=True
