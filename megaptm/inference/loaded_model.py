@@ -137,8 +137,15 @@ class LoadedModel:
         if corpora is not None and not isinstance(corpora, Mapping):
             corpora = {str(corpora): 1.0}
         places = None if corpora is None else dict(corpora)
-        remembered = {"memory": memory, "farthest": farthest, "same_length": same_length}
-        return evaluate(self, corpora=places, rows=rows, sequence=sequence, **remembered)
+        return evaluate(
+            self,
+            corpora=places,
+            rows=rows,
+            sequence=sequence,
+            memory=memory,
+            farthest=farthest,
+            same_length=same_length,
+        )
 
 
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
