@@ -83,9 +83,7 @@ def evaluate(
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
     as_asked = {"rows": rows, "sequence": sequence, "memory": memory, "farthest": farthest}
-    found = evaluation.evaluate(
-        loaded, corpora=corpora, same_length=same_length, **as_asked, console=bars, tell=tell
-    )
+    found = evaluation.evaluate(loaded, corpora=corpora, same_length=same_length, **as_asked, console=bars, tell=tell)
     if as_json:
         print_json(found.plain())
     else:
