@@ -98,8 +98,11 @@ class Ranking(Network):
     def bound(self, name: str, inputs: int) -> float:
         """arXiv:1103.0398, 4.1: a variance of one over the root of the inputs, of which the vectors have one. Smaller
         ones would begin where hard tanh is a line, and learn how often words come and no more. Behind the largest of
-        many numbers, which are large, as small as usual: else all hidden units would begin at their ends."""
-        return 1.0 if name == "vectors" else float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
+        many numbers, which are large, as small as usual: else all hidden units would begin at their ends. What
+        distances add weighs as much as words do."""
+        if name in ("vectors", "tagger.distances"):
+            return 1.0
+        return float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
 
     def scores(self, windows_NW: Tensor) -> Tensor:
         """[N]"""

@@ -14,7 +14,7 @@ from tests.forked import megaptm
 SHORT = (
     *(
         "train.steps=12",
-        "optimizer.lr=0.5",
+        "optimizer.lr=2.0",
         "optimizer.warmup_steps=0",
         "optimizer.clip=null",
         "train.validate_every=2",
@@ -48,7 +48,7 @@ def test_stopped_and_continued_it_has_the_same_rates(real_corpus, tmp_path):
     rates, held_out = train("whole")
     measured = sorted(held_out)
     rose = next((two for one, two in pairwise(measured) if held_out[two] > held_out[one]), 99)
-    expected = {step: 0.5 if step <= rose else 0.5 ** (2 + (step - 1 - rose) // 3) for step in range(1, 13)}
+    expected = {step: 2.0 if step <= rose else 2.0 * 0.5 ** (1 + (step - 1 - rose) // 3) for step in range(1, 13)}
     assert rose < 12, held_out
     assert rates == pytest.approx(expected)
     stop = rose + 1  # the checkpoint has to tell of it: no loss is above the one before that late

@@ -99,7 +99,7 @@ def test_what_a_run_leaves_is_read(run, tmp_path):
     [
         ("options.json", "{}", r"options\.json: lstm: field required: give the options\.json"),
         ("options.json", "relu -> tanh", "char_cnn.activation is tanh, and of every ELMo here relu"),
-        ("options.json", '"dim": 16, -> "dim": 18,', r"W_0 is \(24, 64\), and by options and words \(24, 72\)"),
+        ("options.json", '"dim": 16, -> "dim": 18,', r"LSTMCell/B is \(64,\), and by options and words \(72,\)"),
         ("weights.safetensors", None, r"has no \*weights\.hdf5: put weights\.hdf5, or weights\.safetensors, there"),
         ("weights.safetensors", "cut off", "is damaged or cut off"),
     ],
@@ -115,6 +115,6 @@ def test_a_folder_that_is_no_elmo_is_told(run, tmp_path, file, content, sentence
     else:
         (folder / file).write_text(content)
     again = tmp_path / "again"
-    said = megaptm("import", "elmo", folder, again, code=1)
+    said = megaptm("import", "elmo", folder, again, code=2)
     assert re.search(sentence, said), said
     assert not again.exists()
