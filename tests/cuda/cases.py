@@ -17,6 +17,11 @@ class Case:
     rank: int = 0
     optimizer: OptimizerConfig = ADAM
 
+    @property
+    def layers(self) -> int:
+        """Of the model: one for each chunk, or two."""
+        return max(2, self.layout.pipeline * self.layout.virtual)
+
 
 DATA = Layout(data=4, microbatch=2, distributed_optimizer=True)
 WHOLE = Layout(
@@ -26,11 +31,12 @@ LAST = WHOLE.processes - 2
 RULES = {
     "lamb": OptimizerConfig(name="lamb", lr=1e-3, clip=1.0),
     "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(factor_from=16)),
-    "sgd": OptimizerConfig(name="sgd", lr=1e-2, momentum=0.9),
     "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
 }
+WAIT_IN_LAYERS = {"longformer", "bigbird"}
+"""Families whose layers wait: the host finds out which tokens are marked, and sends the numbers of blocks."""
 CASES = {
-    **{family: Case(family, DATA) for family in CATALOGUE},
+    **{family: Case(family, DATA) for family in CATALOGUE if family not in WAIT_IN_LAYERS},
     "rotation": Case("queries and keys turned by place", DATA),
     "contrast": Case("two towers, compared over all rows", DATA),
     "contrast, first stage": Case("two towers, compared over all rows", WHOLE),
@@ -40,3 +46,9 @@ CASES = {
     **{f"{family}, last stage": Case(family, WHOLE, rank=LAST) for family in ("electra", "deberta-v3", "albert", "t5")},
     **{f"bert by {name}": Case("bert", DATA, optimizer=optimizer) for name, optimizer in RULES.items()},
 }
+OFTEN = {
+    *("gpt2", "gpt3-banded", "palm", "bert", "albert", "deberta-v3", "electra", "t5", "unilm"),
+    *("contrast", "contrast, first stage", "contrast, last stage", "electra, last stage", "t5, first stage"),
+    *("bert by lamb", "bert by adafactor"),
+}
+"""Counted in each run of the tests: one of each kind. The others are counted in the drills."""

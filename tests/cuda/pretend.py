@@ -238,6 +238,7 @@ def install() -> None:
 
     fake: Any = FakeTensor
     fake.tolist = _tolist
+    fake.pin_memory = lambda self: self
 
     # Tensors made from Python's numbers are copied to the device, and fake ones need no device to be made on.
     internals: Any = torch._C

@@ -33,7 +33,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
     rows, fields = case.layout.microbatch, batch(case.family, 0)
     with dry._world(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
         built = engine.Engine(
-            tiny(case.family, dropout=0.1),
+            tiny(case.family, dropout=0.1, layers=case.layers),
             case.layout,
             case.optimizer,
             losses=losses_of(case.family),

@@ -9,12 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cuda.cases import CASES
+from tests.cuda.cases import CASES, OFTEN
 
 STEP = {
     # Losses and counts of the step, all at once, when its backward pass is launched.
@@ -30,8 +31,8 @@ SHAPES = {"broadcast_object_list: megaptm/parallel/batches.py share_batches": 4}
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory):
-    """Case -> what the host waited for in a step, and the messages that it sent."""
+def guard(tmp_path_factory):
+    """A library that answers for the device."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs a C++ compiler on Linux: the package g++ of Debian and Ubuntu, gcc-c++ of Fedora")
@@ -46,8 +47,14 @@ def counted(tmp_path_factory):
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O0", "-std=c++20", abi, *headers, source, *libraries, "-o", guard], check=True
     )
+    return guard
+
+
+@cache
+def counted(guard, often):
+    """Case -> what the host waited for in a step; of those of each run of the tests, or of the others."""
     environment = {**os.environ, "GUARD": str(guard), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.cuda.steps", *CASES]
+    command = [sys.executable, "-m", "tests.cuda.steps", *(name for name in CASES if (name in OFTEN) == often)]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False
     )
@@ -63,8 +70,10 @@ def without_lines(places):
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_host_waits_for_the_device_where_it_must_and_nowhere_else(counted, name):
-    waits = counted[name]["waits"]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.drill]) for name in CASES]
+)
+def test_the_host_waits_for_the_device_where_it_must_and_nowhere_else(guard, name):
+    waits = counted(guard, name in OFTEN)[name]["waits"]
     allowed = STEP | (SHAPES if CASES[name].layout.tensor > 1 else {})
     assert without_lines(waits) == allowed, f"in lines: {json.dumps(waits, indent=1)}"

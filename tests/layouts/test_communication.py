@@ -36,8 +36,8 @@ CASES = [
 ]
 
 
-def train(layout, communication):
-    arguments = ("gpt2", layout, len(RAMP), "fp32", communication, RAMP, 8)
+def train(layout, communication, family="gpt2"):
+    arguments = (family, layout, len(RAMP), "fp32", communication, RAMP, 8)
     return run_ranks(layout.processes, train_steps, *arguments)
 
 
@@ -52,6 +52,16 @@ def test_what_is_set_changes_no_number(alone, setting, value, name):
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert result["norms"] == pytest.approx(alone["norms"], rel=1e-5)
         assert result["evaluation"] == pytest.approx(alone["evaluation"], rel=1e-5)
+
+
+@pytest.mark.parametrize("setting", ["overlap_p2p_comm", "batch_p2p_comm"])
+def test_what_is_set_changes_no_number_of_a_loss_inside_the_pipeline(setting):
+    """ELECTRA's generator has one, and sends on what it drew with the stream."""
+    [alone] = train(Layout(microbatch=1), CommunicationConfig(), "electra")
+    name = "PP2 interleaved" if setting == "overlap_p2p_comm" else "PP2"
+    for result in train(STAGES[name], CommunicationConfig(**{setting: True}), "electra"):
+        for part in ("losses", "norms", "evaluation"):
+            assert result[part] == pytest.approx(alone[part], rel=1e-5)
 
 
 def test_every_setting_is_in_the_table():
