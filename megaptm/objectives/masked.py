@@ -175,7 +175,10 @@ class MaskedLM(Objective):
         if "similar" not in _parameters(self._showing):
             return
         if self.similar is None:
-            raise UserError(f"objective {self.name} shows similar words and has none: set similar; {REMEDY}.")
+            raise UserError(
+                f"objective {self.name} shows similar words and has none: give masked-lm the option `similar`, a file; "
+                f"{REMEDY}, and see `megaptm config show macbert/tiny`."
+            )
         similar = similar_named(self.similar)
         if isinstance(similar, SimilarWords) and similar.largest >= special.size:
             raise UserError(

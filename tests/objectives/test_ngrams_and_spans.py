@@ -217,7 +217,8 @@ def test_a_table_of_similar_words_is_a_file(tmp_path):
 
 def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
     mac = objective_of(MAC)
-    with pytest.raises(UserError, match=r"has none: set similar; make it with `megaptm corpus similar-words`"):
+    told = r"give masked-lm the option `similar`, a file; make it with `megaptm corpus similar-words`, and see `meg"
+    with pytest.raises(UserError, match=told):
         mac.check(SPECIAL, 64)
     (tmp_path / "bad.npz").write_text("no table")
     write_similar({(7,): [(5000,)]}, tmp_path / "other.npz")
