@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 pretend.install()
 
 from megaptm.config import Layout
+from megaptm.layers.attention import PatternAttend
 from megaptm.layers.layer import Stack
 from megaptm.parallel import dry, engine, stage
 from megaptm.parallel import collectives
@@ -54,7 +55,14 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
 
 
 def build_stages(
-    spec: ModelSpec, layout: Layout, ranks: Ranks, config: TransformerConfig, *, losses: object, marks: bool
+    spec: ModelSpec,
+    layout: Layout,
+    ranks: Ranks,
+    config: TransformerConfig,
+    *,
+    losses: object,
+    marks: bool,
+    kernel: str,
 ) -> list[stage.Stage]:
     """As `stage.build_stages`, but on the device at once: a fake tensor cannot move there."""
     with torch.device("cuda"):
@@ -62,6 +70,8 @@ def build_stages(
     for module in (module for one in stages for module in one.modules()):
         if hasattr(module, "config"):
             module.config = config
+        if isinstance(module, Stack | PatternAttend):
+            module.kernel = kernel
         if layout.recompute == "full" and isinstance(module, Stack):
             module.run_layer = stage.recompute
     return stages
