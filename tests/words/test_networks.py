@@ -174,7 +174,7 @@ def test_it_learns_tags_beside_its_windows(tmp_path):
     told, often = run_ranks(1, tagged, str(corpus), asked)[0]
     assert told["tags"] < often - 0.05
     assert often < told["at first"]
-    assert told["ranking"] < 0.8
+    assert told["ranking"] < 0.9
     one, two = (run_ranks(ranks, learned, str(corpus), "cw", ranks, "", 0, 4, asked) for ranks in (1, 2))
     assert two[0][0] == pytest.approx(one[0][0], rel=1e-5)
     assert np.abs(two[1][2]["tagger.distances"] - one[0][2]["tagger.distances"]).max() < 1e-6
