@@ -14,6 +14,7 @@ from megaptm.errors import UserError
 from megaptm.inference.loaded_model import open_run
 from megaptm.models import initial_value
 from megaptm.resilience.events import read_events
+from megaptm.run.folder import read_config
 from megaptm.track import read_metrics
 from tests.commands import run_command
 from tests.forked import megaptm
@@ -106,7 +107,7 @@ def test_unilm_goes_on_from_a_bert_by_its_own_config(tmp_path):
 
 
 def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
-    _, _, _, folder = exported
+    _, _, run, folder = exported
     cases = [
         (["train.stpes=4"], "unknown key train.stpes"),
         (["model.layers=3"], "only model.dropout and model.attention_dropout can be set"),
@@ -115,6 +116,11 @@ def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
         with pytest.raises(UserError, match=told):
             run_command(imports, "hf", folder, tmp_path / "again", *overrides)
         assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match=r"is a model in Hugging Face's format, and no run: begin one with it"):
+        read_config(folder)
+    with pytest.raises(UserError, match="is a run of megaptm, which goes on by `megaptm train`; for a new one"):
+        run_command(imports, "hf", run, tmp_path / "again")
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(UserError, match="is already there and not empty"):

@@ -327,7 +327,8 @@ class TrainConfig(Section):
     """What computes attention; auto: torch's fused kernel, and where a pattern leaves out much of a row one that leaves
     it out. Another that cannot say who sees whom is refused."""
     stop_at: Count | None = None
-    """Save and leave after this step as if a signal had come, with exit code 75; absent: run to the end."""
+    """Save and leave after this step as if a signal had come, with exit code 75; absent, or where the run is past it:
+    run to the end."""
     log_every: Count = 1
     """Steps between two records of metrics; the first step and the last are recorded, too."""
     validate_every: Count | None = None

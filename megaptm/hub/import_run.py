@@ -104,6 +104,11 @@ def write_run(
 
 def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel, Tokenizer]:
     """The model in a folder or on the hub, and its tokenizer, which must fit; `family` as in `from_hugging_face`."""
+    if (Path(source) / CONFIG).is_file():
+        raise UserError(
+            f"{source} is a run of megaptm, which goes on by `megaptm train`; for a new one that begins with its "
+            "weights alone, import what `megaptm export hf` makes of it."
+        )
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family)

@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]
 
@@ -75,27 +78,51 @@ def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
 
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """A PNG of the loss (with held-out loss and baselines), the learning rate and the speed, over steps."""
+    """A PNG of `picture`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(records, title=title).savefig(path, dpi=120)
+
+
+def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
+    """The loss (with held-out loss and baselines), each of several losses, the learning rate and the speed, over
+    steps."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
 
-    figure = Figure(figsize=(9, 8), layout="constrained")
-    loss, rate, speed = figure.subplots(3, 1, sharex=True, height_ratios=(4, 1, 1))
-    for name, points in loss_curves(records).items():
-        style = {"linestyle": "--", "linewidth": 1} if name.startswith("baseline") else {"linewidth": 1.5}
-        marker = "o" if name == "validation" and len(points) < 50 else ""
-        loss.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **style)
-    loss.set(title=title, ylabel="loss (nats a token)")
-    for axes, key, label in ((rate, "learning_rate", "learning rate"), (speed, "tokens_per_second", "tokens/s")):
-        if points := curve(records, key):
-            axes.plot(*zip(*points, strict=True), linewidth=1)
+    parts = loss_parts(records)
+    figure = Figure(figsize=(9, 8 + 1.6 * len(parts)), layout="constrained")
+    heights = (4, *(1.5 for _ in parts), 1, 1)
+    loss, *own, rate, speed = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    drawn = {
+        loss: ("loss (weighted sum)" if parts else "loss (nats a token)", loss_curves(records)),
+        **{axes: (f"{name} (nats)", curves) for axes, (name, curves) in zip(own, parts.items(), strict=True)},
+        rate: ("learning rate", {"": curve(records, "learning_rate")}),
+        speed: ("tokens/s", {"": curve(records, "tokens_per_second")}),
+    }
+    for axes, (label, curves) in drawn.items():
+        for name, points in curves.items():
+            style = {"linestyle": "--"} if name.startswith("baseline") else {}
+            marker = "o" if name == "validation" and len(points) < 50 else ""
+            if points:
+                width = 1.5 if axes is loss and not style else 1
+                x, y = zip(*points, strict=True)
+                axes.plot(x, y, label=name, marker=marker, markersize=4, linewidth=width, **style)
         axes.set(ylabel=label)
-    speed.set(xlabel="step")
-    for axes in (loss, rate, speed):
         axes.grid(alpha=0.3)
+    loss.set(title=title)
+    speed.set(xlabel="step")
     if loss.get_legend_handles_labels()[0]:
         loss.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    return figure
+
+
+def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Of a run with several losses each by itself, of training and held-out text: they are summed by their weights."""
+    keys = dict.fromkeys(key for record in records for key in record if key.startswith("loss/"))
+    names = [key.removeprefix("loss/") for key in keys]
+    return {
+        name: {"training": curve(records, f"loss/{name}"), "validation": curve(records, f"validation/{name}")}
+        for name in names
+    }
 
 
 def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:

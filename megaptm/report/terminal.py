@@ -54,7 +54,10 @@ def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
     if step >= config.train.steps:
         return f"all {config.train.steps:,} steps are done; train.steps={2 * config.train.steps} goes on"
     old, new = layout_title({**Layout().model_dump(), **before}), layout_title(config.layout.model_dump())
-    return f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
+    said = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
+    stop = config.train.stop_at
+    past = stop is not None and step >= stop  # as where the command that said so is given again
+    return f"{said}; it is past train.stop_at ({stop:,}), and goes on to step {config.train.steps:,}" if past else said
 
 
 class TimedLog:

@@ -38,6 +38,8 @@ from megaptm.storage import write_whole
 from megaptm.track.address import default_uri
 
 CONFIG = "config.yaml"
+HUGGING_FACE = "config.json"
+"""What the folder of a model of theirs has in its place."""
 # What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
 MAY_CHANGE = (
     "layout.",
@@ -93,6 +95,10 @@ def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Writte
     if isinstance(path, Mapping):
         return Written.of(path, overrides)
     if path.is_dir():
+        if (path / HUGGING_FACE).is_file() and not (path / CONFIG).is_file():
+            raise UserError(
+                f"{path} is a model in Hugging Face's format, and no run: begin one with it (`megaptm import hf`)."
+            )
         # A folder may have been moved since; it is the run wherever it lies.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
         path = path / CONFIG

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from megaptm.config import dump, load
 from megaptm.errors import UserError
-from megaptm.report.curves import curve, draw, loss_curves
+from megaptm.report.curves import curve, draw, loss_curves, picture
 from megaptm.report.summary import report
 from megaptm.run.time_spent import job_times, time_spent
 
@@ -190,3 +190,21 @@ def test_ticks_of_a_small_range_are_told_apart():
     ticks = [line.plain.split("│")[0].strip() for line in drawn if "│" in line.plain]
     shown = [tick for tick in ticks if tick]
     assert len(shown) == len(set(shown)) > 3
+
+
+def test_a_picture_shows_each_of_several_losses_and_calls_their_sum_so():
+    def labels(records):
+        return [axes.get_ylabel() for axes in picture(records, title="run").axes]
+
+    assert labels(RECORDS) == ["loss (nats a token)", "learning rate", "tokens/s"]
+    several = [{**one, "loss/mlm": 1.0, "loss/replaced-token": 0.5} if "loss" in one else one for one in RECORDS]
+    several[-1] = {**several[-1], "validation/mlm": 1.1, "validation/replaced-token": 0.6}
+    figure = picture(several, title="run")
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "loss (weighted sum)",
+        "mlm (nats)",
+        "replaced-token (nats)",
+        "learning rate",
+        "tokens/s",
+    ]
+    assert [line.get_ydata()[-1] for line in figure.axes[1].get_lines()] == [1.0, 1.1]
