@@ -201,6 +201,7 @@ def test_a_family_that_differs_in_its_tokenizer_alone_has_the_same_counterpart()
             transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, activation_function="relu"),
             "activation",
         ),
+        (transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, embd_pdrop=0.3), "embd_pdrop"),
         (transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, scale_attn_weights=False), "scale_attn"),
     ],
 )
