@@ -265,6 +265,11 @@ class Size:
     """Rows and columns of the rectangle in which places lie where positions are `axial`; absent: the one nearest to a
     square that has as many as the model's context."""
 
+    patch: int | None = None
+    """Where images are read: pixels of a side of a patch."""
+    context: int | None = None
+    """Longest sequence with a learned position, where sizes of a family differ in it. Absent: the family's."""
+
     cutoffs: tuple[int, ...] = ()
     """Ids, most frequent first, from which on words are in the next cluster of an adaptive input and softmax; none: all
     are in one table (arXiv:1809.10853)."""
@@ -322,8 +327,12 @@ class Family:
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or `characters`, of which
-    each word is made in the place of a table of tokens (ELMo)."""
+    """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or, in the place of a table
+    of tokens, `characters`, of which each word is made (ELMo), or `patch`, of an image, through one map (ViT)."""
+    pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Of red, green and blue from 0 to 1: what is subtracted where images are read."""
+    pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """What they are divided by then."""
     embedding_scale: str = "none"
     """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
     first_position: int = 0
@@ -416,6 +425,16 @@ class Family:
     def reads_characters(self) -> bool:
         """Whether words are made of their characters, and no table has them."""
         return "characters" in self.inputs
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether rows are patches of an image; the vocabulary is then that of their labels."""
+        return "patch" in self.inputs
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is a table of tokens at the input."""
+        return not (self.reads_characters or self.reads_images)
 
     @property
     def is_recurrent(self) -> bool:
@@ -525,6 +544,16 @@ class ModelSpec:
         return rows, self.size.table_width - rows
 
     @property
+    def masks_patches(self) -> bool:
+        """Whether it is asked about patches that it is not shown, and so has a vector for such."""
+        return self.family.reads_images and "masked-patch" in self.family.heads
+
+    @property
+    def grid(self) -> int:
+        """Patches of a side of an image: one place of the context is the image's."""
+        return isqrt(self.context - 1)
+
+    @property
     def longest(self) -> int | None:
         """Tokens of the longest row, where places are rows of a table; None where any length has places."""
         blocks = self.family.stacks.values()
@@ -538,6 +567,6 @@ def published(family: Family, size: str) -> ModelSpec:
         family=family,
         size=family.sizes[size],
         vocabulary=family.vocabulary,
-        context=family.context,
+        context=family.sizes[size].context or family.context,
         dropout=family.dropout,
     )

@@ -56,11 +56,14 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     if done.otherwise:
         said = " and ".join(done.otherwise)
         click.echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
-    size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    spec = resolve_model(config)
+    size = f"{config.model.family}/{config.model.size}, {count(spec):,} parameters"
     click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
     folder = typed_path(run.absolute())
     lines = [["train", folder]]
     if str(run.absolute() / "corpus") in config.data.mix:  # nobody named another: it is yet to be built
-        places = [f"out={folder}/corpus", f"tokenizer={folder}/tokenizer"]
-        lines.insert(0, ["corpus", "build", "FOLDER_OF_TEXT", *places])
+        out, tokenizer = f"out={folder}/corpus", f"tokenizer={folder}/tokenizer"
+        # Labels are numbered in the order of their folders, which must be those of the model.
+        of_images, of_text = ["images", "FOLDER_OF_LABELS", out], ["build", "FOLDER_OF_TEXT", out, tokenizer]
+        lines.insert(0, ["corpus", *(of_images if spec.family.reads_images else of_text)])
     click.echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))

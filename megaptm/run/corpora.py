@@ -130,6 +130,8 @@ def build_command(place: str, config: Config) -> str:
     """What builds a corpus with the family's kind of tokenizer, and with all that the objective asks about; of what is
     in the folder, where that is text and no corpus."""
     family, model = resolve(config).family, config.model
+    if isinstance(family, Family) and family.reads_images:
+        return f"megaptm corpus images FOLDER out={shlex.quote(place)}"
     needed = dict.fromkeys(chain(*(annotations_of(task.objective) for task in _tasks(config))))
     # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
     said = model.size != "custom" or model.vocabulary != family.vocabulary

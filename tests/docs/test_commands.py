@@ -33,7 +33,17 @@ SMALLER = {
     "launch ray": ["--dry-run"],
 }
 COMMANDS = (
-    *("corpus build", "corpus inspect", "corpus verify", "train", "report", "evaluate", "generate", "export hf"),
+    *(
+        "corpus build",
+        "corpus images",
+        "corpus inspect",
+        "corpus verify",
+        "train",
+        "report",
+        "evaluate",
+        "generate",
+        "export hf",
+    ),
     *("plan", "check", "launch ray"),
 )
 SMALL_CONFIG = re.compile(r"configs/(\w+/tiny|demo/\w+)\.yaml")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.families import CATALOGUE, RECURRENT
+from megaptm.families import CATALOGUE, RECURRENT, VISION
 from tests.layouts.cases import KINDS, train_steps
 from tests.ranks import run_ranks
 
@@ -46,7 +46,7 @@ IN_DRILLS = ("TP2+SP", "PP2", "DP2", "TP2xPP2", "TP2xDP2")
 CASES = [
     *(
         (family, name)
-        for family in CATALOGUE
+        for family in (*CATALOGUE, *VISION)
         for name in (LAYOUTS if family in KINDS else [*OF_EVERY_FAMILY, *IN_DRILLS])
     ),
     *((family, name) for family in RECURRENT for name in OF_RECURRENT),
