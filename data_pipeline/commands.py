@@ -1,4 +1,4 @@
-"""The command line's way in: `megaptm corpus build|inspect|verify|similar-words` and `megaptm tokenizer train`."""
+"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words`, `megaptm tokenizer train`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
+from data_pipeline.images.build import build_images
+from data_pipeline.images.recipe import DIGITS, ImageRecipe
+from data_pipeline.images.report import ImageReport
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
 from data_pipeline.recipe import TokenizerRecipe, read_recipe
@@ -37,14 +40,37 @@ def build(words: Sequence[str], *, console: Console | None = None) -> CorpusRepo
     of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, on which its bytes do not depend.
     """
     console = console or Console()
-    sources = [word for word in words if not _is_setting(word)]
+    sources, settings, options = _told(words)
+    report = build_corpus(read_recipe(sources, settings), console=console, **asdict(options))
+    report.print(console)
+    return report
+
+
+def images(words: Sequence[str], *, console: Console | None = None) -> ImageReport:
+    """Build a corpus of images and print its report.
+
+    `words` are a source (a folder with a folder for each label, or with webdataset shards; or `digits`), and
+    `key=value` settings: those of an `ImageRecipe`, and of `Build`.
+    """
+    console = console or Console()
+    sources, settings, options = _told(words)
+    if len(sources) != 1:
+        raise UserError(f"images are of one source, a folder or {DIGITS}, not of {len(sources)}: name one.")
+    said = {key: value for word in settings for key, value in read_override(word).values.items()}
+    report = build_images(
+        typed(ImageRecipe, {"source": sources[0], **said}, "images"), console=console, **asdict(options)
+    )
+    report.print(console)
+    return report
+
+
+def _told(words: Sequence[str]) -> tuple[list[str], list[str], Build]:
+    """Sources, settings of a recipe, and how it is built."""
     settings = [word for word in words if _is_setting(word)]
     asked = [word for word in settings if word.partition("=")[0] in Build.__annotations__]
     options = typed(Build, {key: value for word in asked for key, value in read_override(word).values.items()}, "build")
-    recipe = read_recipe(sources, [word for word in settings if word not in asked])
-    report = build_corpus(recipe, console=console, **asdict(options))
-    report.print(console)
-    return report
+    rest = [word for word in settings if word not in asked]
+    return [word for word in words if not _is_setting(word)], rest, options
 
 
 @dataclass(frozen=True, kw_only=True)

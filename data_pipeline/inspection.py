@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.report import histogram
-from megaptm.batch import IGNORED, BatchSpec
+from megaptm.batch import IGNORED, MASKED_PATCH, BatchSpec
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.text_questions import QUESTIONS, field_of
@@ -111,8 +111,22 @@ def _samples(
         yield Panel(shown(sample, mix.batch, tokenizer), title=f"{task.name}, sample {number}", title_align="left")
 
 
+def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text:
+    """How many patches there are and are hidden, and the label or the colors."""
+    hidden = int((sample["tokens"] == MASKED_PATCH).sum())
+    text = Text(f"{len(sample['patches'])} patches of {sample['patches'].shape[1]} numbers, {hidden} of them hidden")
+    text.append("\n\nmust say: ")
+    if "image_label" in sample:
+        text.append(tokenizer.name(int(sample["image_label"])), ANSWER)
+    else:
+        text.append(" ".join(f"{color:03o}" for color in sample["patch_colors"].tolist()), ANSWER)
+    return text
+
+
 def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
     """What the model sees, with what it must say highlighted."""
+    if "patches" in sample:
+        return _shown_image(sample, tokenizer)
     seen = sample["tokens"]
     if "document_ids" in sample:
         seen = seen[sample["document_ids"] > 0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.data.files import array_of
-from megaptm.data.shards import Corpus, Shard, ShardInfo
+from megaptm.data.shards import Corpus, LabeledShard, Shard, ShardInfo
 from megaptm.errors import UserError
 from megaptm.storage import Cache, file_name, is_remote, listed, shown
 from megaptm.tokenizers import load
@@ -74,6 +75,8 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
 
 def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     """What the tar, read as any reader of tar files would, has to say against the index; nothing when they agree."""
+    if isinstance(shard, LabeledShard):
+        return _compare_images(path, shard, info, vocabulary)
     rows = []
     with tarfile.open(path) as tar:
         for member in tar:
@@ -91,4 +94,19 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
         return f"{info.index_name} does not match the {len(rows):,} documents of the tar"
     if (len(rows), sum(size for _, size in rows)) != (info.samples, info.tokens):
         return "it does not hold the documents and tokens that the manifest counts"
+    return ""
+
+
+def _compare_images(path: Path, shard: LabeledShard, info: ShardInfo, vocabulary: int) -> str:
+    """The same of a shard of images, of which the index may leave some out."""
+    if int(shard.index[:, 0].max(initial=0)) >= vocabulary:
+        return f"{info.index_name} has label {shard.index[:, 0].max():,}, beyond the {vocabulary:,} of the corpus"
+    files: set[tuple[int, int]] = set()
+    # One that somebody else made, and that ends early, was taken as far as it goes.
+    with suppress(tarfile.ReadError), tarfile.open(path) as tar:
+        files.update((member.offset_data, member.size) for member in tar if member.isreg())
+    for number, row in enumerate(shard.index[:, 2:].reshape(len(shard), -1, 2).tolist()):
+        images = [(at, size) for at, size in row if size]
+        if len(images) != 1 or images[0] not in files:
+            return f"{info.index_name} finds no file of the tar for document {number:,}"
     return ""

@@ -20,12 +20,18 @@ CHARACTERS = 262
 """Ids of characters: 0 stands behind a text, then bytes, and five that mark where words and texts begin and end."""
 LONGEST_WORD = 50
 """Characters of a word, its marks among them; a longer one is cut."""
+IMAGE, PATCH, MASKED_PATCH = range(3)
+"""What stands at a place of an image's row, in the place of a token: the image as a whole, which comes first; a patch;
+one that is not shown."""
+CHANNELS = 3
+"""Of a pixel: red, green, blue."""
 IGNORED = -100
 """The label of a position that no loss asks about (torch's default)."""
 READ = (
     *(
         "tokens",
         "characters",
+        "patches",
         "segments",
         "task_ids",
         "positions",
@@ -57,6 +63,8 @@ class BatchSpec:
     A stream is what one stack reads: `tokens`, with `characters` [S, C] where words are read by these, and where
     the objective gives them `positions`, `document_ids` (0 is
     padding), `segments`, `order`, `global_tokens` (1: all of its document sees it and is seen by it), each [S].
+    Of an image `tokens` say what stands where (`IMAGE`, `PATCH` ...), and `patches`, uint8 [S - 1, channels x pixels],
+    what the patches look like, row by row of the image: of each all that is red, row by row, then green, then blue.
     The first stack's have no prefix, another's that of its name: `decoder_tokens`. A row is of one task, `task_ids` [].
     Where rows go on from step to step, `begins` [] is 1 of one that follows none; `backward` [] is 1 of one that is
     read from its end.

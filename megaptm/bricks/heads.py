@@ -431,6 +431,54 @@ class TokenDocumentHeadBrick(TokenClassHeadBrick):
     answers = "token_document"
 
 
+class ImageLabelHeadBrick(HeadBrick):
+    """Which label an image has, by what is said of it as a whole: a table and a bias a label (ViT, arXiv:2010.11929,
+    3.1). Papers leave it out."""
+
+    name = "image-label"
+    answers = "image_label"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if spec.family.tied:
+            raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set tied=False.")
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+    @property
+    def rows(self) -> int:
+        return self.width + 1
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        return [(self.width, self.spec.vocabulary)]
+
+    def multiply_adds(self, positions: int) -> int:
+        """One of them is projected."""
+        return super().multiply_adds(1)
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """The same; all are gathered."""
+        one = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
+        return LossBytes(one.saved + 2 * (positions - 1) * self.width * element, one.transient)
+
+
+class MaskedPatchHeadBrick(HeadBrick):
+    """The mean color, of 512, of patches that were hidden (ViT, arXiv:2010.11929, appendix B.1.2)."""
+
+    name = "masked-patch"
+    answers = "patch_colors"
+    projects = False
+    classes = 512
+    predicted_only = True
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"classify": Map(self.width, self.classes, True)}
+
+
 HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
@@ -439,6 +487,7 @@ HEADS: dict[str, type[HeadBrick]] = {
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),
+        *(ImageLabelHeadBrick, MaskedPatchHeadBrick),
     )
 }
 

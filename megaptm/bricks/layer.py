@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.bricks.characters import character_maps
+from megaptm.bricks.patches import patch_maps
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -172,9 +173,10 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     """At the input of some stacks besides the token table: tables, as maps from their width to their rows, and what
-    widens them; or what makes words of characters."""
+    widens them; or what makes words of characters, or patches of pixels."""
     family, width = spec.family, spec.size.table_width
     yield from character_maps(spec)
+    yield from patch_maps(spec)
     for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
         if block.position == "learned":
             yield Map(width, spec.positions, False)

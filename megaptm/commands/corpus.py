@@ -1,4 +1,4 @@
-"""`megaptm corpus`: from text to shards, and looking at what is in them."""
+"""`megaptm corpus`: from text or images to shards, and looking at what is in them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import click
 
 @click.group()
 def corpus() -> None:
-    """Build corpora from text, look into them, check them.
+    """Build corpora from text or images, look into them, check them.
 
     \b
       megaptm corpus build 'books/**/*.txt' out=corpora/books tokenizer.vocabulary=4096
+      megaptm corpus images photos/ out=corpora/photos
       megaptm corpus inspect corpora/books
       megaptm corpus verify corpora/books
     """
@@ -46,6 +47,33 @@ def build(words: tuple[str, ...]) -> None:
     from data_pipeline import commands
 
     commands.build(words)
+
+
+@corpus.command()
+@click.argument("words", nargs=-1, required=True, metavar="SOURCE out=PLACE [key=value ...]")
+def images(words: tuple[str, ...]) -> None:
+    """Turn images into a corpus: look at each, leave out what nobody can learn from, write shards.
+
+    SOURCE is a folder with a folder of images for each label; or one with webdataset shards (.tar), which stay as they
+    are and get an index; or `digits`, the small images that scikit-learn brings.
+
+    \b
+      megaptm corpus images digits out=corpora/digits validation=0.1
+      megaptm corpus images photos/ out=corpora/photos workers=16
+      megaptm corpus images imagenet/train out=corpora/imagenet held_out=imagenet/val
+      megaptm corpus images shards/ out=corpora/laion classes=names.txt check=header
+
+    \b
+    out, workers, overwrite, scratch   as `megaptm corpus build` has them
+    validation   share of the images held out, or of given shards; 0.02 by default
+    held_out     folder of what is held out, in the place of a share
+    classes      of given shards: text file with a name for each label; label: the field of .json that has it
+    smallest, most_pixels, stretched   which images are kept; check=header does not decode them
+    seed, shard_bytes ...: docs/images.md has them all
+    """
+    from data_pipeline import commands
+
+    commands.images(words)
 
 
 @corpus.command()

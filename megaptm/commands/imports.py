@@ -87,7 +87,8 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     if done.otherwise:
         said = " and ".join(done.otherwise)
         click.echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
-    size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    spec = resolve_model(config)
+    size = f"{config.model.family}/{config.model.size}, {count(spec):,} parameters"
     click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
     _say_next(config, run)
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from megaptm.config.image_rules import image_objective, image_shape
 from megaptm.config.model import OF_TABLES, model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
 from megaptm.config.recurrent_rules import recurrent_layout, recurrent_shape
@@ -13,7 +14,7 @@ from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
-from megaptm.families import CATALOGUE, RECURRENT, WORDS, find_family
+from megaptm.families import CATALOGUE, RECURRENT, VISION, WORDS, find_family
 from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
@@ -117,7 +118,7 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        known = [*CATALOGUE, *RECURRENT, *WORDS]
+        known = [*CATALOGUE, *RECURRENT, *VISION, *WORDS]
         yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, known)}"
         return
     sizes = [*family.sizes, "custom"]
@@ -140,6 +141,7 @@ def _model(config: Config) -> Iterator[str]:
     elif spec.longest is not None:
         yield from _longest_stream(config, spec.longest)
     yield from _memory(config, spec)
+    yield from image_objective(config, spec)
 
 
 def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
@@ -187,6 +189,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
             yield f"model.{key} means nothing to {_title(model)}: remove it, or use {known}."
     spec = model_spec(model)
     yield from recurrent_shape(model, spec)
+    yield from image_shape(model, spec)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     if model.tasks is not None and "task" not in spec.family.inputs:

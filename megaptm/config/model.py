@@ -87,6 +87,8 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}
     for name, own in model.stacks.items():
         stacks[name] = stacks.get(name, shape) | own.model_dump(exclude_none=True)
+    own_context = None if table is None else table.context
+    context = own_context or family.context if model.context is None else model.context
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
     axial = model.axial
     if axial is None and table is not None and model.context in (None, family.context):
@@ -102,6 +104,8 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             **shape,
             embedding=embedding,
             axial=axial,
+            patch=table.patch if table is not None and model.patch is None else model.patch,
+            context=own_context,
             **by_frequency,
             # The first layer of some recurrent stacks is as wide as the token table.
             stacks={
@@ -110,7 +114,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             },
         ),
         vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
-        context=family.context if model.context is None else model.context,
+        context=context,
         dropout=family.dropout if model.dropout is None else model.dropout,
     )
 
@@ -129,6 +133,7 @@ def resolved(config: Config) -> Config:
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES if name != "negatives" or spec.family.negatives}
     rest |= {name: getattr(spec.size, name) for name in OF_CHARACTERS if spec.family.reads_characters}
+    rest |= {"patch": spec.size.patch} if spec.family.reads_images else {}
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()

@@ -59,6 +59,9 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     characters = any(name.endswith("characters") for name in batch.fields)
     if family.reads_characters != characters:
         yield "its words come without characters" if not characters else "it reads words by a table, not by characters"
+    if family.reads_images != bool(task.blobs):
+        images, text = "its rows are images", "its rows are text, and this family reads images"
+        yield images if task.blobs else text
     if any(block.recurrent == "lstm" for block in family.stacks.values()) and batch.masked:
         yield "its rows are of several documents, and a state goes on through them (data.document_mask=false)"
     ordered = any(block.ordered for block in family.stacks.values())

@@ -69,7 +69,7 @@ class ModelConfig(Shape):
     """Number of token ids, that of the corpus's tokenizer or more; absent: that of the corpus, or, where there is none
     yet, the published one."""
     context: Count | None = None
-    """Longest sequence with a learned position; absent: the published one."""
+    """Longest sequence with a learned position; absent: the published one, of the size where sizes differ in it."""
     dropout: Fraction | None = None
     """Dropout rate everywhere in the model; absent: the published one."""
     z_loss: Annotated[float, Field(ge=0.0)] | None = None
@@ -93,6 +93,9 @@ class ModelConfig(Shape):
     """Of NNLM: whether vectors are also mapped to the next word directly, past the hidden units; absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, where it is not the stream's; absent: the size's."""
+    patch: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
+    """Where images are read: pixels of a side of a patch; absent: the size's. model.context is one more than
+    their number."""
     vectors: str | None = None
     """Text file of word vectors, a line each (GloVe's and word2vec's text formats): words of the vocabulary that it has
     begin with these; absent: all begin as the others do."""

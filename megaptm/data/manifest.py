@@ -34,6 +34,9 @@ SPANS = ("phrases", "tags")
 """Those that have an end: several may start at one token."""
 
 
+LABELS = "labels"
+"""In the place of a type of ids: a document is one id, its label, which the index has and the tar has as text
+(`.cls`, `.json`), so that public shards of images are read as they are."""
 REMEDY = "restore it or build the corpus again"
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -61,7 +64,7 @@ class ManifestTokenizer(Record):
 class CorpusManifest(Record):
     """What every `manifest.json` holds."""
 
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint16", "uint32", "labels"]
     fields: Annotated[list[FileName], Field(min_length=1)]
     splits: dict[FileName, ManifestSplit]
     tokenizer: ManifestTokenizer
@@ -83,7 +86,7 @@ class Manifest:
     """A corpus in numbers."""
 
     dtype: str
-    """Of the stored token ids: `uint16` or `uint32`."""
+    """Of the stored token ids: `uint16` or `uint32`; or `LABELS`."""
     fields: tuple[str, ...]
     """What documents may have, `tokens` first: annotations (`sentences`), and suffixes of blobs (`jpg`)."""
     splits: Mapping[str, Split] = field(compare=False)  # the id compares them
@@ -107,7 +110,7 @@ def write_manifest(
     """Write the tables of shards and then `manifest.json`, atomically; call it when every shard is in place."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "dtype": np_name(dtype),
+        "dtype": dtype if dtype == LABELS else np_name(dtype),
         "fields": list(fields),
         "splits": {name: _write_split(Path(folder), name, shards) for name, shards in splits.items()},
         "tokenizer": dict(tokenizer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lane_mix import LaneMix, deal_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
+from megaptm.data.manifest import LABELS
 from megaptm.data.mix import Mix, MixSource
 from megaptm.data.order import WINDOW, Order, check_annotated
 from megaptm.data.sentence_group_order import SentenceGroupOrder
@@ -53,6 +54,8 @@ def open_mix(
     objectives whose rows go on from batch to batch; absent: one for each corpus.
     """
     whole = objective if isinstance(objective, Objective) else objective_of(objective)
+    if split != "train":
+        whole = whole.held_out()
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
     whole.check(special, sequence)
@@ -69,6 +72,8 @@ def open_mix(
         for name, weight in mix.items()
     }
     tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
+    for name, corpus in corpora.items():
+        _check_images(corpus, [task.objective for task in tasks if name in (task.corpora or [name])])
     for name, corpus in corpora.items():
         asked = [task.objective.of_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
         check_annotated(corpus, chain(*map(annotations_of, asked)), alone=len(corpora) == 1)
@@ -135,6 +140,21 @@ def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) 
     return weight * float(documents) ** exponent * held.tokens / held.samples
 
 
+def _check_images(corpus: Corpus, objectives: Iterable[Objective]) -> None:
+    """A `UserError` where images are read and there are none, or where there are images alone and text is read."""
+    for objective in objectives:
+        if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
+            raise UserError(
+                f"{corpus.name} has no images, which objective {objective.name} reads: build one of images with "
+                "`megaptm corpus images`."
+            )
+        if not objective.blobs and corpus.manifest.dtype == LABELS:
+            raise UserError(
+                f"{corpus.name} has images with labels, and objective {objective.name} reads text: build a corpus of "
+                "text with `megaptm corpus build`, or train a family that reads images."
+            )
+
+
 def annotations_of(objective: Objective) -> tuple[str, ...]:
     """What a corpus must have been built with."""
     pieces = (objective.pieces,) if objective.unit == "sentence-group" else ()
@@ -174,8 +194,9 @@ def _order(
             elsewhere=task.elsewhere,
             **options,
         )
-    order = DocumentOrder if task.unit == "document" else StreamOrder
-    return order(corpus, split, cut=cut, annotations=task.annotations, **options)
+    if task.unit == "document":
+        return DocumentOrder(corpus, split, cut=cut, annotations=task.annotations, blobs=task.blobs, **options)
+    return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
 
 
 def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:

@@ -108,13 +108,15 @@ class Order(ABC):
         *,
         seed: int,
         annotations: tuple[str, ...] = (),
+        blobs: tuple[str, ...] = (),
         verify: Verify = "hash",
         window: int = WINDOW,
         label: str = "",
     ):
         """Orders of one corpus with different labels are different. Pieces come with what is known of places in them,
-        of the kinds in `annotations`."""
+        of the kinds in `annotations`; whole documents also with the files beside them that have a suffix in `blobs`."""
         self.annotations = annotations
+        self.blobs = tuple(name for name in blobs if name in corpus.manifest.fields)
         check_annotated(corpus, annotations)
         self.corpus = corpus
         self.split = split

@@ -3,6 +3,7 @@
 One document is `<key>.tokens.npy` (1-D uint16 or uint32), `<key>.<annotation>.npy` for what is known of places in it
 (int32, see `ANNOTATIONS`), `<key>.<suffix>` for bytes that belong to it (`jpg`), `<key>.json` for the rest. Tokens are
 stored clean: no begin, end, cls or sep, which objectives add when a sample is loaded. Same documents, same bytes.
+Of images (`manifest.LABELS`) it is `<key>.jpg` and `<key>.cls`, the number of its label, as `webdataset` has it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from megaptm.data.files import open_array
-from megaptm.data.manifest import ANNOTATIONS, SPANS, Manifest, Split, read_manifest, write_manifest
+from megaptm.data.manifest import ANNOTATIONS, LABELS, SPANS, Manifest, Split, read_manifest, write_manifest
 from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
@@ -42,8 +43,9 @@ __all__ = [
 Verify = Literal["none", "size", "hash"]
 """How much of a shard to check when it is opened: nothing, its size, its size and its sha256."""
 
-# Columns of the index for tokens: where they start in the tar, and how many. Two for every other field follow, in the
-# order of the manifest's `fields`: where its first number or byte is, and how many rows or bytes (0, 0: none).
+# Columns of the index for tokens: where they start in the tar, or the label that is there in their place, and how many.
+# Two for every other field follow, in the order of the manifest's `fields`: where its first number or byte is, and how
+# many rows or bytes (0, 0: none).
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
@@ -107,7 +109,8 @@ class Shard:
                 raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
         index = open_index(folder, info, fields)
-        shard = cls(path, content, index, np.dtype(dtype).newbyteorder("<"), fields)
+        kind, stored = (LabeledShard, "uint32") if dtype == LABELS else (cls, dtype)
+        shard = kind(path, content, index, np.dtype(stored).newbyteorder("<"), fields)
         if not shard._is_inside():
             raise UserError(f"{path} does not hold what its index says: {REMEDY}")
         return shard
@@ -191,6 +194,23 @@ class Shard:
         column = 2 * self.fields.index(name)
         at, count = self.index[document, column : column + 2].tolist()
         return at, count
+
+
+class LabeledShard(Shard):
+    """A shard of images, whose index has their labels: any tar of such files, whoever wrote it."""
+
+    def _is_inside(self) -> bool:
+        labels, files = self.index[:, TOKENS_AT], self.index[:, 2:]
+        if ((labels < 0) | (labels > np.iinfo(self.dtype).max)).any():
+            return False
+        at, size = files[:, 0::2], files[:, 1::2]
+        return bool(((at >= 0) & (at <= len(self.content)) & (size >= 0) & (size <= len(self.content) - at)).all())
+
+    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        label = self.index[document, TOKENS_AT : TOKENS_AT + 1].astype(self.dtype)[start:stop]
+        if self.vocabulary is not None:
+            self._refuse_beyond(self.vocabulary, label)
+        return label
 
 
 def _may_pass(error: Exception) -> bool:

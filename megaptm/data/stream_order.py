@@ -93,7 +93,9 @@ class DocumentOrder(StreamOrder):
     def _read(self, shard: Shard, document: int) -> DocumentSlice:
         length = int(shard.index[document, TOKENS])
         known = {name: shard.places(name, document, 0, length) for name in self.annotations}
-        return DocumentSlice(shard.tokens(document, 0, length), slots=self.cut.slots, annotations=known)
+        files = {name: content for name in self.blobs if (content := shard.blob(name, document))}
+        tokens = shard.tokens(document, 0, length)
+        return DocumentSlice(tokens, slots=self.cut.slots, annotations=known, blobs=files)
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
         whole = super().measure(tokens)

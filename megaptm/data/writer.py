@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from megaptm.data.files import npy_bytes, tar_header
-from megaptm.data.manifest import ANNOTATIONS, SPANS, np_name
+from megaptm.data.manifest import ANNOTATIONS, LABELS, SPANS, np_name
 from megaptm.data.table import ShardInfo, index_name
 from megaptm.storage import AtomicFile, write_whole
 
@@ -28,14 +28,16 @@ class ShardWriter:
     ...     writer.add(0, tokens, {"sentences": [0, 17]}, meta={"source": "a.txt"}, text_bytes=93)
     >>> writer.close()          # the ShardInfo for `write_manifest`
 
-    `fields` are the manifest's: `tokens`, then the annotations and the suffixes of blobs that documents may have.
+    `fields` are the manifest's: `tokens`, then the annotations and the suffixes of blobs that documents may have. With
+    dtype `LABELS` a document has one token, which is written as text, and is in the index.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: Any = "uint16", fields: Sequence[str] = ("tokens",)):
         if not fields or fields[0] != "tokens" or len(set(fields)) < len(fields) or "json" in fields:
             raise ValueError(f"fields must be `tokens` and then other names, each once, not {fields}.")
         self.path = Path(path)
-        self.dtype = np.dtype(np_name(dtype)).newbyteorder("<")
+        self.labels = dtype == LABELS
+        self.dtype = np.dtype("uint32" if self.labels else np_name(dtype)).newbyteorder("<")
         self.fields = tuple(fields)
         self._index: list[tuple[int, ...]] = []
         self._hash = hashlib.sha256()
@@ -70,7 +72,7 @@ class ShardWriter:
             raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not among the fields {self.fields}.")
         ids = self._checked_ids(key, tokens)
         name = f"{int(key):012d}"
-        places = [self._array(f"{name}.tokens.npy", ids)]
+        places = [(int(ids[0]), 1)] if self.labels else [self._array(f"{name}.tokens.npy", ids)]
         for field in self.fields[1:]:
             if field in annotations:
                 starts = _checked_annotation(f"document {key}: {field}", field, annotations[field], len(ids))
@@ -80,6 +82,8 @@ class ShardWriter:
                 places.append((self._member(f"{name}.{field}", blobs[field]) - size, size))
             else:
                 places.append((0, 0))
+        if self.labels:
+            self._member(f"{name}.cls", b"%d" % ids[0])
         if meta is not None:
             self._member(f"{name}.json", _JSON.encode(meta).encode())
         self._index.append(tuple(number for place in places for number in place))
@@ -90,6 +94,8 @@ class ShardWriter:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or not len(ids):
             raise ValueError(f"document {key}: tokens must be a non-empty list of ids, not of shape {ids.shape}.")
+        if self.labels and len(ids) > 1:
+            raise ValueError(f"document {key}: it has {len(ids)} labels, and the index has room for one.")
         if ids.min() < 0 or ids.max() > np.iinfo(self.dtype).max:
             raise ValueError(f"document {key}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name}.")
         return ids.astype(self.dtype)

@@ -1,5 +1,5 @@
-"""The catalogue: every family by name; apart those that are recurrent, which no layout but data ranks divides, and
-those of word vectors, which have no layers."""
+"""The catalogue: every family of text by name; apart those that are recurrent, which no layout but data ranks divides,
+those that read images, and those of word vectors, which have no layers."""
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
@@ -21,6 +21,7 @@ from megaptm.families.t5 import MT5, T5, T5_V1_1
 from megaptm.families.transformer import TRANSFORMER
 from megaptm.families.transformer_xl import TRANSFORMER_XL, TRANSFORMER_XL_BYTES
 from megaptm.families.unilm import UNILM
+from megaptm.families.vision import VISION
 from megaptm.families.words import WORDS, WordFamily
 from megaptm.families.xlnet import XLNET
 from megaptm.plugins import is_plugin, load_plugin
@@ -63,12 +64,12 @@ CATALOGUE: dict[str, Family] = {
 
 
 def find_family(name: str) -> Family | WordFamily | None:
-    """A family of the catalogue, one of word vectors, or the user's own, `package.module:NAME`; None where it is none.
+    """A family of the catalogue, one beside it, or the user's own, `package.module:NAME`; None where it is none.
 
     Raises a `UserError` where the user's own cannot be had.
     """
     if not is_plugin(name):
-        return CATALOGUE.get(name) or RECURRENT.get(name) or WORDS.get(name)
+        return (CATALOGUE | RECURRENT | VISION).get(name) or WORDS.get(name)
     found = load_plugin(name, "model.family", "family")
     if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")

@@ -52,6 +52,8 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "hash_buckets": block.hash_buckets if isinstance(block.hash_buckets, int) else [*block.hash_buckets],
         "attention": [block.at(layer).attention for layer in range(size.layers)],
         **{f"{word}_chunk": chunk for word, chunk in _chunks(block, size).items()},
+        "patch": size.patch,
+        "image": spec.grid * (size.patch or 1),
         "axial": [*spec.axial],
         "axial_widths": [*spec.axial_widths],
         "rounds": size.layers // block.cycle,
@@ -164,6 +166,13 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
     stacks = {name: change(block, **said) for name, block in family.stacks.items()}
     check_pad(counterpart, config.get("pad_token_id"))
     context = ours["positions"] - family.first_position if "positions" in ours else ours.get("context", family.context)
+    if "image" in ours:
+        if ours["image"] % ours["patch"]:
+            raise UserError(
+                f"{counterpart.model} config: patches of {ours['patch']} pixels do not divide images of "
+                f"{ours['image']}; restore it."
+            )
+        context = (ours["image"] // ours["patch"]) ** 2 + 1
     if context < 1:
         raise UserError(
             f"{counterpart.model} config: {ours['positions']} positions, of which texts use none: they begin with "
@@ -239,6 +248,7 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
             head_width=ours.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
             axial=tuple(ours["axial"]) if "axial" in ours else None,
+            patch=ours.get("patch"),
             embedding=None if embedding == width else embedding,
         )
 

@@ -16,6 +16,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.config_fields import check_pad, checked_number, config_values, differing, spec_of
 from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
+from megaptm.hub.images import label_names, write_processor
 from megaptm.hub.library import transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
@@ -106,6 +107,7 @@ def to_hugging_face(
                 f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, the model {spec.vocabulary}; "
                 "give the tokenizer that the model was trained with."
             )
+    if tokenizer is not None and not spec.family.reads_images:
         trained_on = objective or objective_of(spec.family.objectives[0])
         tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=sequence or spec.context)
     models = {".": (spec, weights)}
@@ -119,10 +121,16 @@ def to_hugging_face(
         for place, (config, generation, theirs) in converted.items():
             part = unfinished / place
             part.mkdir(parents=True, exist_ok=True)
-            if tokenizer is not None:
-                tokenizer.save(part)
+            if spec.family.reads_images:
+                # The tokenizer is names of labels, which their config has.
+                config.id2label = label_names(tokenizer, spec.vocabulary)
+                config.label2id = {name: label for label, name in config.id2label.items()}
+                write_processor(spec, part)
+            else:
+                if tokenizer is not None:
+                    tokenizer.save(part)
+                generation.save_pretrained(part)
             config.save_pretrained(part)
-            generation.save_pretrained(part)
             save_torch_state_dict(theirs, part)
     found = {place: counterpart_of(model) for place, (model, _) in models.items()}
     left_out = [
@@ -240,6 +248,8 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     config_class = _config_class(counterpart)
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
+    derived = {name: read(config) for name, read in counterpart.derived.items()}
+    config = {**config, **derived}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
     # By which T5's class knows whether the head scales what it reads, ids that Marian's is not without, and what older
     # files have in the place of `rope_parameters`.
@@ -252,7 +262,7 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{counterpart.model} config: transformers refuses it ({why}); restore it.") from None
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
-    return {**vars(complete), **complete.to_dict(), **fixed}
+    return {**vars(complete), **complete.to_dict(), **fixed, **derived}
 
 
 def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
@@ -314,6 +324,8 @@ def _canonical(
         if written.endswith(BUFFERS):
             continue
         today = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], written)
+        for pattern, ours in counterpart.renamed.items():
+            today = re.sub(pattern, ours, today)
         names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
         name = next((name for name in names if name in known), None)
         if name is None:

@@ -15,9 +15,12 @@ from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, Written, dump, load, resolve_model
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, VISION
 from megaptm.hub.download import model_folder
+from megaptm.hub.folder import CONFIG as HF_CONFIG
+from megaptm.hub.folder import REMEDY
 from megaptm.hub.huggingface import ImportedModel, from_hugging_face
+from megaptm.hub.images import read_labels
 from megaptm.hub.library import transformers
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import initial_value
@@ -36,6 +39,8 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
+KNOWN = CATALOGUE | VISION
+"""Families of which a run may begin from a model of theirs."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
 
 
@@ -112,7 +117,10 @@ def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family)
-    tokenizer = read_tokenizer(folder)
+    if model.spec.family.reads_images:
+        tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
+    else:
+        tokenizer = read_tokenizer(folder)
     if tokenizer.vocabulary > model.spec.vocabulary:
         raise UserError(
             f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {model.spec.vocabulary:,}."
@@ -128,7 +136,7 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 def _check(spec: ModelSpec, source: str) -> None:
     """An error where a model can be read, but not be trained."""
-    if (family := CATALOGUE.get(spec.name)) is None:
+    if (family := KNOWN.get(spec.name)) is None:
         whole = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
         raise UserError(
@@ -153,10 +161,15 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
-    ours, theirs = CATALOGUE[spec.name].first_block, spec.family.first_block
+    ours, theirs = KNOWN[spec.name].first_block, spec.family.first_block
     differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
     numbers |= {name: getattr(theirs, name) for name in differing}
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
+    if spec.family.reads_images:
+        assert spec.size.patch is not None
+        data |= {"sequence": spec.context}
+        objective = {"objective": {"image-labels": {"size": spec.grid * spec.size.patch}}}
+        return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 
 
@@ -165,6 +178,7 @@ def _shape(size: Size) -> dict[str, Any]:
     # The usual width is left unsaid, as our configs leave it: with one of them the run may go on.
     usual = size.key_width * size.heads == size.width
     others = {"head_width": None if usual else size.key_width, "embedding": size.embedding, "kv_heads": size.kv_heads}
+    others |= {"patch": size.patch}
     return shape | {name: number for name, number in others.items() if number is not None}
 
 
@@ -186,5 +200,5 @@ def _size_name(spec: ModelSpec) -> str:
     def plain(size: Size) -> Size:
         return replace(size, head_width=size.key_width)
 
-    sizes = CATALOGUE[spec.name].sizes
+    sizes = KNOWN[spec.name].sizes
     return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

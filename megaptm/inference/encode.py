@@ -24,6 +24,8 @@ def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean
         raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
+    if loaded.spec.family.reads_images:
+        raise UserError(f"{loaded.folder} is of {loaded.spec.name}, which reads images: it has no vectors of texts.")
     texts = [texts] if isinstance(texts, str) else texts
     if loaded.spec.family.reads_characters:
         hidden = [one_LSD.mean(0) for one_LSD in layers_of_words(loaded, texts, batch=batch)]

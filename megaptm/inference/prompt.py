@@ -30,6 +30,8 @@ def ways_of(loaded: LoadedModel) -> tuple[Way, ...]:
 
 def require(loaded: LoadedModel, way: Way) -> None:
     """Raise a `UserError` where a model cannot be asked so."""
+    if loaded.spec.family.reads_images:
+        raise UserError(f"{loaded.spec.name} reads images, and cannot {way}: `megaptm evaluate` says how well it does.")
     if way not in (found := ways_of(loaded)):
         stacks, other = " and ".join(loaded.spec.family.stacks), " or ".join(found or ("encode",))
         raise UserError(f"{loaded.spec.name} is {stacks}, which cannot {way}: let it {other}.")

@@ -17,15 +17,16 @@ from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.adaptive import AdaptiveTokens
 from megaptm.models.characters import CharacterWords
+from megaptm.models.patches import ImagePatches
 from megaptm.spec import Family, ModelSpec
 
-INPUTS = ("token", "characters", "segment", "task")
+INPUTS = ("token", "characters", "patch", "segment", "task")
 DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
-    """Tokens, segments and tasks, as the family's `inputs` say, and positions (learned, axial, sines); then norm (BERT)
-    and dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
+    """Tokens or patches, segments and tasks, as the family's `inputs` say, and positions (learned, axial, sines); then
+    norm (BERT) and dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
 
     A stack whose token table is gradient-disentangled from another's adds a difference of its own to what is
     there. Without stacks it is just the token table that a tied output projection reads, under the same name.
@@ -47,8 +48,12 @@ class Embed(nn.Module):
             raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
         self.scale = scales[family.embedding_scale]
         self.token: Embedding | AdaptiveTokens | CharacterWords
+        self.patch: ImagePatches | None = None
         self.reads_characters = family.reads_characters
-        if family.reads_characters:
+        if family.reads_images:
+            _check_images(spec)
+            self.patch = ImagePatches(spec)
+        elif family.reads_characters:
             _check_characters(spec)
             self.token = CharacterWords(spec)
         elif spec.size.cutoffs:
@@ -94,11 +99,14 @@ class Embed(nn.Module):
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
-        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C], and `task_ids` [B] (absent:
-        0)."""
+        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C], `patches` [B, S - 1, pixels],
+        and `task_ids` [B] (absent: 0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
-        x = self.token(batch[f"{prefix}characters"].transpose(0, 1) if self.reads_characters else ids_SB)
+        if self.patch is not None:
+            x = self.patch(batch[f"{prefix}patches"], ids_SB)
+        else:
+            x = self.token(batch[f"{prefix}characters"].transpose(0, 1) if self.reads_characters else ids_SB)
         if (difference := self._modules.get(f"{own}difference")) is not None:
             x = x.detach() + difference(ids_SB)
         if self.scale != 1.0:
@@ -158,6 +166,18 @@ class AxialPositions(nn.Module):
 
 
 def _check_characters(spec: ModelSpec) -> None:
+    if named := _beside_tokens(spec):
+        raise UserError(f"{spec.name} makes words of characters, which do not go with {named[0]}: change either.")
+
+
+def _check_images(spec: ModelSpec) -> None:
+    named = ["words made of characters (inputs)"] if spec.family.reads_characters else _beside_tokens(spec)
+    if named:
+        raise UserError(f"{spec.name} reads images, which do not go with {named[0]}: change either.")
+
+
+def _beside_tokens(spec: ModelSpec) -> list[str]:
+    """What a family has that goes with a table of tokens alone."""
     family = spec.family
     wrong = {
         "token tables beside them (inputs)": "token" in family.inputs,
@@ -166,8 +186,7 @@ def _check_characters(spec: ModelSpec) -> None:
         "a stack that reads what is drawn": bool(family.drawn),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
     }
-    if named := [word for word, is_so in wrong.items() if is_so]:
-        raise UserError(f"{family.name} makes words of characters, which do not go with {named[0]}: change either.")
+    return [word for word, is_so in wrong.items() if is_so]
 
 
 def _check_drawn_tables(family: Family) -> None:

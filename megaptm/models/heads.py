@@ -15,8 +15,10 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
 from megaptm.bricks.heads import (
     BidirectionalHeadBrick,
+    ImageLabelHeadBrick,
     LanguageHeadBrick,
     MaskedHeadBrick,
+    MaskedPatchHeadBrick,
     PermutationHeadBrick,
     ReplacedHeadBrick,
     RowClassHeadBrick,
@@ -300,6 +302,44 @@ class RowClassHead(nn.Module):
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
+class ImageLabelHead(nn.Module):
+    """Which label an image has: what is said at its own place, the first, times a table of labels."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.table = Embedding(spec.padded_vocabulary, brick.width, split="vocabulary")
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
+        self.project = _token_loss(spec)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        labels_B = batch[self.answers]
+        return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, V]"""
+        return self.project.logits(x_SBD[0], self.table.weight, self.vocabulary.bias)
+
+
+class MaskedPatchHead(nn.Module):
+    """The mean color of patches that were hidden; read where asked only."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.classify = Linear.of(brick.maps["classify"])
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        colors_BA = batch[self.answers]
+        logits = self.classify(_asked(x_SBD, batch)).float().flatten(0, 1)
+        loss = F.cross_entropy(logits, colors_BA.flatten(), reduction="sum", ignore_index=IGNORED)
+        return loss, count_labels(colors_BA)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, colors], for every place."""
+        return self.classify(x_SBD.transpose(0, 1))
+
+
 class Head(Protocol):
     """What a model asks of a head."""
 
@@ -326,6 +366,8 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     ReplacedHeadBrick: ReplacedHead,
     RowClassHeadBrick: RowClassHead,
     TokenClassHeadBrick: TokenClassHead,
+    ImageLabelHeadBrick: ImageLabelHead,
+    MaskedPatchHeadBrick: MaskedPatchHead,
 }
 """Of bricks of the kind that say no module of their own."""
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megaptm.batch import CHANNELS
 from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
@@ -57,6 +58,11 @@ def _by_filters(size: Size) -> float:
     return float(sum(filters for _, filters in size.filters) ** -0.5)
 
 
+def _pixels(size: Size) -> float:
+    """By the root of the numbers of a patch."""
+    return float((CHANNELS * (size.patch or 1) ** 2) ** -0.5)
+
+
 def _query(size: Size) -> float:
     """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
     return float((size.width * size.key_width) ** -0.5)
@@ -93,6 +99,16 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"(\w+_)?(widen|narrow)\.weight", _width),
         (r"(pooler|classify|transform)\.weight", _width),
     ),
+    # The released code of ViT: maps of layers by the root of the mean of inputs and outputs, that of patches by the
+    # root of its inputs; zeros for what stands for an image, or for what is hidden, and for labels.
+    "vit": (
+        (r"embed\.patch\.project\.weight", _pixels),
+        (r"embed\.patch\.(image|mask)\.weight", _constant(0.0)),
+        (r"embed\.position\.weight", _constant(0.02)),
+        (r"head\..*\.weight", _constant(0.0)),
+        (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
+        (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
+    ),
     "glorot": (
         (r"(embed\.\w+|head\.lm\.table)\.weight", _width),
         (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
@@ -128,7 +144,10 @@ ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
 """Gates of highway layers begin with most of the old value (arXiv:1505.00387, 2.1)."""
-VOCABULARY_TABLES = ("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight")
+VOCABULARY_TABLES = (
+    *("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight"),
+    "head.image-label.table.weight",
+)
 
 
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,6 +82,10 @@ class Composed(Objective):
         return (*dict.fromkeys(prompt for task in self.tasks for prompt in task.objective.prompts),)
 
     @property
+    def blobs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*dict.fromkeys(name for task in self.tasks for name in task.objective.blobs),)
+
+    @property
     def every_token(self) -> bool:  # type: ignore[override]
         return all(task.objective.every_token for task in self.tasks)
 
@@ -94,6 +98,10 @@ class Composed(Objective):
 
     def _asked(self, kind: Prompt) -> Task:
         return next((task for task in self.tasks if kind in task.objective.prompts), self.tasks[0])
+
+    def held_out(self) -> Objective:
+        tasks = tuple(replace(task, objective=task.objective.held_out()) for task in self.tasks)
+        return self if tasks == self.tasks else replace(self, tasks=tasks)
 
     def weights(self, step: int) -> Mapping[str, float]:
         own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}

@@ -71,6 +71,9 @@ class DocumentSlice:
     """Whether its row is one that reads its text from the end; tokens are here as they stand."""
     elsewhere: bool = False
     """Whether it is of another stretch of the corpus, which comes behind the row's own."""
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Suffix -> bytes of a file that belongs to the document, of the suffixes that the objective asks for; of whole
+    documents (unit `document`) alone."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,10 @@ class Objective(ABC):
     """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
     of pairs as `marked` says. The corpus must have it."""
 
+    blobs: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of files beside documents with which slices come, where there are such: `jpg`, `png` (unit
+    `document`)."""
+
     @property
     def supervised(self) -> bool:
         """Whether its answers come from somebody: translations, answers, labels. All others are self-supervised: what
@@ -198,6 +205,11 @@ class Objective(ABC):
 
     def of_corpus(self, annotations: Collection[str]) -> Objective:
         """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
+        return self
+
+    def held_out(self) -> Objective:
+        """What is asked of a split that is not learned from: the same, but for what is done to data so that the same is
+        seen in many ways, as images are cropped and turned."""
         return self
 
     def weights(self, step: int) -> Mapping[str, float]:

@@ -6,6 +6,7 @@ from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
+from megaptm.objectives.images import ImageLabels, MaskedPatches
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective
@@ -33,8 +34,10 @@ TASKS: dict[str, type[Objective]] = {
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
     "glove": GloVe,
+    "image-labels": ImageLabels,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
+    "masked-patches": MaskedPatches,
     "masked-text": MaskedText,
     "ordered-masked-lm": OrderedMaskedLM,
     "permutation-lm": PermutationLM,
@@ -87,5 +90,7 @@ OBJECTIVES: dict[str, Objective] = {
         CBOW(),
         GloVe(),
         WindowRanking(),
+        ImageLabels(),
+        MaskedPatches(),
     )
 }

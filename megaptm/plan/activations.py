@@ -14,6 +14,7 @@ from __future__ import annotations
 from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, runs, sublayers
 from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.bricks.heads import HeadBrick, LossBytes
+from megaptm.bricks.patches import patch_map
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -91,6 +92,9 @@ def chunk(work: Workload, here: ModelChunk) -> float:
     if work.spec.dropout:
         embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in here.begins)
         total += embedded / work.slice
+    if spec.family.reads_images:  # pixels, for the gradient of their map
+        patches = rows * sum(work.lengths[name] - 1 for name in here.begins)
+        total += patches * patch_map(spec).inputs * element
     # The closing norm keeps its input; what it gives is the head's.
     total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in here.finals)
     # Reversible layers are computed back from what the last one gave, two streams in float32.

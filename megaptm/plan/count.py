@@ -10,6 +10,7 @@ from megaptm.bricks import heads, layer_parameters, memory_width, runs, sublayer
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.characters import word_products
 from megaptm.bricks.layer import embedding_tables, final_norm, mask_decoder_table
+from megaptm.bricks.patches import patch_products
 from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
@@ -27,7 +28,7 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
     differences = len(spec.family.gradient_disentangled) if with_heads else 0
-    rows = 0 if spec.family.reads_characters else spec.vocabulary
+    rows = spec.vocabulary if spec.family.has_tokens else 0
     tokens = token_parameters(spec) if spec.size.cutoffs else rows * spec.size.table_width
     total = tokens * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
@@ -47,6 +48,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_pr
     `num_predicted` is how many positions a row heads read that read only these; absent, all.
     """
     multiply_adds, of_past, hashing = 0, 0, 0
+    of_pixels = sum(patch_products(spec, length) for length in lengths.values())
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -64,6 +66,6 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_pr
     multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
-    # Keys and values of what is remembered have a gradient for their map, and none for what they are made of; through
-    # hashes no gradient comes.
-    return 2 * rows * (3 * multiply_adds + 2 * of_past + hashing)
+    # Keys and values of what is remembered, and patches, have a gradient for their map, and none for what they are made
+    # of; through hashes no gradient comes.
+    return 2 * rows * (3 * multiply_adds + 2 * (of_past + of_pixels) + hashing)

@@ -78,7 +78,7 @@ def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[st
             yield from cluster_maps(spec)[bool(not chunk.begins and spec.size.division > 1) :]
             if any(head.projects for head in here.values()):
                 yield Map(spec.size.table_width, len(spec.size.cutoffs), False)
-        elif chunk.begins and not spec.family.reads_characters:
+        elif chunk.begins and spec.family.has_tokens:
             yield tokens
             yield from (tokens for name in chunk.begins if name in spec.family.gradient_disentangled)
         elif spec.family.tied and any(head.projects for head in here.values()):

@@ -89,5 +89,5 @@ def token_table_parameters(spec: ModelSpec, tensor: int, *, embeds: bool) -> int
 
 
 def table_size(spec: ModelSpec) -> int:
-    """Elements of the token table, padding among them; none where words are made of characters."""
-    return 0 if spec.family.reads_characters else spec.padded_vocabulary * spec.size.table_width
+    """Elements of the token table, padding among them; none where there is no such table."""
+    return spec.padded_vocabulary * spec.size.table_width if spec.family.has_tokens else 0

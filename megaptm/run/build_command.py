@@ -44,6 +44,9 @@ def build_command(place: str, config: Config) -> str:
 
 def build_words(place: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None) -> list[str]:
     """The same as words behind `megaptm`; `tokenizer` is the folder of one that is there."""
+    family = resolve(config).family
+    if isinstance(family, Family) and family.reads_images:
+        return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]
     needed = _needed(place, config)
     kind = next((name for name in SOURCES if name in needed), None)
     source = text or "TEXT"

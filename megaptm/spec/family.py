@@ -26,8 +26,12 @@ class Family:
     context: int
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or `characters`, of which
-    each word is made in the place of a table of tokens (ELMo)."""
+    """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or, in the place of a table
+    of tokens, `characters`, of which each word is made (ELMo), or `patch`, of an image, through one map (ViT)."""
+    pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Of red, green and blue from 0 to 1: what is subtracted where images are read."""
+    pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """What they are divided by then."""
     embedding_scale: str = "none"
     """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
     first_position: int = 0
@@ -120,6 +124,16 @@ class Family:
     def reads_characters(self) -> bool:
         """Whether words are made of their characters, and no table has them."""
         return "characters" in self.inputs
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether rows are patches of an image; the vocabulary is then that of their labels."""
+        return "patch" in self.inputs
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is a table of tokens at the input."""
+        return not (self.reads_characters or self.reads_images)
 
     @property
     def is_recurrent(self) -> bool:

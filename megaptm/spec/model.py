@@ -79,6 +79,16 @@ class ModelSpec:
         return rows, self.size.table_width - rows
 
     @property
+    def masks_patches(self) -> bool:
+        """Whether it is asked about patches that it is not shown, and so has a vector for such."""
+        return self.family.reads_images and "masked-patch" in self.family.heads
+
+    @property
+    def grid(self) -> int:
+        """Patches of a side of an image: one place of the context is the image's."""
+        return isqrt(self.context - 1)
+
+    @property
     def longest(self) -> int | None:
         """Tokens of the longest row, where places are rows of a table; None where any length has places."""
         blocks = self.family.stacks.values()
@@ -92,6 +102,6 @@ def published(family: Family, size: str) -> ModelSpec:
         family=family,
         size=family.sizes[size],
         vocabulary=family.vocabulary,
-        context=family.context,
+        context=family.sizes[size].context or family.context,
         dropout=family.dropout,
     )

@@ -34,6 +34,11 @@ class Size:
     """Rows and columns of the rectangle in which places lie where positions are `axial`; absent: the one nearest to a
     square that has as many as the model's context."""
 
+    patch: int | None = None
+    """Where images are read: pixels of a side of a patch."""
+    context: int | None = None
+    """Longest sequence with a learned position, where sizes of a family differ in it. Absent: the family's."""
+
     cutoffs: tuple[int, ...] = ()
     """Ids, most frequent first, from which on words are in the next cluster of an adaptive input and softmax; none: all
     are in one table (arXiv:1809.10853)."""

@@ -33,13 +33,14 @@ def same(first, second):
     return first.keys() == second.keys() and all(np.array_equal(first[field], second[field]) for field in first)
 
 
-# Similar words come from a file of the tokenizer's: tests/objectives/test_ngrams_and_spans.py.
+# Similar words come from a file of the tokenizer's: tests/objectives/test_ngrams_and_spans.py. Images are those of a
+# corpus of images: tests/objectives/test_images.py.
 @pytest.mark.parametrize(
     "objective",
     [
         name
         for name, task in OBJECTIVES.items()
-        if "similar-words" not in name and task.unit != "pairs" and name != "bidirectional-lm"
+        if "similar-words" not in name and task.unit != "pairs" and name != "bidirectional-lm" and not task.blobs
     ],
 )
 @pytest.mark.parametrize("document_mask", [True, False])

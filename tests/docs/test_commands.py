@@ -33,8 +33,8 @@ SMALLER = {
     "launch ray": ["--dry-run"],
 }
 COMMANDS = (
-    *("corpus build", "corpus inspect", "corpus verify", "train", "report", "evaluate", "generate", "export hf"),
-    *("import hf", "plan", "check", "launch ray"),
+    *("corpus build", "corpus images", "corpus inspect", "corpus verify", "train", "report", "evaluate", "generate"),
+    *("export hf", "import hf", "plan", "check", "launch ray"),
 )
 SMALL_CONFIG = re.compile(r"configs/(\w+/tiny|demo/\w+)\.yaml")
 # Buckets, shared disks, other machines, and words that stand for something.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.families import CATALOGUE, RECURRENT
+from megaptm.families import CATALOGUE, RECURRENT, VISION
 from megaptm.hub.counterparts import models_of
 from tests.docs.commands import PAGES, ROOT
 from tests.drills.test_tiny_lives import FAMILIES as LIVES
@@ -32,6 +32,7 @@ def test_readme_names_every_family_and_those_that_hugging_face_has_not() -> None
     )[0]
     assert quoted(listed) == [*CATALOGUE]
     assert quoted(re.findall(r"Recurrent: (.*?), on data ranks", README)[0]) == [*RECURRENT]
+    assert quoted(re.findall(r"Images: (.*?) \(\[how", README)[0]) == [*VISION]
     assert set(quoted(without)) == {name for name, family in CATALOGUE.items() if not models_of(family)}
 
 
@@ -51,7 +52,9 @@ def test_readme_says_which_families_learn() -> None:
 
 def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:
     """As docs/families.md and docs/configs.md say, which name those that have none."""
-    wanted = {f"{name}/{size}" for name, table in (CATALOGUE | RECURRENT).items() for size in ("tiny", *table.sizes)}
+    wanted = {
+        f"{name}/{size}" for name, table in (CATALOGUE | RECURRENT | VISION).items() for size in ("tiny", *table.sizes)
+    }
     assert {name for name in wanted if not (ROOT / f"configs/{name}.yaml").is_file()} == LITERAL
     for page in ("families", "configs"):
         said = quoted((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.families import CATALOGUE, RECURRENT
+from megaptm.families import CATALOGUE, RECURRENT, VISION
 from tests.layouts.cases import KINDS, train_steps
 from tests.ranks import run_ranks
 
@@ -59,7 +59,7 @@ def layouts_of(family):
 
 
 CASES = [
-    *((family, name) for family in CATALOGUE for name in layouts_of(family)),
+    *((family, name) for family in (*CATALOGUE, *VISION) for name in layouts_of(family)),
     *((family, name) for family in RECURRENT for name in OF_RECURRENT),
 ]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import yaml
 
-from megaptm.families import CATALOGUE, RECURRENT, WORDS
+from megaptm.families import CATALOGUE, RECURRENT, VISION, WORDS
 from megaptm.families.words import WordFamily, WordSpec
 from megaptm.hub.counterparts import models_of
 from megaptm.plan.count import count
@@ -40,7 +41,8 @@ is no such model, or two, the difference is from what is named there (`tests/fam
 **Layouts**: each is trained there by `tests/layouts/test_layouts.py`, and must have the losses and gradient norms of
 one process to 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallel, distributed optimizer, mixtures;
 of 9 layouts 4 in each run of the tests, on which all of these are, and 5 in the drills. Those that are recurrent come
-last, and are trained on data ranks alone ([how](recurrent.md)).
+behind the others, and are trained on data ranks alone ([how](recurrent.md)); those that read images last
+([how](images.md)).
 **Tiny config**: CPU seconds, of all processes and from the command on, of training `configs/<family>/tiny.yaml`, killed
 half-way and continued on two processes (about half as much again as one that nobody kills), on the day and at the
 commit that are said, as `RECORD_SECONDS=1 make drills` keeps them (`tests/drills/seconds.yaml`).
@@ -63,7 +65,8 @@ def page() -> str:
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
     seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) or {}
     rows = (
-        _row(family, recorded[family.name], seconds.get(family.name)) for family in (CATALOGUE | RECURRENT).values()
+        _row(family, recorded[family.name], seconds.get(family.name))
+        for family in (CATALOGUE | RECURRENT | VISION).values()
     )
     return HEAD + "".join(rows) + WORD_HEAD + "".join(map(_word_row, WORDS.values()))
 
@@ -96,7 +99,7 @@ def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) 
 
 def measure() -> dict[str, dict[str, str]]:
     """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
-    from tests.families import test_cove, test_deberta_v3, test_electra, test_unilm
+    from tests.families import test_cove, test_deberta_v3, test_electra, test_unilm, test_vit
     from tests.models.tiny import has_counterpart
     from tests.parity import test_elmo, test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
@@ -109,7 +112,10 @@ def measure() -> dict[str, dict[str, str]]:
     worst = max(logits for logits, _ in of_contexts), max(gradients for _, gradients in of_contexts)
     neo, authors, written = (one.differences() for one in (test_gpt_neo, test_electra, test_deberta_v3))
     found = {name: said("logits", differences(name)) for name in CATALOGUE if has_counterpart(name, with_decoder=False)}
+    with TemporaryDirectory() as folder:
+        of_images = test_vit.differences(Path(folder, "theirs"))
     return found | {
+        "vit": said("logits", of_images),
         "elmo": said("losses", test_elmo.differences(), ELMO_STEPS),
         "cove": said("vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"),
         "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),

@@ -23,6 +23,7 @@ from megaptm.hub.counterparts.spanbert import SPANBERT
 from megaptm.hub.counterparts.t5 import MT5, T5, T5_V1_1
 from megaptm.hub.counterparts.transformer import TRANSFORMER
 from megaptm.hub.counterparts.unilm import UNILM
+from megaptm.hub.counterparts.vit import VIT
 from megaptm.hub.counterparts.xlnet import XLNET
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
 
@@ -51,6 +52,7 @@ COUNTERPARTS = (
     UNILM,
     TRANSFORMER,
     REFORMER,
+    VIT,
     longformer.LONGFORMER,
     longformer.FROM_ROBERTA,
     bigbird.BIGBIRD,

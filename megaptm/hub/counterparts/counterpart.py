@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megaptm.families import CATALOGUE
+from megaptm.families import find_family
 from megaptm.hub.tensor_rules import TensorRule
 from megaptm.spec import Family, ModelSpec
 
@@ -30,6 +30,8 @@ class Counterpart:
     numbers: dict[str, str]
     """Their field -> ours: see `config_fields.numbers_of`. Several of theirs may be one of ours (dropouts); they must
     then agree."""
+    derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    """Of fields of `numbers` that no config has under that name: their config -> the value."""
     written: dict[str, str] = field(default_factory=dict)
     """The same of dropouts that may be others there: they are written, and an import says where they are others."""
     fixed: dict[str, Any]
@@ -39,6 +41,8 @@ class Counterpart:
     rows: tuple[TensorRule, ...]
     zeros: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
     """Shapes of their parameters that ours has not, because they are zero."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Patterns of names that some versions of theirs have -> what stands in `rows`, tried one after another."""
     tied: dict[str, str] = field(default_factory=dict)
     """Their parameters that are other names of parameters in `rows`: the other name -> the one in `rows`."""
     tied_if_absent: dict[str, str] = field(default_factory=dict)
@@ -62,7 +66,8 @@ class Counterpart:
     @property
     def table(self) -> Family:
         """What it is here."""
-        family = CATALOGUE[self.family]
+        family = find_family(self.family)
+        assert isinstance(family, Family)
         return family.alone(self.stack) if self.stack else family
 
     @property

@@ -1,0 +1,139 @@
+"""Images in a folder for each label: listed, dealt into shards, written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_pipeline.corpus.work import key_of
+from data_pipeline.document import Dropped
+from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from megaptm.data.manifest import LABELS
+from megaptm.data.shards import ShardInfo, ShardWriter
+from megaptm.errors import UserError
+from megaptm.objectives.pixels import SUFFIXES
+
+NAMES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+"""Suffixes of files that are looked at."""
+FIELDS = ("tokens", *SUFFIXES)
+"""Of a corpus of images, as its manifest lists them."""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file to be looked at."""
+
+    name: str
+    """Below the folder of the source: `cat/0001.jpg`."""
+    path: str
+    label: int
+    size: int
+    modified: int
+    """By which a build that goes on knows that it is still the same."""
+
+
+@dataclass(frozen=True)
+class ImageShardJob:
+    """What a worker needs to write a shard."""
+
+    folder: str
+    files: tuple[ImageFile, ...]
+    first: int
+    """The number of the first file in the corpus; numbers are the keys of samples."""
+    limits: ImageLimits
+
+
+@dataclass
+class ImageShardResult:
+    """A finished shard; `info` is None where no image of it is kept."""
+
+    info: ShardInfo | None
+    dropped: Dropped
+    oddities: Counter[str]
+    """What will be converted when it is read -> images."""
+    labels: Counter[int]
+    """Label -> images."""
+    sides: list[int] = field(default_factory=lambda: [0] * 32)
+    """Images whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
+
+
+def labels_below(folder: Path) -> list[str]:
+    """Names of the folders of labels, in their order."""
+    found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not found:
+        raise UserError(
+            f"{folder} has no folders: put the images of each label in a folder of its name, {folder}/LABEL/*.jpg, or "
+            "name a folder of webdataset shards (*.tar)."
+        )
+    return found
+
+
+def images_below(folder: Path, labels: Sequence[str], dropped: Dropped) -> Iterator[ImageFile]:
+    """All, label by label; what has another suffix is counted."""
+    for label, name in enumerate(labels):
+        if not (folder / name).is_dir():
+            continue
+        for place, below, files in os.walk(folder / name):
+            below.sort()
+            for file in sorted(files):
+                path = Path(place, file)
+                shown = path.relative_to(folder).as_posix()
+                if path.suffix.lower() not in NAMES or file.startswith("."):
+                    dropped.add("no suffix of an image", shown)
+                elif not path.is_file():  # a pipe would never end
+                    dropped.add("no plain file", shown)
+                else:
+                    status = path.stat()
+                    yield ImageFile(shown, str(path), label, status.st_size, status.st_mtime_ns)
+
+
+def hashed(name: str, seed: int) -> int:
+    """64 bits by which an image is placed, whatever else there is."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest())
+
+
+def deal(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tuple[ImageFile, ...]]:
+    """The files of each shard, in the order of their hashes: each shard has images of many labels."""
+    shards: list[list[ImageFile]] = []
+    room = 0
+    for file in sorted(files, key=lambda file: (hashed(file.name, seed), file.name)):
+        if room <= 0:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(file)
+        room -= min(file.size, MOST_BYTES)
+    return [tuple(shard) for shard in shards]
+
+
+def write_image_shard(job: ImageShardJob) -> ImageShardResult:
+    """Look at the files of a shard, one after another, and write those that are kept."""
+    result = ImageShardResult(None, Dropped(), Counter(), Counter())
+    writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
+    try:
+        for number, file in enumerate(job.files, job.first):
+            if file.size > MOST_BYTES:
+                result.dropped.add(f"more than {MOST_BYTES >> 20} MiB", file.name)
+                continue
+            try:
+                content = Path(file.path).read_bytes()
+            except OSError as error:
+                result.dropped.add("unreadable", file.name, said=str(error))
+                continue
+            found = look(content, job.limits)
+            if isinstance(found, RefusedImage):
+                result.dropped.add(found.reason, file.name, said=found.said)
+                continue
+            meta = {"source": file.name, "width": found.width, "height": found.height}
+            blobs = {found.suffix: found.content}
+            writer.add(number, [file.label], blobs=blobs, meta=meta, text_bytes=len(found.content))
+            result.oddities.update(found.oddities)
+            result.labels[file.label] += 1
+            result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
+        result.info = writer.close() if result.labels else None
+    finally:
+        writer.abort()  # nothing to do after close
+    return result

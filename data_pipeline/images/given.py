@@ -1,0 +1,162 @@
+"""Webdataset shards that somebody else made: read once for an index of what is in them, and left as they are."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.corpus.work import key_of
+from data_pipeline.document import Dropped
+from data_pipeline.images.folders import FIELDS, ImageShardResult
+from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from megaptm.data.files import npy_bytes
+from megaptm.data.shards import ShardInfo
+from megaptm.data.table import index_name
+from megaptm.errors import UserError
+from megaptm.storage import hash_of, write_whole
+
+MOST_LABEL_BYTES = 1 << 20
+"""Of a `.cls` or `.json`."""
+SPELLINGS = {"jpg": "jpg", "jpeg": "jpg", "png": "png", "webp": "webp"}
+"""Suffixes of images in public shards -> ours."""
+
+
+@dataclass(frozen=True)
+class GivenShardJob:
+    """A shard to make an index for."""
+
+    folder: str
+    """Where the index is written."""
+    path: str
+    size: int
+    modified: int
+    label: str
+    """Field of `.json` that has the label, where there is no `.cls`."""
+    limits: ImageLimits
+
+
+@dataclass
+class _Sample:
+    """Files of a tar that have one key."""
+
+    key: str
+    images: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Suffix -> first byte, size."""
+    content: bytes = b""
+    label: int | None = None
+
+
+def given_shards(folder: Path) -> list[Path]:
+    """Those of a folder; compressed ones are refused, since nothing in them can be found."""
+    names = sorted(entry for entry in folder.iterdir() if entry.is_file())
+    if packed := [entry for entry in names if entry.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2"))]:
+        raise UserError(f"{packed[0]} is compressed, and no image in it can be found alone: unpack it to a .tar.")
+    return [entry for entry in names if entry.suffix == ".tar"]
+
+
+def index_shard(job: GivenShardJob) -> ImageShardResult:
+    """Read a shard from one end to the other, look at each image, and write an index of those that are kept.
+
+    A tar that ends early keeps what comes before. `info.name` is that of the index with `.tar` in its place.
+    """
+    result = ImageShardResult(None, Dropped(), Counter(), Counter())
+    name = f"{key_of(index_shard, job)}.tar"
+    rows, size = [], 0
+    for sample in _samples(Path(job.path), job.label, result.dropped):
+        where = f"{Path(job.path).name}:{sample.key}"
+        if len(sample.images) != 1:
+            result.dropped.add("several images" if sample.images else "no image", where)
+            continue
+        if sample.label is None:
+            result.dropped.add("no label", where)
+            continue
+        [(suffix, place)] = sample.images.items()
+        found = look(sample.content, job.limits)
+        if isinstance(found, RefusedImage):
+            result.dropped.add(found.reason, where, said=found.said)
+            continue
+        if found.content is not sample.content:
+            result.dropped.add("another format than its suffix says", where)
+            continue
+        places = [place if one == suffix else (0, 0) for one in FIELDS[1:]]
+        rows.append((sample.label, 1, *(number for pair in places for number in pair)))
+        size += place[1]
+        result.oddities.update(found.oddities)
+        result.labels[sample.label] += 1
+        result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
+    if rows:
+        index = npy_bytes(np.array(rows, dtype="<i8"))
+        path = Path(job.folder, index_name(name))
+        write_whole(path, index)
+        result.info = ShardInfo(
+            name=name,
+            samples=len(rows),
+            tokens=len(rows),
+            bytes=size,
+            size=Path(job.path).stat().st_size,
+            sha256=hash_of(job.path),
+            index_sha256=hash_of(str(path)),
+        )
+    return result
+
+
+def _samples(path: Path, label: str, dropped: Dropped) -> Iterator[_Sample]:
+    """Neighbors with one key, as `webdataset` groups them: the key ends at the first dot of the file's name."""
+    sample: _Sample | None = None
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if not member.isreg():
+                    continue
+                folder, _, file = member.name.rpartition("/")
+                stem, _, suffix = file.partition(".")
+                key = f"{folder}/{stem}" if folder else stem
+                if sample is None or sample.key != key:
+                    if sample is not None:
+                        yield sample
+                    sample = _Sample(key)
+                _note(sample, tar, member, suffix.lower(), label)
+                tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
+    except (tarfile.TarError, OSError, EOFError) as error:
+        dropped.add("archive that ends early", path.name, said=str(error))
+        sample = None  # of the last one something may be missing
+    if sample is not None:
+        yield sample
+
+
+def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, label: str) -> None:
+    """What a file says of its sample."""
+    if suffix in SPELLINGS:
+        sample.images[SPELLINGS[suffix]] = (member.offset_data, member.size)
+        if member.size <= MOST_BYTES:
+            sample.content = _content(tar, member)
+    elif suffix in ("cls", "json") and member.size <= MOST_LABEL_BYTES:
+        said = _label(_content(tar, member), label if suffix == "json" else None)
+        if said is not None and (suffix == "cls" or sample.label is None):
+            sample.label = said
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    content = b"" if file is None else file.read()
+    if len(content) != member.size:
+        raise EOFError(f"{member.name} is cut off")
+    return content
+
+
+def _label(content: bytes, name: str | None) -> int | None:
+    """The number of a label, as text or in a field of JSON; None where it is none."""
+    try:
+        said: Any = json.loads(content) if name is not None else int(content.decode().strip())
+    except ValueError:
+        return None
+    if name is not None:
+        said = said.get(name) if isinstance(said, dict) else None
+    return said if type(said) is int and 0 <= said < 1 << 24 else None

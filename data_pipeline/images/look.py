@@ -1,0 +1,104 @@
+"""Look at the bytes of an image before it is kept: can it be read, is it of a size to learn from, what is odd in it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, open_image, rgb
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_BYTES = 64 << 20
+"""Of a file: more are not read into memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLimits:
+    """Which images are kept."""
+
+    smallest: int = 8
+    """Pixels of the shorter side, at least."""
+    most_pixels: int = 64_000_000
+    """Width times height, at most: what is larger is not decoded, so that memory stays bounded (200 MB)."""
+    stretched: float = 20.0
+    """The longer side is at most so many times the shorter."""
+    check: Literal["pixels", "header"] = "pixels"
+    """Whether each image is decoded once, which finds what was cut off; or only its header is read."""
+
+
+@dataclass(frozen=True)
+class KeptImage:
+    """An image that is kept."""
+
+    suffix: str
+    content: bytes
+    width: int
+    height: int
+    oddities: tuple[str, ...] = ()
+    """What will be converted when it is read: `grey`, `CMYK`, `16 bits`, `animated: first picture` ..."""
+
+
+@dataclass(frozen=True)
+class RefusedImage:
+    """One that is not, and why."""
+
+    reason: str
+    said: str = ""
+    """More about this one."""
+
+
+def look(content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
+    """What becomes of an image. Whatever is in the bytes, this returns; one image's pixels are held at most."""
+    from PIL import UnidentifiedImageError
+    from PIL.Image import DecompressionBombError
+
+    if len(content) > MOST_BYTES:
+        return RefusedImage(f"more than {MOST_BYTES >> 20} MiB")
+    try:
+        with open_image(content) as image:
+            return _kept(image, content, limits)
+    except UnidentifiedImageError:
+        return RefusedImage("no image that can be read")
+    except DecompressionBombError:
+        return RefusedImage("too many pixels")
+    except (OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, OverflowError) as error:
+        # Pillow's decoders raise these, and more, on bytes that are not what a header says.
+        return RefusedImage("damaged", f"{type(error).__name__}: {error}"[:200])
+
+
+def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
+    width, height = image.size
+    if min(width, height) < limits.smallest:
+        return RefusedImage("too small", f"{width} x {height}")
+    if width * height > limits.most_pixels:
+        return RefusedImage("too many pixels", f"{width:,} x {height:,}")
+    if max(width, height) > limits.stretched * min(width, height):
+        return RefusedImage("too long for its width", f"{width} x {height}")
+    if image.mode == "F":
+        return RefusedImage("pixels that are no colors", f"mode {image.mode}")
+    oddities = _oddities(image)
+    suffix = FORMATS.get(image.format or "")
+    if limits.check == "pixels" or suffix is None:
+        picture = rgb(image)  # decodes all of it
+        if suffix is None:
+            # GIF, BMP, TIFF ...: readers of webdataset know the others.
+            encoded = io.BytesIO()
+            picture.save(encoded, "PNG")
+            return KeptImage("png", encoded.getvalue(), width, height, (*oddities, f"{image.format} to PNG"))
+    return KeptImage(suffix, content, width, height, oddities)
+
+
+def _oddities(image: Image) -> tuple[str, ...]:
+    found = []
+    if image.mode in SIXTEEN_BITS:
+        found.append("16 bits")
+    elif image.mode in ("1", "L", "LA"):
+        found.append("grey")
+    elif image.mode != "RGB":
+        found.append({"P": "palette", "PA": "palette", "RGBA": "transparency"}.get(image.mode, image.mode))
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        found.append("animated: first picture")
+    return tuple(found)

@@ -1,0 +1,6 @@
+"""Families that read images."""
+
+from megaptm.families.vit import VIT
+from megaptm.spec import Family
+
+VISION: dict[str, Family] = {family.name: family for family in (VIT,)}

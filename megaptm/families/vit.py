@@ -1,0 +1,26 @@
+"""Vision Transformer (Dosovitskiy et al., 2020): an encoder with norms before sub-layers, over patches of images."""
+
+from megaptm.spec import Block, Family, Size
+
+# The vocabulary is that of labels, here of ImageNet-21k; papers do not count the head. One place is the image's, the
+# others are its patches': 14 x 14 + 1 is 197. The released code adds 1e-6 in norms; its weights at Hugging Face, which
+# come in here, have 1e-12.
+VIT = Family(
+    name="vit",
+    paper="arXiv:2010.11929",
+    vocabulary=21_843,
+    tokenizer="words",
+    context=197,
+    inputs=("patch",),
+    stacks={"encoder": Block(position="learned", norm_eps=1e-12, attention_dropout=False)},
+    heads=("image-label",),
+    tied=False,
+    init="vit",
+    objectives=("image-labels", "masked-patches"),
+    sizes={
+        "b-16": Size(layers=12, width=768, heads=12, ffn=3072, patch=16),
+        "b-32": Size(layers=12, width=768, heads=12, ffn=3072, patch=32, context=50),
+        "l-16": Size(layers=24, width=1024, heads=16, ffn=4096, patch=16),
+        "h-14": Size(layers=32, width=1280, heads=16, ffn=5120, patch=14, context=257),
+    },
+)

@@ -1,0 +1,56 @@
+"""What a folder of Hugging Face's has beside a model of images: names of labels, and how pixels are prepared."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megaptm.spec import ModelSpec
+from megaptm.storage import read_object, write_whole
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers.labels import label_tokenizer
+
+PROCESSOR = "preprocessor_config.json"
+BILINEAR = 2
+"""Pillow's number of it."""
+
+
+def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
+    """Label -> name; of those that a corpus has not, as transformers calls them."""
+    known = 0 if tokenizer is None else tokenizer.vocabulary
+    return {
+        label: tokenizer.name(label) if tokenizer is not None and label < known else f"LABEL_{label}"
+        for label in range(labels)
+    }
+
+
+def write_processor(spec: ModelSpec, folder: Path) -> None:
+    """`preprocessor_config.json`, as `ViTImageProcessor` reads it: what training does to a held-out image, but that
+    theirs takes all of it, and not the middle."""
+    assert spec.size.patch is not None
+    side = spec.grid * spec.size.patch
+    content = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": side, "width": side},
+        "resample": BILINEAR,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [*spec.family.pixel_mean],
+        "image_std": [*spec.family.pixel_std],
+    }
+    write_whole(folder / PROCESSOR, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> Tokenizer:
+    """The names of labels in a folder's config; of those that are there twice, each with its number."""
+    config: Mapping[str, Any] = read_object(folder / config_file, remedy=remedy)
+    said = config.get("id2label")
+    table = said if isinstance(said, Mapping) else {}
+    names = [str(table.get(str(label), f"LABEL_{label}")) for label in range(labels)]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return label_tokenizer([f"{name} ({label})" if name in twice else name for label, name in enumerate(names)])

@@ -1,0 +1,41 @@
+"""Images by their patches (ViT)."""
+
+# S places of a row, B batch, N patches, C channels, P pixels of a patch, D width
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.batch import CHANNELS, MASKED_PATCH
+from megaptm.bricks.patches import patch_map
+from megaptm.layers.split import Embedding, Linear
+from megaptm.spec import ModelSpec
+
+
+class ImagePatches(nn.Module):
+    """Each patch through one map, behind a vector that stands for the image (arXiv:2010.11929, equation 1). Patches
+    that are not shown are one vector instead, where the model is asked about such."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.project = Linear.of(patch_map(spec))
+        self.image = Embedding(1, spec.size.table_width)
+        self.mask = Embedding(1, spec.size.table_width) if spec.masks_patches else None
+        mean, std = spec.family.pixel_mean, spec.family.pixel_std
+        self.scales = [1 / (255 * one) for one in std]
+        self.shifts = [-middle / one for middle, one in zip(mean, std, strict=True)]
+
+    def forward(self, patches_BNP: Tensor, kinds_SB: Tensor) -> Tensor:
+        """[S, B, D] of uint8 [B, N, C P] and what stands at each place."""
+        x = self.project(self._normalized(patches_BNP)).transpose(0, 1)
+        if self.mask is not None:
+            hidden_NB = kinds_SB[1:] == MASKED_PATCH
+            x = torch.where(hidden_NB[:, :, None], self.mask(torch.zeros_like(kinds_SB[1:])), x)
+        return torch.cat([self.image(torch.zeros_like(kinds_SB[:1])), x])
+
+    def _normalized(self, patches_BNP: Tensor) -> Tensor:
+        # Numbers of the host one by one: a tensor of three would be a copy to the device that the host waits for.
+        channels = patches_BNP.unflatten(-1, (CHANNELS, -1)).float().unbind(-2)
+        scaled = [one * scale + shift for one, scale, shift in zip(channels, self.scales, self.shifts, strict=True)]
+        return torch.cat(scaled, -1).to(self.project.weight.dtype)

@@ -1,0 +1,177 @@
+"""Images: which label each has, or what is behind patches that are hidden (ViT, arXiv:2010.11929)."""
+
+# S places of a row, N patches, K patches asked about
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field as Option
+
+from megaptm.batch import CHANNELS, IMAGE, MASKED_PATCH, PATCH, BatchSpec, Field
+from megaptm.errors import UserError
+from megaptm.objectives.objective import DocumentSlice, Objective, Piece, Rate, RowWindow, Sample, SampleContext, Share
+from megaptm.objectives.pixels import SUFFIXES, CropBox, drawn_box, mean_colors, middle, open_image, scaled, to_patches
+from megaptm.objectives.vocabulary import SpecialTokens
+
+Side = Annotated[int, Option(ge=1, le=1 << 14)]
+"""An option: pixels of a side of an image."""
+Area = Annotated[float, Option(gt=0, le=1)]
+"""An option: a share of an image's area."""
+
+
+@dataclass(frozen=True)
+class ImageObjective(Objective):
+    """A row is an image: its own place, and its patches."""
+
+    size: Side = 224
+    """Pixels of a side of the square that a model is shown: as many as its patches have."""
+    crop: Literal["random", "middle", "whole"] = "random"
+    """What of an image is shown: a random part of it, somewhat stretched; the largest square in its middle; or all,
+    stretched to a square. Of held-out images it is not random."""
+    area: tuple[Area, Area] = (0.05, 1.0)
+    """Of `random`: the smallest and the largest share of an image's area."""
+    flip: bool = True
+    """Whether every second image is shown as in a mirror; held-out ones never are."""
+
+    unit = "document"
+    blobs: ClassVar = SUFFIXES
+    prompts = ()
+    template: ClassVar = ("A", "A B")
+
+    def __post_init__(self) -> None:
+        if self.area[0] > self.area[1]:
+            raise UserError(f"area ({self.area[0]:g}, {self.area[1]:g}) must rise: a smallest share, then a largest.")
+
+    def held_out(self) -> Objective:
+        return replace(self, crop="middle" if self.crop == "random" else self.crop, flip=False)
+
+    def raw_length(self, sequence: int) -> int:
+        """One image a row."""
+        return 1
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=1, most=1)
+
+    def grid(self, sequence: int) -> int:
+        """Patches of a side, where a row is one that `check` takes."""
+        return max(1, isqrt(max(sequence - 1, 0)))
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
+        fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8")}
+        return BatchSpec({"": sequence}, fields | self.asked(sequence - 1))
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        grid = self.grid(sequence)
+        if grid**2 + 1 != sequence:
+            raise UserError(
+                f"data.sequence ({sequence}) must be one more than a square, for the patches of an image and itself: "
+                f"{grid**2 + 1} or {(grid + 1) ** 2 + 1}."
+            )
+        if self.size % grid:
+            raise UserError(
+                f"objective {self.name}: data.sequence ({sequence}) is {grid} x {grid} patches and one place, and "
+                f"{grid} does not divide size ({self.size}): give one that it divides."
+            )
+
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        assert isinstance(piece, list)
+        [document] = piece
+        tokens = np.full(context.sequence, PATCH)
+        tokens[0] = IMAGE
+        patches = self._patches(document, self.grid(context.sequence), context.rng)
+        return self.ask({"tokens": tokens, "patches": patches}, document, context.rng)
+
+    @abstractmethod
+    def asked(self, patches: int) -> dict[str, Field]:
+        """The fields that say what is asked of an image of so many patches."""
+
+    @abstractmethod
+    def ask(self, read: Sample, document: DocumentSlice, rng: np.random.Generator) -> Sample:
+        """What is read of an image, which may be changed, and what is asked of it."""
+
+    def _patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
+        """uint8 [N, channels x pixels]"""
+        content = next(iter(document.blobs.values()), None)
+        if content is None:
+            raise UserError("a document of the corpus has no image: build it with `megaptm corpus images`.")
+        try:
+            image = open_image(content)
+            if self.crop == "random":
+                box = drawn_box(*image.size, self.area, rng)
+            else:
+                box = middle(*image.size) if self.crop == "middle" else CropBox(0, 0, *image.size)
+            shown = scaled(image, box, self.size)
+        except (OSError, ValueError, SyntaxError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"an image of the corpus cannot be decoded ({error}): build the corpus again.") from None
+        if self.flip and rng.integers(2):
+            shown = shown[:, ::-1]
+        return to_patches(shown, self.size // grid)
+
+
+@dataclass(frozen=True)
+class ImageLabels(ImageObjective):
+    """The label of an image, from what is said at its own place."""
+
+    name = "image-labels"
+    losses: ClassVar = {"image-label": 1.0}
+
+    @property
+    def supervised(self) -> bool:
+        return True
+
+    def asked(self, patches: int) -> dict[str, Field]:
+        return {"image_label": Field(())}
+
+    def ask(self, read: Sample, document: DocumentSlice, rng: np.random.Generator) -> Sample:
+        if len(document.tokens) != 1:
+            raise UserError(
+                "an image of the corpus has a text and no label: use objective masked-patches, or build a corpus of "
+                "labeled images with `megaptm corpus images`."
+            )
+        return {**read, "image_label": np.array(document.tokens[0], dtype=np.int64)}
+
+
+@dataclass(frozen=True)
+class MaskedPatches(ImageObjective):
+    """The mean color of patches, most of which are hidden (arXiv:2010.11929, appendix B.1.2)."""
+
+    rate: Rate = 0.5
+    """Share of the patches that are asked about."""
+    mask: Share = 0.8
+    """Share of these in whose place there is nothing."""
+    random: Share = 0.1
+    """Share of these in whose place another patch of the image is shown; the rest are shown as they are."""
+
+    name = "masked-patches"
+    losses: ClassVar = {"masked-patch": 1.0}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask + self.random > 1:
+            raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
+
+    def asked(self, patches: int) -> dict[str, Field]:
+        places = Field((max(1, round(self.rate * patches)),))
+        return {"masked_positions": places, "patch_colors": places}
+
+    def ask(self, read: Sample, document: DocumentSlice, rng: np.random.Generator) -> Sample:
+        tokens, patches = read["tokens"], read["patches"]
+        count = max(1, round(self.rate * len(patches)))
+        asked = np.sort(rng.choice(len(patches), count, replace=False))
+        kind = rng.random(count)
+        tokens[1 + asked[kind < self.mask]] = MASKED_PATCH
+        moved = asked[(kind >= self.mask) & (kind < self.mask + self.random)]
+        shown = patches.copy()
+        if len(patches) > 1:
+            others = rng.integers(len(patches) - 1, size=len(moved))
+            shown[moved] = patches[others + (others >= moved)]
+        colors = mean_colors(patches[asked])
+        return {"tokens": tokens, "patches": shown, "masked_positions": 1 + asked, "patch_colors": colors}

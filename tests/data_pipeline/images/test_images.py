@@ -1,0 +1,258 @@
+"""Images to a corpus: what is kept, what is left out and why, shards of webdataset, given shards as they are."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_pipeline.images.look import ImageLimits, KeptImage, RefusedImage, look
+from data_pipeline.verify import verify_corpus
+from megaptm.data import open_mix
+from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
+from megaptm.objectives.pixels import open_image, rgb
+from megaptm.tokenizers import load as load_tokenizer
+from tests.data_pipeline.images.pictures import (
+    BAD,
+    GOOD,
+    build,
+    digits,
+    encoded,
+    folder_of_labels,
+    picture,
+    pixels,
+    write_tar,
+)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_nobody_can_learn_from_is_left_out_with_a_reason(name):
+    content, reason = BAD[name]
+    found = look(content, ImageLimits())
+    assert isinstance(found, RefusedImage)
+    assert found.reason == reason
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_odd_ones_are_kept_and_become_colors(name):
+    found = look(GOOD[name], ImageLimits())
+    assert isinstance(found, KeptImage)
+    with open_image(found.content) as image:
+        colors = np.asarray(rgb(image))
+    assert colors.shape == (found.height, found.width, 3)
+    assert colors.std() > 10  # nothing became one color
+    if name in ("plain.jpg", "plain.webp", "grey.png", "deep.png"):
+        assert found.content is GOOD[name]
+
+
+def test_sixteen_bits_are_scaled_and_not_cut_off():
+    with open_image(GOOD["deep.png"]) as image:
+        grey = np.asarray(rgb(image))[:, :, 0].astype(int).ravel()
+    assert (grey[0], grey[-1]) == (0, 255)
+    assert (np.diff(grey) >= 0).all()
+    assert 120 <= grey[len(grey) // 2] <= 135
+
+
+def test_of_many_pictures_the_first_is_taken():
+    for name in ("moving.gif", "moving.webp"):
+        found = look(GOOD[name], ImageLimits())
+        assert "animated: first picture" in found.oddities
+        with open_image(found.content) as image:
+            off = np.abs(np.asarray(rgb(image)).astype(int) - pixels(24, 20, seed=0))
+        assert off.mean() < 12  # a GIF has a palette
+
+
+@pytest.mark.parametrize("size", range(0, 1200, 37))
+def test_no_bytes_end_a_build(size):
+    """A JPEG cut off at any place, and one with a hole there."""
+    whole = picture()
+    for content in (whole[:size], whole[:size] + bytes(40) + whole[size + 40 :]):
+        assert isinstance(look(content, ImageLimits()), KeptImage | RefusedImage)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The corpus of a folder with everything in it, the folder, and the report."""
+    folder = tmp_path_factory.mktemp("images")
+    source = folder_of_labels(folder / "source")
+    return folder / "corpus", source, build(source, folder / "corpus", validation=0.2, shard_bytes=8_000)
+
+
+def test_all_that_is_left_out_is_counted(built):
+    _, _, report = built
+    reasons = [reason for _, reason in BAD.values()]
+    assert report.dropped == {**{reason: reasons.count(reason) for reason in reasons}, "no suffix of an image": 1}
+    assert report.labels == {"cat": 6 + len(GOOD), "dog": 6}
+    assert sum(split["images"] for split in report.splits.values()) == 12 + len(GOOD)
+    assert report.converted["16 bits"] == report.converted["CMYK"] == 1
+    assert report.converted["animated: first picture"] == 2
+
+
+def test_shards_are_webdatasets_and_hold_the_files_themselves(built):
+    corpus, source, _ = built
+    seen = {}
+    for path in sorted(corpus.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            samples: dict[str, dict[str, bytes]] = {}
+            for member in tar:
+                key, suffix = member.name.split(".")
+                samples.setdefault(key, {})[suffix] = tar.extractfile(member).read()
+        for files in samples.values():
+            source_name = json.loads(files["json"])["source"]
+            label, name = source_name.split("/")
+            assert int(files["cls"]) == ["cat", "dog"].index(label)
+            [content] = [files[suffix] for suffix in ("jpg", "png", "webp") if suffix in files]
+            seen[source_name] = content
+            if Path(name).suffix in (".jpg", ".png", ".webp"):
+                assert content == (source / source_name).read_bytes()
+    assert len(seen) == 12 + len(GOOD)
+
+
+def test_webdataset_itself_reads_them(built):
+    import webdataset
+
+    corpus = built[0]
+    for path in sorted(corpus.glob("train-*.tar")):
+        names = {}
+        for sample in webdataset.WebDataset(str(path), shardshuffle=False):
+            [suffix] = {"jpg", "png", "webp"} & sample.keys()
+            names[sample["__key__"]] = (int(sample["cls"]), sample[suffix])
+        info = next(one for one in Corpus.open(corpus).split("train").shards if one.name == path.name)
+        shard = Corpus.open(corpus).open_shard(info)
+        ours = [
+            (int(shard.tokens(one)[0]), next(filter(None, (shard.blob(name, one) for name in ("jpg", "png", "webp")))))
+            for one in range(len(shard))
+        ]
+        assert [*names.values()] == ours
+
+
+def test_the_same_folder_makes_the_same_corpus_and_it_verifies(built, tmp_path):
+    corpus, source, report = built
+    again = build(source, tmp_path / "again", validation=0.2, shard_bytes=8_000)
+    files = {path.name for path in corpus.glob("*.tar")}
+    assert len(files) > 3
+    assert all((corpus / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
+    # The folders' own names aside, which the recipe has.
+    assert again.id == report.id
+    assert all(check.good for check in verify_corpus(corpus))
+
+
+def test_a_changed_byte_is_found(built, tmp_path):
+    corpus, _, _ = built
+    for path in corpus.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tokenizer").mkdir()
+    for path in (corpus / "tokenizer").iterdir():
+        (tmp_path / "tokenizer" / path.name).write_bytes(path.read_bytes())
+    content = bytearray((tmp_path / "train-000000.tar").read_bytes())
+    content[700] ^= 1
+    (tmp_path / "train-000000.tar").write_bytes(content)
+    assert [check.name for check in verify_corpus(tmp_path) if not check.good] == ["train-000000.tar"]
+
+
+def test_given_shards_stay_and_get_an_index(tmp_path):
+    """What is wrong with a sample is counted; of a tar that ends early what comes before the end is kept."""
+    given = tmp_path / "given"
+    given.mkdir()
+    files = {
+        **{f"a/{n:04}.{suffix}": one for n in range(5) for suffix, one in (("jpg", picture(seed=n)), ("cls", b"1"))},
+        "a/0005.json": json.dumps({"label": 2}).encode(),
+        "a/0005.png": picture("PNG"),
+        "a/0006.jpg": picture(),
+        "a/0007.cls": b"0",
+        "a/0008.jpg": BAD["cut.jpg"][0],
+        "a/0008.cls": b"0",
+        "a/0009.JPEG": picture(seed=9),
+        "a/0009.cls": b"0\n",
+        "a/0010.jpg": picture("PNG"),
+        "a/0010.cls": b"0",
+        "a/0011.jpg": GOOD["moving.gif"],
+        "a/0011.cls": b"0",
+    }
+    write_tar(given / "shard-000.tar", files)
+    short = write_tar(given / "shard-001.tar", {**files, "b/1.jpg": picture(width=300, height=300), "b/1.cls": b"0"})
+    short.write_bytes(short.read_bytes()[:-9_000])
+    before = {path.name: path.read_bytes() for path in given.iterdir()}
+    report = build(given, tmp_path / "corpus", validation=0.5)
+    assert {path.name: path.read_bytes() for path in given.iterdir()} == before
+    twice = {"no label": 2, "no image": 2, "damaged": 2, "another format than its suffix says": 2}
+    assert report.dropped == {**twice, "archive that ends early": 1}
+    assert report.labels == {"0": 4, "1": 10, "2": 2}
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert {split: corpus.split(split).samples for split in ("train", "validation")} == {"train": 8, "validation": 8}
+    for path in (tmp_path / "corpus").glob("*.tar"):
+        assert path.resolve().parent == given
+    [info] = corpus.split("train").shards
+    shard = corpus.open_shard(info, "hash")
+    assert [int(shard.tokens(one)[0]) for one in range(8)] == [1, 1, 1, 1, 1, 2, 0, 0]
+    assert shard.blob("jpg", 3) == files["a/0003.jpg"]
+    assert shard.blob("png", 5) == files["a/0005.png"]
+    assert shard.blob("jpg", 6) == files["a/0009.JPEG"]
+    assert shard.blob("jpg", 7) == files["a/0010.jpg"]  # whatever its suffix says, it can be read
+    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "said"),
+    [
+        ({}, {}, "has no folders: put the images of each label"),
+        ({"a.tar.gz": b""}, {}, "is compressed"),
+        ({"a.tar": b""}, {}, "has one shard, of which nothing can be held out"),
+        ({"cat/a.jpg": b"no"}, {}, "no image is left to build from.*1 no image that can be read"),
+        ({"cat/a.jpg": picture()}, {"held_out": "nowhere"}, "nowhere is no folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(files, options, said, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, content in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        build(source, tmp_path / "corpus", **options)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_corpus_of_text_has_no_images_and_one_of_images_no_text(built, tmp_path):
+    from tests.data.corpora import tiny_corpus, tiny_special
+
+    tiny_corpus(tmp_path / "text")
+    told = {"seed": 0, "sequence": 17, "special": tiny_special()}
+    with pytest.raises(UserError, match="has no images, which objective image-labels reads"):
+        open_mix({str(tmp_path / "text"): 1.0}, objective={"image-labels": {"size": 8}}, **told)
+    with pytest.raises(UserError, match="has images with labels, and objective causal-lm reads text"):
+        open_mix({str(built[0]): 1.0}, objective="causal-lm", **told)
+
+
+def test_the_digits_are_those_of_scikit_learn(tmp_path):
+    from sklearn.datasets import load_digits
+
+    corpus = Corpus.open(digits(tmp_path / "digits", validation=0.0))
+    known = load_digits()
+    [info] = corpus.split("train").shards
+    shard = corpus.open_shard(info)
+    assert len(shard) == 1797
+    with tarfile.open(tmp_path / "digits" / info.name) as tar:
+        notes = [json.loads(tar.extractfile(one).read()) for one in tar if one.name.endswith(".json")]
+    for document in (0, 1000, 1796):
+        number = int(Path(notes[document]["source"]).stem)
+        assert int(shard.tokens(document)[0]) == known.target[number]
+        found = np.asarray(Image.open(io.BytesIO(shard.blob("png", document))))
+        assert np.abs(found - known.images[number] * 255 / 16).max() <= 0.5
+    assert load_tokenizer(tmp_path / "digits/tokenizer").name(7) == "7"
+
+
+def test_large_jpegs_are_kept_as_they_are(tmp_path):
+    (tmp_path / "source/a").mkdir(parents=True)
+    content = encoded(Image.fromarray(pixels(900, 700)), "JPEG")
+    (tmp_path / "source/a/1.jpg").write_bytes(content)
+    build(tmp_path / "source", tmp_path / "corpus", validation=0.0)
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert corpus.open_shard(corpus.split("train").shards[0]).blob("jpg", 0) == content

@@ -1,0 +1,330 @@
+"""ViT: as many parameters as published, the same as Hugging Face's in logits and every gradient, there and back, and
+learning the digits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from click.testing import CliRunner
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import megaptm
+from megaptm.__main__ import main
+from megaptm.batch import CHANNELS, IGNORED, MASKED_PATCH, PATCH
+from megaptm.config import load, resolve_model
+from megaptm.data import Loader, open_mix, validation_batches
+from megaptm.errors import UserError
+from megaptm.families.vit import VIT
+from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.models import Model, build_model, fill
+from megaptm.models.model import even_chunks
+from megaptm.objectives.pixels import from_patches
+from megaptm.plan.count import count, step_flops
+from megaptm.spec import change, published
+from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers.labels import label_tokenizer
+from tests.data_pipeline.images.pictures import digits
+from tests.models.vision import GRID, SIDE, VOCABULARY, tiny_vit, vit_batch, vit_model
+
+CONFIGS = Path(__file__).parents[2] / "configs/vit"
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [("b-16", 85_798_656), ("b-32", 87_455_232), ("l-16", 303_301_632), ("h-14", 630_764_800)],
+)
+def test_the_formula_gives_the_published_count(size, number):
+    spec = published(VIT, size)
+    assert count(spec) == number
+    assert count(spec, with_heads=True) == number + spec.vocabulary * (spec.width + 1)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_the_formula_counts_what_is_built(both):
+    model = vit_model(both=both)
+    rows = model.spec.padded_vocabulary - model.spec.vocabulary
+    built = sum(parameter.numel() for parameter in model.parameters()) - rows * (model.spec.width + 1)
+    assert count(model.spec, with_heads=True) == built
+
+
+def test_operations_equal_those_that_torch_counts():
+    """No gradient goes to pixels; one place of an image is projected on labels."""
+    model, batch = vit_model(both=False), vit_batch(3, seed=1, both=False)
+    batch["image_label"] = batch["image_label"].clamp(min=0)
+    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(batch)["image-label"][0].backward()
+    spec = model.spec
+    padding = 6 * 3 * (spec.padded_vocabulary - spec.vocabulary) * spec.width
+    # The gradient of the bias of labels is taken as a product with a column of ones.
+    bias = 2 * 3 * spec.padded_vocabulary
+    expected = step_flops(spec, rows=3, lengths={"encoder": GRID**2 + 1}) + padding + bias
+    assert counter.get_total_flops() == expected
+
+
+def pixel_values(patches: torch.Tensor) -> torch.Tensor:
+    """As Hugging Face's processor gives them."""
+    images = np.stack([from_patches(one, SIDE) for one in patches.numpy()])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 * 2 - 1
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def theirs_in(folder: Path) -> transformers.PreTrainedModel:
+    """With transformers' own loader, which must find every key and no other."""
+    found, told = transformers.ViTForImageClassification.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert not told["mismatched_keys"]
+    return found.eval()
+
+
+def differences(folder: Path) -> tuple[float, float]:
+    """The largest of any logit, and of the gradient of any parameter."""
+    model, batch = vit_model(both=False), vit_batch(3, seed=5, both=False)
+    to_hugging_face(model.spec, weights_of(model), None, folder)
+    theirs = theirs_in(folder)
+    said = theirs(pixel_values=pixel_values(batch["patches"])).logits
+    ours = model.logits(batch)["image-label"]
+    F.cross_entropy(said, batch["image_label"], ignore_index=IGNORED).backward()
+    loss, number = model(batch)["image-label"]
+    (loss / number).backward()
+    gradients = replace_gradients(theirs, model)
+    gaps = [(one.grad - gradients[name]).abs().max().item() for name, one in model.named_parameters()]
+    return (ours - said).abs().max().item(), max(gaps)
+
+
+def replace_gradients(theirs: transformers.PreTrainedModel, model: Model) -> dict[str, torch.Tensor]:
+    """Their gradients as the import makes ours of parameters."""
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(parameter.grad)
+    found = from_hugging_face(theirs).weights
+    return {name: found[name] for name, _ in model.named_parameters()}
+
+
+def test_logits_and_every_gradient_are_hugging_faces(tmp_path):
+    assert max(differences(tmp_path / "theirs")) <= 1e-5
+
+
+def test_an_exported_model_comes_back_with_its_labels_and_its_processor(tmp_path):
+    model = vit_model(both=True)
+    names = [f"kind {number}" for number in range(VOCABULARY - 1)]
+    label_tokenizer(names).save(tmp_path / "names")
+    told = to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
+    assert told.left_out == ("masked-patch",)
+    theirs = theirs_in(tmp_path / "out")
+    assert theirs.config.id2label[3] == "kind 3"
+    assert theirs.config.id2label[VOCABULARY - 1] == f"LABEL_{VOCABULARY - 1}"
+    assert (theirs.config.image_size, theirs.config.patch_size) == (GRID * SIDE, SIDE)
+    processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
+    assert processor["size"] == {"height": GRID * SIDE, "width": GRID * SIDE}
+    assert (processor["image_mean"], processor["image_std"]) == ([0.5] * 3, [0.5] * 3)
+    found = from_hugging_face(tmp_path / "out")
+    assert (found.spec.size, found.spec.context, found.spec.vocabulary) == (
+        replace(model.spec.size, head_width=found.spec.size.head_width),
+        model.spec.context,
+        VOCABULARY,
+    )
+    # What hides patches, and what is asked of them, theirs has not.
+    kept = {name: weight for name, weight in weights_of(model).items() if "mask" not in name}
+    assert found.weights.keys() == kept.keys()
+    assert all(found.weights[name].equal(weight) for name, weight in kept.items())
+
+
+def test_a_run_begins_with_a_model_of_theirs_and_its_labels(tmp_path):
+    model = vit_model(both=False)
+    label_tokenizer([f"kind {number}" for number in range(VOCABULARY)]).save(tmp_path / "names")
+    to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
+    said = CliRunner().invoke(main, ["import", "hf", str(tmp_path / "out"), str(tmp_path / "run")])
+    assert said.exit_code == 0, said.output
+    assert "corpus images FOLDER_OF_LABELS out=" in said.output
+    config = load(tmp_path / "run/config.yaml")
+    assert config.objective == {"image-labels": {"size": GRID * SIDE}}
+    assert (config.model.patch, config.model.context, config.data.sequence) == (SIDE, GRID**2 + 1, GRID**2 + 1)
+    loaded = megaptm.load(tmp_path / "run")
+    assert loaded.tokenizer.name(7) == "kind 7"
+    batch = vit_batch(2, seed=0, both=False)
+    with torch.no_grad():
+        assert loaded.model.logits(batch)["image-label"].equal(model.logits(batch)["image-label"])
+    with pytest.raises(UserError, match="vit, which reads images: it has no vectors of texts"):
+        loaded.encode("a cat")
+    with pytest.raises(UserError, match="vit reads images, and cannot generate"):
+        loaded.generate("a cat")
+
+
+def test_a_hidden_patch_is_not_seen():
+    """Its pixels change nothing; where it is shown they do."""
+    model, batch = vit_model(), vit_batch(2, seed=3)
+    place = batch["masked_positions"][0, 1].item()
+    assert batch["tokens"][0, place] == MASKED_PATCH
+    changed = {**batch, "patches": batch["patches"].clone()}
+    changed["patches"][0, place - 1] ^= 255
+    with torch.no_grad():
+        before, after = model.logits(batch), model.logits(changed)
+    assert all(before[head].equal(after[head]) for head in before)
+    shown = batch["tokens"].clone()
+    shown[0, place] = PATCH
+    with torch.no_grad():
+        seen, other = (model.logits({**one, "tokens": shown})["image-label"] for one in (batch, changed))
+    assert (seen - other)[0].abs().max() > 1e-4
+    assert seen[1].equal(other[1])
+
+
+def test_parts_of_a_pipeline_are_the_whole():
+    model, batch = vit_model(layers=4), vit_batch(3, seed=4)
+    stream, weights = None, weights_of(model)
+    for chunk in even_chunks(model.spec, 4):
+        part = Model(model.spec, chunk).eval()
+        part.load_state_dict({name: weights[name] for name in part.state_dict()})
+        with torch.no_grad():
+            stream = part(batch, stream)
+    with torch.no_grad():
+        whole = model(batch)
+    assert {name: loss.item() for name, (loss, _) in stream.items()} == pytest.approx(
+        {name: loss.item() for name, (loss, _) in whole.items()}, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("differing", "said"),
+    [
+        ({"tied": True}, "projection on the token table"),
+        ({"inputs": ("patch", "token")}, "token tables beside them"),
+        ({"inputs": ("patch", "characters")}, "words made of characters"),
+    ],
+)
+def test_what_goes_with_tokens_alone_is_refused(differing, said):
+    spec = tiny_vit(both=False)
+    with torch.device("meta"), pytest.raises(UserError, match=said):
+        build_model(replace(spec, family=change(spec.family, heads=(), **differing)))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.sequence=50", r"data.sequence \(50\) must be the 197 of model.context"),
+        ("model.patch=32", r"other patches than model.patch \(32\): its option `size`.* must be 448"),
+        ("model.context=200", r"model.context \(200\) must be one more than a square.*197 or 226"),
+        ("objective=masked-lm", "its rows are text, and this family reads images"),
+        ("model.cutoffs=[3]", "model.cutoffs means nothing to vit"),
+        ("objective={image-labels: {size: 200}}", "of an image, must be 224"),
+        ("objective={image-labels: {area: [0.5, 0.1]}}", "must rise"),
+        ("objective={masked-patches: {mask: 0.9, random: 0.2}}", "more than all"),
+    ],
+)
+def test_what_a_config_cannot_mean_is_one_sentence(override, said):
+    with pytest.raises(UserError, match=said):
+        load(CONFIGS / "b-16.yaml", [override])
+
+
+def test_others_are_told_nothing_of_images():
+    for override, said in (
+        ("objective=image-labels", "its rows are images; "),
+        ("model.patch=4", "bert, which reads no images"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load(CONFIGS.parent / "bert/base.yaml", [override])
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_loads_and_names_a_model_of_its_images(path):
+    config = load(path)
+    spec = resolve_model(config)
+    patches = config.built_objective.batch(config.data.sequence, True).fields["patches"]
+    assert patches.shape == (spec.grid**2, CHANNELS * spec.size.patch**2)
+    assert spec.masks_patches == ("masked" in path.stem)
+
+
+def test_recipes_are_those_of_the_papers_third_table():
+    found = {name: load(CONFIGS / f"{name}.yaml") for name in ("b-16", "b-32", "l-16", "h-14", "b-16-imagenet")}
+    for config in found.values():
+        assert (config.train.batch, config.optimizer.warmup_steps, config.optimizer.betas) == (
+            4096,
+            10_000,
+            (0.9, 0.999),
+        )
+    told = {
+        name: (one.optimizer.lr, one.optimizer.weight_decay, one.model.dropout, one.optimizer.decay, one.optimizer.clip)
+        for name, one in found.items()
+    }
+    of_21k = (1e-3, 0.03, 0.1, "linear", None)
+    assert told == {
+        **dict.fromkeys(("b-16", "b-32", "l-16"), of_21k),
+        "h-14": (3e-4, 0.1, 0.0, "linear", None),
+        "b-16-imagenet": (3e-3, 0.3, 0.1, "cosine", 1.0),
+    }
+    images = {"b-16": (14_197_122, 90), "h-14": (303_000_000, 14), "b-16-imagenet": (1_281_167, 300)}
+    for name, (number, epochs) in images.items():
+        assert found[name].train.steps * 4096 == pytest.approx(number * epochs, rel=2e-3)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return digits(tmp_path_factory.mktemp("digits") / "corpus", validation=0.15)
+
+
+def learned(corpus: Path, objective: str, *, steps: int) -> tuple[Model, list[list[dict[str, torch.Tensor]]]]:
+    """A model half as deep as the tiny config's after some steps on digits as they are, and held-out batches."""
+    told = {"size": 8, "crop": "whole", "flip": False}
+    overrides = [f"objective={json.dumps({objective: told})}", "model.layers=2", "model.vocabulary=10"]
+    config = load(CONFIGS / "tiny.yaml", overrides)
+    special = load_tokenizer(corpus / "tokenizer").special
+    options = {"objective": config.objective, "sequence": 17, "seed": 1, "special": special}
+    mix, held_out = (open_mix({str(corpus): 1.0}, split=split, **options) for split in ("train", "validation"))
+    model = build_model(resolve_model(config))
+    fill(model, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05)
+    with Loader(mix, batch=64, microbatch=64) as loader:
+        for step, [batch] in islice(loader, steps):
+            for group in optimizer.param_groups:
+                group["lr"] = 4e-3 * min(1, (step + 1) / 20)
+            [(loss, number)] = model(batch).values()
+            optimizer.zero_grad()
+            (loss / number).backward()
+            optimizer.step()
+    return model.eval(), validation_batches(held_out, batch=64, microbatch=64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Two that share a busy core wait for each other more than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_it_learns_the_digits(corpus):
+    """Held-out ones, of which a guess is right once in ten."""
+    model, batches = learned(corpus, "image-labels", steps=120)
+    right = total = 0
+    with torch.no_grad():
+        for [batch] in batches:
+            right += (model.logits(batch)["image-label"].argmax(-1) == batch["image_label"]).sum().item()
+            total += len(batch["image_label"])
+    assert total >= 192
+    assert right / total > 0.7
+
+
+def test_it_learns_what_is_behind_hidden_patches(corpus):
+    """Better than who says each color as often as it is one."""
+    model, batches = learned(corpus, "masked-patches", steps=80)
+    loss, counts = 0.0, np.zeros(512)
+    with torch.no_grad():
+        for [batch] in batches:
+            loss += model(batch)["masked-patch"][0].item()
+            counts += np.bincount(batch["patch_colors"].flatten().numpy(), minlength=512)
+    shares = counts[counts > 0] / counts.sum()
+    assert loss / counts.sum() < 0.9 * -(shares * np.log(shares)).sum()

@@ -1,0 +1,56 @@
+"""Tiny models that read images, and batches for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megaptm.batch import CHANNELS, IGNORED, IMAGE, MASKED_PATCH, PATCH
+from megaptm.families.vit import VIT
+from megaptm.models import Model, build_model, fill
+from megaptm.spec import ModelSpec, Size, change
+
+VOCABULARY = 150
+GRID, SIDE = 3, 2
+"""Patches of a side of an image, and pixels of a side of a patch: ten places, which two ranks divide."""
+ASKED = 4
+BOTH = change(VIT, heads=("image-label", "masked-patch"), init="normal")
+"""Asked for labels and for what is hidden, with weights of which none is zero."""
+
+
+def tiny_vit(*, dropout: float = 0.0, layers: int = 4, both: bool = True) -> ModelSpec:
+    size = Size(layers=layers, width=32, heads=4, ffn=64, patch=SIDE)
+    family = BOTH if both else change(VIT, init="normal")
+    return ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
+
+
+def vit_batch(rows: int, *, seed: int, both: bool = True) -> dict[str, Tensor]:
+    """Images of noise; some rows ask no label, and some patches no color."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.full((rows, GRID**2 + 1), PATCH)
+    tokens[:, 0] = IMAGE
+    shape = (rows, GRID**2, CHANNELS * SIDE**2)
+    patches = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.randint(VOCABULARY, (rows,), generator=generator)
+    labels[1::4] = IGNORED
+    batch = {"tokens": tokens, "patches": patches, "image_label": labels}
+    if not both:
+        return batch
+    places = torch.stack([torch.randperm(GRID**2, generator=generator)[:ASKED] for _ in range(rows)]) + 1
+    tokens.scatter_(1, places[:, 1:], MASKED_PATCH)
+    colors = torch.randint(512, places.shape, generator=generator)
+    colors[::3, -1] = IGNORED
+    return batch | {"masked_positions": places, "patch_colors": colors}
+
+
+def vit_model(*, layers: int = 2, both: bool = True, noise: float = 0.1) -> Model:
+    """In eval mode, its weights moved so that no bias is 0 and no norm 1."""
+    model = build_model(tiny_vit(layers=layers, both=both))
+    fill(model, seed=7)
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += noise * torch.randn(parameter.shape, generator=generator)
+            if len(parameter) == model.spec.padded_vocabulary:
+                parameter[VOCABULARY:] = 0
+    return model.eval()

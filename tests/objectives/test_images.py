@@ -1,0 +1,195 @@
+"""Images as samples: functions of their number, cut into patches and put together again, hidden as the paper says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megaptm.batch import IMAGE, MASKED_PATCH, PATCH
+from megaptm.data import Loader, open_mix
+from megaptm.errors import UserError
+from megaptm.objectives import objective_of
+from megaptm.objectives.images import ImageLabels, MaskedPatches
+from megaptm.objectives.objective import DocumentSlice, SampleContext
+from megaptm.objectives.pixels import (
+    CropBox,
+    drawn_box,
+    from_patches,
+    mean_colors,
+    middle,
+    open_image,
+    scaled,
+    to_patches,
+)
+from megaptm.tokenizers import load as load_tokenizer
+from tests.data.corpora import tiny_special
+from tests.data_pipeline.images.pictures import build, encoded, folder_of_labels, picture, pixels
+
+SEQUENCE = 17
+
+
+def context(seed: int = 0, *, sequence: int = SEQUENCE) -> SampleContext:
+    return SampleContext(tiny_special(), np.random.default_rng(seed), sequence, document_mask=True)
+
+
+def made(objective, content: bytes, *, seed: int = 0, label: int = 3):
+    piece = [DocumentSlice(np.array([label]), slots=0, blobs={"jpg": content})]
+    return objective.make(piece, context(seed))
+
+
+def test_patches_are_put_together_again():
+    image = np.random.default_rng(0).integers(256, size=(12, 12, 3)).astype(np.uint8)
+    patches = to_patches(image, 4)
+    assert patches.shape == (9, 48)
+    assert (from_patches(patches, 4) == image).all()
+    assert (patches[1, :4] == image[0, 4:8, 0]).all()
+    assert (patches[3, 16:20] == image[4, :4, 1]).all()
+
+
+def test_mean_colors_have_three_bits_a_channel():
+    image = np.zeros((2, 4, 3), np.uint8)
+    image[:, 2:] = (255, 128, 31)
+    assert mean_colors(to_patches(image, 2)).tolist() == [0, 7 << 6 | 4 << 3 | 0]
+
+
+def test_a_middle_is_scaled_and_its_label_is_asked():
+    import PIL.Image
+
+    content = encoded(PIL.Image.fromarray(pixels(40, 24)), "PNG")
+    sample = made(ImageLabels(size=8, crop="middle", flip=False), content)
+    assert sample["tokens"].tolist() == [IMAGE, *[PATCH] * 16]
+    assert sample["image_label"] == 3
+    shown = from_patches(sample["patches"], 2).astype(int)
+    expected = pixels(40, 24)[:, 8:32].reshape(8, 3, 8, 3, 3).mean((1, 3))
+    assert np.abs(shown - expected).max() < 12
+    whole = from_patches(made(ImageLabels(size=8, crop="whole", flip=False), content)["patches"], 2).astype(int)
+    assert np.abs(whole - pixels(40, 24).reshape(8, 3, 8, 5, 3).mean((1, 3))).max() < 16
+
+
+def test_every_second_image_is_mirrored():
+    objective = ImageLabels(size=8, crop="whole")
+    images = [from_patches(made(objective, picture(), seed=seed)["patches"], 2) for seed in range(60)]
+    plain = from_patches(made(objective.held_out(), picture())["patches"], 2)
+    mirrored = [(image == plain[:, ::-1]).all() for image in images]
+    assert all(one or (image == plain).all() for one, image in zip(mirrored, images, strict=True))
+    assert 15 < sum(mirrored) < 45
+
+
+def test_parts_are_as_large_as_asked_and_inside():
+    rng = np.random.default_rng(0)
+    boxes = [drawn_box(320, 200, (0.1, 0.6), rng) for _ in range(400)]
+    shares = [(box.right - box.left) * (box.lower - box.upper) / (320 * 200) for box in boxes]
+    ratios = [(box.right - box.left) / (box.lower - box.upper) for box in boxes]
+    assert min(shares) > 0.095
+    assert max(shares) < 0.61
+    assert np.mean(shares) == pytest.approx(0.35, abs=0.03)
+    assert min(ratios) > 0.72
+    assert max(ratios) < 1.39
+    assert all(0 <= box.left < box.right <= 320 and 0 <= box.upper < box.lower <= 200 for box in boxes)
+    assert drawn_box(1000, 10, (0.9, 1.0), rng) == middle(1000, 10) == CropBox(495, 0, 505, 10)
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same():
+    box, shown = CropBox(200, 100, 1400, 1000), {}
+    for form, side in (("JPEG", 200), ("PNG", 1600)):
+        with open_image(picture(form, width=1600, height=1200)) as image:
+            shown[form] = scaled(image, box, 60).astype(int)
+            assert max(image.size) == side
+    assert shown["PNG"].std() > 15
+    assert np.abs(shown["JPEG"] - shown["PNG"]).mean() < 4
+
+
+def test_patches_are_hidden_as_the_paper_says():
+    objective = MaskedPatches(size=80, crop="whole", flip=False)
+    content, sequence = picture(width=80, height=80), 401
+    piece = [DocumentSlice(np.array([0]), slots=0, blobs={"jpg": content})]
+    plain = ImageLabels(size=80, crop="whole", flip=False).make(piece, context(sequence=sequence))
+    kinds = np.zeros(3)
+    for seed in range(40):
+        sample = objective.make(piece, context(seed, sequence=sequence))
+        at = sample["masked_positions"]
+        assert len(np.unique(at)) == len(at) == 200
+        assert (at >= 1).all()
+        assert (sample["patch_colors"] == mean_colors(plain["patches"])[at - 1]).all()
+        hidden = sample["tokens"][at] == MASKED_PATCH
+        other = (sample["patches"][at - 1] != plain["patches"][at - 1]).any(-1)
+        assert not (hidden & other).any()
+        kinds += hidden.sum(), other.sum(), (~hidden & ~other).sum()
+        rest = np.setdiff1d(np.arange(1, sequence), at)
+        assert (sample["tokens"][rest] == PATCH).all()
+        assert (sample["patches"][rest - 1] == plain["patches"][rest - 1]).all()
+    assert (kinds / kinds.sum()).round(2).tolist() == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+
+
+@pytest.mark.parametrize(("sequence", "size"), [(18, 8), (1, 8), (17, 10)])
+def test_a_row_that_is_no_image_is_refused(sequence, size):
+    with pytest.raises(UserError, match=r"data.sequence \("):
+        ImageLabels(size=size).check(tiny_special(), sequence)
+
+
+def test_what_cannot_be_decoded_or_has_no_label_is_one_sentence():
+    with pytest.raises(UserError, match="cannot be decoded"):
+        made(ImageLabels(size=8), picture(width=200, height=200)[:-900])
+    piece = [DocumentSlice(np.array([1, 2]), slots=0, blobs={"jpg": picture()})]
+    with pytest.raises(UserError, match="has a text and no label"):
+        ImageLabels(size=8).make(piece, context())
+
+
+def test_held_out_images_are_not_spoiled():
+    assert ImageLabels(size=8).held_out() == ImageLabels(size=8, crop="middle", flip=False)
+    both = objective_of(
+        {"image-labels": {"size": 8, "share": 0.5}, "masked-patches": {"size": 8, "crop": "whole", "share": 0.5}}
+    ).held_out()
+    assert [(task.objective.crop, task.objective.flip) for task in both.tasks] == [("middle", False), ("whole", False)]
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mix")
+    build(folder_of_labels(folder / "source", good=30), folder / "corpus", validation=0.1, shard_bytes=10_000)
+    special = load_tokenizer(folder / "corpus/tokenizer").special
+    return open_mix(
+        {str(folder / "corpus"): 1.0}, objective={"masked-patches": {"size": 8}}, sequence=17, seed=4, special=special
+    )
+
+
+def read(mix, *, start: int, steps: int, rank: int = 0, ranks: int = 1, workers: int = 0):
+    with Loader(mix, start_step=start, batch=8, microbatch=2, rank=rank, ranks=ranks, workers=workers) as loader:
+        return [next(loader)[1] for _ in range(steps)]
+
+
+def test_ranks_workers_and_where_one_begins_change_no_pixel(mix):
+    """Through more than an epoch."""
+    whole = read(mix, start=0, steps=12)
+    assert mix.fresh_samples < 12 * 8
+    for ranks, workers in ((2, 2), (4, 0)):
+        parts = [read(mix, start=5, steps=7, rank=rank, ranks=ranks, workers=workers) for rank in range(ranks)]
+        for step in range(7):
+            dealt = [batch for part in parts for batch in part[step]]
+            assert len(dealt) == 4
+            for one, other in zip(dealt, whole[5 + step], strict=True):
+                assert one.keys() == other.keys()
+                assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_an_image_is_shown_in_another_way_in_the_next_epoch(mix):
+    [order] = mix.orders
+    known = {}
+    for number in range(2 * order.per_epoch):
+        place = mix.locate(number)
+        [document] = order.piece(place.epoch, place.position)
+        content = next(iter(document.blobs.values()))
+        known.setdefault(content, []).append(mix.sample(number)["patches"].tobytes())
+    assert all(len(seen) % 2 == 0 for seen in known.values())  # some files are there twice
+    assert sum(len({*seen}) == len(seen) for seen in known.values()) > 0.95 * len(known)
+
+
+def test_nobody_who_reads_text_loads_pillow():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, megaptm.data, megaptm.config, megaptm.objectives, megaptm.families, megaptm.run.corpora, "
+        "megaptm.tokenizers; sys.exit('PIL' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
