@@ -71,12 +71,14 @@ def test_what_is_remembered_of_rows_before_is_an_option(text, corpora, tmp_path)
     corpus = build(text, text.parent / "bytes", "transformer-xl-bytes")
     run, _ = save_untrained("transformer-xl-bytes", tmp_path / "run", corpus)
     trained = open_run(run)
+    for parameter in trained.model.parameters():
+        parameter.mul_(10)  # as it begins, it hardly heeds what it sees
 
     def loss(**options):
         return evaluate(trained, rows=24, **options).losses["lm"].model
 
     said = [loss(), loss(memory=0), loss(memory=20), loss(farthest=3), loss(same_length=True)]
-    assert len({*said}) == len(said)
+    assert len({round(loss, 4) for loss in said}) == len(said), said
     assert loss(memory=trained.spec.size.memory) == said[0]
     with pytest.raises(UserError, match="same_length is for a decoder that attends to what it remembers, and gpt2"):
         evaluate(open_run(save_untrained("gpt2", tmp_path / "gpt2", corpora["gpt2"])[0]), same_length=True)

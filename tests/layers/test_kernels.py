@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as flex_module
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
-from megaptm.bricks.kernels import KERNELS, MODULES, AttentionWork, ComputeDevice, choose
-from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow
+from megaptm.bricks.kernels import KERNELS, AttentionWork, ComputeDevice, choose
+from megaptm.bricks.pattern import ChunkPairs, Pattern
 from megaptm.errors import UserError
 from megaptm.layers.attention import PatternAttend
-from megaptm.layers.kernels import attend_by, block_mask, device_of, window_of, work_of
+from megaptm.layers.kernels import attend_by, block_mask, window_of
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked
 from megaptm.models import Model
+from tests.layers.on_a_gpu import ALL_PACKAGES, CHOICES
 from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, documents_of, given, whole
 from tests.models.tiny import tiny_batch, tiny_model
 
@@ -39,7 +42,7 @@ CASES = [
     if not (content == "ordered" and causal) and not ("marking" in content and pattern is None)
 ]
 """Pattern, and what a batch says besides."""
-ALL_PACKAGES = frozenset(MODULES.values())
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
@@ -113,20 +116,6 @@ def test_no_block_is_left_out_in_which_something_is_seen(name: str, content: str
         assert ours.to_dense()[0].sum() == theirs[0, 0].sum() < theirs[0, 0].numel()
 
 
-def test_compiled_flex_leaves_out_blocks_and_is_compiled_once_for_all_batches() -> None:
-    """Its compiled form skips the blocks that ours leave out; on CPUs there is one of the forward pass."""
-    length, block = 256, 64
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-    joint = torch.randn(3, 2, HEADS, length, 16, generator=torch.Generator().manual_seed(0))
-    for border in (50, 100, 200):
-        documents = 1 + (torch.arange(length) >= border).long().expand(2, -1)
-        mask = Mask((length, length), CPU, (documents, documents), causal=True, pattern=SlidingWindow(40, 0))
-        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
-            mixed = compiled(*joint, block_mask=block_mask(mask, block=block), scale=SCALE)
-            expected = F.scaled_dot_product_attention(*joint, attn_mask=mask.dense, scale=SCALE)
-        assert (mixed - expected).abs().max() < 1e-6
-
-
 @pytest.mark.parametrize("name", ["window", "uneven window", "window of itself", "causal window", "full", "causal"])
 def test_a_window_is_told_to_libraries_as_they_take_it(name: str) -> None:
     """Of places before and after, inclusive, as both say in their documentation; -1 is all."""
@@ -136,49 +125,27 @@ def test_a_window_is_told_to_libraries_as_they_take_it(name: str) -> None:
     assert (mask.dense[0, 0] == ((step >= -before) & (step <= after))).all()
 
 
-def on_a_gpu(
-    *, pattern: Pattern | None, dtype: torch.dtype = torch.bfloat16, packed: bool = False, key_width: int = 64
-) -> AttentionWork:
-    """What is asked of tensors on one, which have shapes and no numbers."""
-    with FakeTensorMode():
-        query = torch.empty(4096, 2, 4, key_width, dtype=dtype, device="cuda")
-        documents = torch.ones(2, 4096, dtype=torch.long, device="cuda")
-        both = (documents, documents) if packed else None
-        mask = Mask((4096, 4096), query.device, both, causal=True, pattern=pattern)
-        assert device_of(query.device).kind == "cuda"
-        return work_of(query, mask, None, 0.0)
-
-
-BAND = SlidingWindow(255, 0)
-CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] = {
-    "nothing is hidden": ({"pattern": None}, {}, ALL_PACKAGES, "fused"),
-    "documents alone": ({"pattern": None, "packed": True}, {}, ALL_PACKAGES, "fused"),
-    "a band": ({"pattern": BAND}, {}, ALL_PACKAGES, "flash-attn"),
-    "a band, no flash-attn": ({"pattern": BAND}, {}, ALL_PACKAGES - {"flash_attn"}, "transformer-engine"),
-    "a band, only triton": ({"pattern": BAND}, {}, frozenset({"triton"}), "flex"),
-    "a band, nothing": ({"pattern": BAND}, {}, frozenset(), "tiles"),
-    "a band, float32": ({"pattern": BAND, "dtype": torch.float32}, {}, ALL_PACKAGES, "flex"),
-    "a band, dropout": ({"pattern": BAND}, {"dropout": 0.1}, frozenset({"triton"}), "tiles"),
-    "a band, dropout and flash-attn": ({"pattern": BAND}, {"dropout": 0.1}, ALL_PACKAGES, "flash-attn"),
-    "a band in documents": ({"pattern": BAND, "packed": True}, {}, ALL_PACKAGES, "flex"),
-    "a band, marks": ({"pattern": BAND}, {"marked": True}, ALL_PACKAGES, "flex"),
-    "a band, wide heads": ({"pattern": BAND, "key_width": 264}, {}, ALL_PACKAGES, "flex"),
-    "a band, narrow heads": ({"pattern": BAND, "key_width": 8}, {}, frozenset({"triton"}), "tiles"),
-    "a dilated band": ({"pattern": SlidingWindow(255, 0, dilation=2)}, {}, ALL_PACKAGES, "flex"),
-    "chunks": ({"pattern": ChunkPairs(64)}, {}, ALL_PACKAGES, "flex"),
-    "a window of nearly all": ({"pattern": SlidingWindow(4000, 4000)}, {}, ALL_PACKAGES, "fused"),
-}
+@cache
+def seen_on_a_gpu() -> dict[str, Any]:
+    """What a process says that has not loaded `megaptm.parallel`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.layers.on_a_gpu"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_a_gpu_takes_the_first_kernel_that_can(case: str) -> None:
-    tensors, besides, packages, expected = CHOICES[case]
-    work = replace(on_a_gpu(**tensors), **besides)
-    chosen = choose(work, ComputeDevice("cuda", packages))
-    assert chosen.kernel == expected
-    assert chosen.why
-    on_cpu = choose(work, ComputeDevice("cpu", packages)).kernel
-    assert on_cpu == ("fused" if expected == "fused" else "tiles")
+    kernel, why, on_cpu = seen_on_a_gpu()["choices"][case]
+    assert kernel == CHOICES[case][-1]
+    assert why
+    assert on_cpu == ("fused" if kernel == "fused" else "tiles")
+
+
+def test_compiled_flex_leaves_out_blocks_and_is_compiled_once_for_all_batches() -> None:
+    """Its compiled form skips the blocks that ours leave out."""
+    assert max(seen_on_a_gpu()["differences"]) < 1e-6
 
 
 REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {

@@ -1,0 +1,89 @@
+"""What is chosen for tensors on a GPU, and what FlexAttention's compiled form gives: a program, for where there is no
+GPU `megaptm.parallel` makes CUDA's names answer for the CPU, in the whole process that has loaded it.
+
+    python -m tests.layers.on_a_gpu
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
+
+from megaptm.bricks.kernels import MODULES, AttentionWork, ComputeDevice, choose
+from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow
+from megaptm.layers.kernels import block_mask, device_of, work_of
+from megaptm.layers.mask import Mask
+from tests.layers.test_sparse import HEADS, SCALE
+
+ALL_PACKAGES = frozenset(MODULES.values())
+
+
+def on_a_gpu(
+    *, pattern: Pattern | None, dtype: torch.dtype = torch.bfloat16, packed: bool = False, key_width: int = 64
+) -> AttentionWork:
+    """What is asked of tensors on one, which have shapes and no numbers."""
+    with FakeTensorMode():
+        query = torch.empty(4096, 2, 4, key_width, dtype=dtype, device="cuda")
+        documents = torch.ones(2, 4096, dtype=torch.long, device="cuda")
+        both = (documents, documents) if packed else None
+        mask = Mask((4096, 4096), query.device, both, causal=True, pattern=pattern)
+        assert device_of(query.device).kind == "cuda"
+        return work_of(query, mask, None, 0.0)
+
+
+BAND = SlidingWindow(255, 0)
+CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] = {
+    "nothing is hidden": ({"pattern": None}, {}, ALL_PACKAGES, "fused"),
+    "documents alone": ({"pattern": None, "packed": True}, {}, ALL_PACKAGES, "fused"),
+    "a band": ({"pattern": BAND}, {}, ALL_PACKAGES, "flash-attn"),
+    "a band, no flash-attn": ({"pattern": BAND}, {}, ALL_PACKAGES - {"flash_attn"}, "transformer-engine"),
+    "a band, only triton": ({"pattern": BAND}, {}, frozenset({"triton"}), "flex"),
+    "a band, nothing": ({"pattern": BAND}, {}, frozenset(), "tiles"),
+    "a band, float32": ({"pattern": BAND, "dtype": torch.float32}, {}, ALL_PACKAGES, "flex"),
+    "a band, dropout": ({"pattern": BAND}, {"dropout": 0.1}, frozenset({"triton"}), "tiles"),
+    "a band, dropout and flash-attn": ({"pattern": BAND}, {"dropout": 0.1}, ALL_PACKAGES, "flash-attn"),
+    "a band in documents": ({"pattern": BAND, "packed": True}, {}, ALL_PACKAGES, "flex"),
+    "a band, marks": ({"pattern": BAND}, {"marked": True}, ALL_PACKAGES, "flex"),
+    "a band, wide heads": ({"pattern": BAND, "key_width": 264}, {}, ALL_PACKAGES, "flex"),
+    "a band, narrow heads": ({"pattern": BAND, "key_width": 8}, {}, frozenset({"triton"}), "tiles"),
+    "a dilated band": ({"pattern": SlidingWindow(255, 0, dilation=2)}, {}, ALL_PACKAGES, "flex"),
+    "chunks": ({"pattern": ChunkPairs(64)}, {}, ALL_PACKAGES, "flex"),
+    "a window of nearly all": ({"pattern": SlidingWindow(4000, 4000)}, {}, ALL_PACKAGES, "fused"),
+}
+
+
+def choices() -> dict[str, list[str]]:
+    """Case -> the kernel on a GPU, why, and the one on a CPU."""
+    made = {}
+    for case, (tensors, besides, packages, _) in CHOICES.items():
+        work = replace(on_a_gpu(**tensors), **besides)
+        chosen = choose(work, ComputeDevice("cuda", packages))
+        made[case] = [chosen.kernel, chosen.why, choose(work, ComputeDevice("cpu", packages)).kernel]
+    return made
+
+
+def differences() -> list[float]:
+    """Largest, of three batches, between the compiled form, compiled once, and the mask of all pairs; on CPUs there is
+    one of the forward pass."""
+    length, block, cpu = 256, 64, torch.device("cpu")
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    joint = torch.randn(3, 2, HEADS, length, 16, generator=torch.Generator().manual_seed(0))
+    found = []
+    for border in (50, 100, 200):
+        documents = 1 + (torch.arange(length) >= border).long().expand(2, -1)
+        mask = Mask((length, length), cpu, (documents, documents), causal=True, pattern=SlidingWindow(40, 0))
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
+            mixed = compiled(*joint, block_mask=block_mask(mask, block=block), scale=SCALE)
+            expected = F.scaled_dot_product_attention(*joint, attn_mask=mask.dense, scale=SCALE)
+        found.append(float((mixed - expected).abs().max()))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"choices": choices(), "differences": differences()}))
