@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks.layer import kinds, sublayers
@@ -57,13 +58,19 @@ class AttentionWork:
         return self.pattern is not None and not self.pattern.dense(self.queries)
 
 
+@cache
+def installed() -> frozenset[str]:
+    """Packages of `MODULES` that can be found here; none is imported."""
+    return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
+
+
 @dataclass(frozen=True)
 class ComputeDevice:
     """Where it is computed."""
 
     kind: str
     """`cuda`, or another."""
-    packages: frozenset[str] = field(default_factory=lambda: installed())
+    packages: frozenset[str] = field(default_factory=installed)
     """Of `MODULES`, those that are there."""
     deterministic: bool = False
 
@@ -74,11 +81,6 @@ class KernelChoice:
 
     kernel: str
     why: str
-
-
-def installed() -> frozenset[str]:
-    """Packages of `MODULES` that can be found here; none is imported."""
-    return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
 
 
 def _needs_gpu(kernel: str, device: ComputeDevice) -> str:
@@ -147,6 +149,7 @@ OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
 """What a pattern that leaves out much is computed by: the first that can."""
 
 
+@lru_cache(maxsize=1024)  # each layer asks in each step
 def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> KernelChoice:
     """The kernel of one attention; a `UserError` where the wanted one cannot say what is asked."""
     if wanted != AUTO:

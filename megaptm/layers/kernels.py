@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.bricks.kernels import AttentionWork, ComputeDevice, installed
+from megaptm.bricks.kernels import AttentionWork, ComputeDevice
 from megaptm.bricks.pattern import Pattern, SlidingWindow, blocks_seen
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked, attend_by_tiles
@@ -49,12 +49,7 @@ def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -
 
 def device_of(device: torch.device) -> ComputeDevice:
     """What tensors on it are computed by."""
-    return ComputeDevice(device.type, _installed(), torch.are_deterministic_algorithms_enabled())
-
-
-@cache
-def _installed() -> frozenset[str]:
-    return installed()
+    return ComputeDevice(device.type, deterministic=torch.are_deterministic_algorithms_enabled())
 
 
 def attend_by(
