@@ -25,20 +25,22 @@ SECONDS = 240.0
 SAVED = 75
 
 
-def megaptm(*words: object, code: int = 0) -> str:
-    """`megaptm WORDS` to its end, with as many ranks as a layout has, and what they said.
+def megaptm(*words: object, code: int = 0, folder: Path | None = None) -> str:
+    """`megaptm WORDS` to its end in a folder, with as many ranks as a layout has, and what they said.
 
     It must end with exit code `code`: that of the first rank which fails, the others being killed then; 75 where a rank
     asks to be continued.
     """
     said = [str(word) for word in words]
     world = read_config(Path(said[1]), said[2:]).layout.processes if said[0] == "train" else 0
-    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as folder, listen() as listener:
+    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as told, listen() as listener:
         meet = Rendezvous(world, "127.0.0.1", listener.getsockname()[1])
         given = environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
-        logs = [Path(folder) / str(rank) for rank in given]
+        logs = [Path(told) / str(rank) for rank in given]
         processes = [
-            PROCESSES.Process(target=_serve, args=(said, given[rank], log, listener if world and not rank else None))
+            PROCESSES.Process(
+                target=_serve, args=(said, given[rank], log, listener if world and not rank else None, folder)
+            )
             for rank, log in enumerate(logs)
         ]
         try:
@@ -64,11 +66,19 @@ def _end_of(processes: Sequence[ForkServerProcess]) -> int:
     return max(process.exitcode for process in processes)
 
 
-def _serve(words: Sequence[str], environment: Mapping[str, str], log: Path, listener: socket.socket | None) -> NoReturn:
+def _serve(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    listener: socket.socket | None,
+    folder: Path | None,
+) -> NoReturn:
     import torch
 
     from megaptm.__main__ import main
 
+    if folder is not None:
+        os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     if listener is not None:

@@ -23,6 +23,7 @@ from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
 from megaptm.config import load, resolve
 from tests.docs.commands import PAGES, PROGRAMS, ROOT, Command, commands_of, every_command, inner, parsed
+from tests.forked import megaptm
 
 # Where a run is made small: less text, fewer steps. A later word wins, so all else is as it is shown.
 SMALLER = {
@@ -82,7 +83,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: Command, place: Path) -> str:
     words = smaller(command.words[1:])
-    # What starts processes of its own is started as a reader does; the rest spares itself the imports.
+    # What README shows of training is started as a reader does; the rest spares itself the imports.
+    if words[0] == "train" and command.page != "README.md":
+        return megaptm(*words, "track.enabled=false", folder=place)
     if words[0] in ("train", "launch"):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(

@@ -10,8 +10,7 @@ from tests.ranks import run_ranks
 LAYOUTS = {
     "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
     "PP2 interleaved, recompute": Layout(microbatch=2, pipeline=2, virtual=2, recompute="full"),
-    "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
-    "DP2 recompute": Layout(microbatch=2, data=2, recompute="full"),
+    "DP2 distributed optimizer, recompute": Layout(microbatch=2, data=2, distributed_optimizer=True, recompute="full"),
 }
 
 
@@ -29,7 +28,7 @@ def test_a_layout_changes_nothing(alone, name, layout):
             assert result[part] == pytest.approx(alone[name][part], rel=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["TP2+SP", "PP2 interleaved, recompute", "DP2 distributed optimizer"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["two towers, compared over all rows", "queries and keys turned by place"])
 def test_bf16_stays_close(name, layout):
     one = run_ranks(1, train_steps, name, Layout(microbatch=2), 3, "bf16")[0]

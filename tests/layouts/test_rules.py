@@ -58,7 +58,17 @@ def alone():
     return run_ranks(1, train_by_each, Layout(microbatch=2))[0]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "PP2xDP2 distributed optimizer"])
+IN_EACH_RUN = ("TP2+SP", "PP2 interleaved", "DP2 distributed optimizer", "TP2xPP2", "TP2xDP2 distributed optimizer")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in IN_EACH_RUN else pytest.mark.drill)
+        for name in LAYOUTS
+        if name != "PP2xDP2 distributed optimizer"
+    ],
+)
 def test_no_layout_changes_a_rule(alone, name):
     layout = LAYOUTS[name]
     for found in run_ranks(layout.processes, train_by_each, layout):

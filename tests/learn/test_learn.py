@@ -12,7 +12,10 @@ CLEARLY = 0.1
 """Nats for each answer, on thousands of them: chance moves the mean by a fifth of this."""
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=["gpt2", *(pytest.param(family, marks=pytest.mark.drill) for family in KINDS if family != "gpt2")],
+)
 def lesson(request, real_corpus):
     """What a model learned from real text, in a world of one process."""
     (lesson,) = run_ranks(1, learn, request.param, str(real_corpus(KINDS[request.param])))

@@ -40,7 +40,7 @@ gradient of any parameter; at most 1e-5 passes. It has no mask decoder: DeBERTa 
 is no such model, or two, the difference is from what is named there (`tests/families`, `tests/parity/test_gpt_neo.py`).
 **Layouts**: each is trained there by `tests/layouts/test_layouts.py`, and must have the losses and gradient norms of
 one process to 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallel, distributed optimizer, mixtures;
-of 9 layouts 4 in each run of the tests, on which all of these are, and 5 in the drills. Those that are recurrent come
+of 9 layouts 2 in each run of the tests, on which all of these are, and 7 in the drills. Those that are recurrent come
 behind the others, and are trained on data ranks alone ([how](recurrent.md)); those that read images last
 ([how](images.md)).
 **Tiny config**: CPU seconds, of all processes and from the command on, of training `configs/<family>/tiny.yaml`, killed

@@ -30,6 +30,8 @@ from tests.storage.server import free_port
 CPUS = 2
 """Of each node, whatever the machine has."""
 TIMEOUT_SECONDS = 500.0
+LOOK_SECONDS = 0.5
+"""Between two looks: each asks the dashboard, which computes for it."""
 STARTS = 6
 STARTED = "Ray runtime started"
 MARK = "MEGAPTM_TEST_NODE"
@@ -233,7 +235,7 @@ def wait_for(what: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not (found := what()):
         assert time.monotonic() < deadline, f"nothing in {TIMEOUT_SECONDS:.0f} s: {told()}"
-        time.sleep(0.1)
+        time.sleep(LOOK_SECONDS)
     return found
 
 

@@ -137,7 +137,7 @@ class SlurmCluster:
             if now > looked + 3:
                 looked = now
                 self._let_go()
-            time.sleep(0.1)
+            time.sleep(0.3)  # each look starts programs of Slurm's, or reads the environment of every process
         return found
 
     def _let_go(self) -> None:

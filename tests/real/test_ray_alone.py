@@ -73,6 +73,7 @@ def test_a_rank_that_is_killed_is_started_again_where_it_was_saved_and_ctrl_c_sa
     assert survivors(left) == []
 
 
+@pytest.mark.drill
 def test_a_halted_rank_costs_a_start_and_a_second_ctrl_c_leaves_at_once(real_corpus, tmp_path):
     run = tmp_path / "run"
     settings = ("layout.data=2", "train.steps=100000", "checkpoint.every=10", "train.hang_seconds=15")

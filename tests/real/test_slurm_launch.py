@@ -78,6 +78,7 @@ def test_a_chain_of_jobs_is_followed_until_the_run_is_done(launch, slurm, real_c
     assert "has all its 3 steps" in (run / f"logs/job-{second}.log").read_text()
 
 
+@pytest.mark.drill
 def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm, real_corpus, tmp_path):
     """Two jobs are told that their time is up. The second goes on where the first ended, and a third is submitted."""
     run = tmp_path / "run"

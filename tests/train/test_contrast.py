@@ -41,6 +41,7 @@ def test_halves_of_texts_find_each_other(whole):
     assert sum(seen[-20:]) / 20 < 0.95 * math.log(ROWS)
 
 
+@pytest.mark.drill
 def test_other_layouts_and_a_stop_in_the_middle_make_the_same_run(train, whole):
     train("moved", "layout.data=2", "layout.microbatch=4", "train.stop_at=20", code=75)
     moved = train("moved", "layout.pipeline=2", "layout.tensor=2", "layout.microbatch=8")

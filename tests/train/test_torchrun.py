@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from tests.drills.program import family_of, last_step, wait_for
@@ -50,6 +52,7 @@ def test_torchrun_starts_the_processes_of_one_run(tmp_path, real_corpus):
     assert kinds == ["launch", "start", "first-step", "checkpoint", "exit"]
 
 
+@pytest.mark.drill
 def test_a_halted_rank_is_named_by_the_others_though_torchrun_waits_for_it(tmp_path, real_corpus):
     run = tmp_path / "run"
     job = torchrun(2, *words(run, real_corpus("byte-bpe"), "train.steps=1000000", "train.hang_seconds=12"))
