@@ -26,7 +26,7 @@ MOST_TOLD = 20
 """Mistakes that are told of one config."""
 # Replaced as a whole, never merged: a config that names its corpora or tasks does not want its parent's as well, and
 # layouts are those of one model.
-WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective"})
+WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
 GIVEN = "the given config"
 """Where a config of Python's stands, for the errors."""
 
@@ -101,6 +101,7 @@ class Written:
                 config = Config.model_validate(chosen)
             except ValidationError:
                 return Draft(None, tuple(mistakes))
+        config = _with_teacher(config)
         unfit = list(misfit(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = spread(config, devices)
@@ -113,6 +114,16 @@ class Written:
         if found.config is None or found.mistakes:
             raise _complaint(found.mistakes)
         return found.config
+
+
+def _with_teacher(config: Config) -> Config:
+    """A teacher that nobody describes is what its run says, where that is there."""
+    if config.distill is None or config.distill.model:
+        return config
+    if not (of_run := Path(config.distill.teacher).expanduser() / "config.yaml").is_file():
+        return config
+    model = load(of_run).model.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
