@@ -87,12 +87,14 @@ class SoftTargetLoss(nn.Module):
         said_CV = theirs_CV.exp()
         gradient_CV = ours_CV.exp() - said_CV
         # Words that pad the table are said by nobody; their logarithms are no numbers.
-        ours_CV, theirs_CV = ours_CV[:, :real], theirs_CV[:, :real]
+        ours_CV, theirs_CV, said_CV = (one[:, :real] for one in (ours_CV, theirs_CV, said_CV))
         if self.soft == "kl":
-            terms_CV, scale = theirs_CV - ours_CV, self.temperature**2
+            # What both say of all words is 1; the difference of the two sums, zero but for rounding, is taken off, so
+            # that each term is zero or more, and a small divergence is no difference of large numbers.
+            terms_CV, scale = said_CV * (theirs_CV - ours_CV) + gradient_CV[:, :real], self.temperature**2
         else:
-            terms_CV, scale = -ours_CV, 1 / self.vocabulary
-        losses_C1 = (said_CV[:, :real] * terms_CV).sum(-1, keepdim=True) * scale
+            terms_CV, scale = -said_CV * ours_CV, 1 / self.vocabulary
+        losses_C1 = terms_CV.sum(-1, keepdim=True) * scale
         return losses_C1, gradient_CV.mul_(scale / self.temperature)
 
 
