@@ -34,6 +34,7 @@ def distillation_of(config: Config) -> Distillation | None:
         teacher=teacher,
         weights={hook: weight for hook in HOOKS if (weight := getattr(said, hook))},
         layers={stack: _layers(said, student, teacher, stack) or () for stack in student.family.stacks},
+        layer_weights=said.layer_weights,
         temperature=said.temperature,
         soft=said.soft,
         places=said.places,
@@ -190,15 +191,16 @@ def _layers(said: DistillConfig, student: ModelSpec, teacher: ModelSpec, stack: 
 
 def _lists(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Lists with an entry for each layer of the student."""
-    for key in ("layers", "initial_layers"):
+    for key in ("layers", "layer_weights", "initial_layers"):
         for stack in student.family.stacks if (listed := getattr(said, key)) else ():
             ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
             if len(listed) != ours:
                 yield f"distill.{key} has {len(listed)} entries for the {ours} layers of the {stack}: give as many."
-            if (most := max(listed)) >= theirs:
+            if key != "layer_weights" and (most := max(listed)) >= theirs:
                 yield f"distill.{key} has {most}, and layers of the teacher's {stack} are 0 to {theirs - 1}."
-    if said.layers and not (said.hidden or said.scores):
-        yield "distill.layers means nothing without distill.hidden or distill.scores; remove it."
+    for key in ("layers", "layer_weights"):
+        if getattr(said, key) and not (said.hidden or said.scores):
+            yield f"distill.{key} means nothing without distill.hidden or distill.scores; remove it."
     for stack in student.family.stacks:
         if _layers(said, student, teacher, stack) is None:
             ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers

@@ -403,6 +403,8 @@ class DistillConfig(Section):
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
     """Of each layer of a stack, the teacher's (0 is the first) whose states and scores it is compared with; absent: the
     last of each of as many equal groups."""
+    layer_weights: Annotated[tuple[Weight, ...], Strict(False)] = ()
+    """Of each layer of a stack, what its losses are multiplied by; absent: 1."""
     projection: Literal["none", "shared", "by-kind"] = "none"
     """Learned maps from the width of the student's states to the teacher's: one for all, or one for embeddings and one
     for hidden states."""

@@ -111,7 +111,8 @@ class DistillationLosses(nn.Module):
             for mine, layer in enumerate(layers):
                 ours = student.gather_sequence(said.inner[Reading(stack, mine)])
                 theirs = teacher.gather_sequence(told.inner[Reading(stack, layer)])
-                yield self._over_places(self.apart("hidden", ours, theirs), stack, batch)
+                apart_SB = self.apart("hidden", ours, theirs) * self.wanted.weight_of(mine)
+                yield self._over_places(apart_SB, stack, batch)
 
     def _scores(
         self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
@@ -122,7 +123,7 @@ class DistillationLosses(nn.Module):
                 ours_BHSS = student.attention_scores(stack, mine, said.inner[Reading(stack, mine - 1)], batch)
                 with torch.no_grad():
                     theirs_BHSS = teacher.attention_scores(stack, layer, told.inner[Reading(stack, layer - 1)], batch)
-                apart_BS = (ours_BHSS - theirs_BHSS).square().mean(-1).sum(1) / heads
+                apart_BS = (ours_BHSS - theirs_BHSS).square().mean(-1).sum(1) / heads * self.wanted.weight_of(mine)
                 yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
 
     def apart(self, hook: str, ours_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ class Distillation:
     """Hook -> weight of its loss, of those that have any."""
     layers: Mapping[str, tuple[int, ...]]
     """Stack -> of each layer of the student, the layer of the teacher that it is compared with."""
+    layer_weights: tuple[float, ...] = ()
+    """Of each layer of a stack, what its losses are multiplied by; none: 1."""
     temperature: float = 1.0
     soft: str = "kl"
     """Of `logits`: `kl` (divergence times the squared temperature, a mean over places: DistilBERT), or
@@ -46,6 +48,10 @@ class Distillation:
         """Name of a loss -> its weight, of these of the objective and those that the teacher gives."""
         asked = {name: weight * self.objective for name, weight in losses.items()}
         return asked | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}
+
+    def weight_of(self, layer: int) -> float:
+        """What losses of a layer of the student are multiplied by."""
+        return self.layer_weights[layer] if self.layer_weights else 1.0
 
     def head_of(self, student: ModelSpec) -> str | None:
         """The head, of both, whose words are compared; None where they have none in common."""

@@ -64,6 +64,7 @@ WRONG = {
     "heads": (["model.heads=4"], r"distill.scores compares 4 heads of the encoder with 2"),
     "layers": (["distill.layers=[0, 1, 2]"], "distill.layers has 3 entries for the 2 layers of the encoder"),
     "too deep": (["distill.layers=[0, 4]"], "layers of the teacher's encoder are 0 to 3"),
+    "too many weights": (["distill.layer_weights=[1, 1, 1]"], "distill.layer_weights has 3 entries for the 2 layers"),
     "no groups": (["model.layers=3"], "distill.layers is missing: 3 layers do not divide the teacher's 4"),
     "slice": (["distill.initial_layers=[0, 2]"], "width of tinybert is 32, and the teacher's 64"),
     "tensor": (["layout.tensor=4", "model.heads=4"], r"layout.tensor \(4\) must divide distill.model.heads \(2\)"),

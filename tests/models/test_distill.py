@@ -116,6 +116,10 @@ def test_states_scores_and_the_gradient_of_the_map_are_tinyberts() -> None:
         loss, count = losses[f"distill-{hook}"]
         assert count == 9
         assert (loss / count).item() == pytest.approx(value.item(), rel=1e-5)
+    # The second layer alone.
+    student.distill.wanted = replace(wanted, layer_weights=(0.0, 2.0))  # type: ignore[union-attr]
+    loss, _ = student.distill.losses(student, student.states(batch), teacher, batch)["distill-hidden"]  # type: ignore[union-attr]
+    assert (loss / 9).item() == pytest.approx(2 * apart[2].item(), rel=1e-5)
 
 
 def test_padded_scores_count_as_zero_in_the_released_means() -> None:
