@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pydantic import ValidationError
 
 from megaptm.bricks import HEADS
+from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.config.errors import sentences
 from megaptm.config.model import model_spec, resolve_model
 from megaptm.config.schema import Config, DistillConfig, ModelConfig, Section
@@ -29,12 +30,14 @@ def distillation_of(config: Config) -> Distillation | None:
     """What a student is asked of its teacher, of a config that has been checked; None without a teacher."""
     if (said := config.distill) is None:
         return None
-    teacher, student = model_spec(teacher_model(config)), resolve_model(config)
+    questions = _questions(config)
+    teacher, student = model_spec(teacher_model(config), questions), resolve_model(config)
     return Distillation(
         teacher=teacher,
         weights={hook: weight for hook in HOOKS if (weight := getattr(said, hook))},
         layers={stack: _layers(said, student, teacher, stack) or () for stack in student.family.stacks},
         layer_weights=said.layer_weights,
+        questions=questions,
         temperature=said.temperature,
         soft=said.soft,
         places=said.places,
@@ -42,6 +45,13 @@ def distillation_of(config: Config) -> Distillation | None:
         initial=said.initial_layers,
         objective=said.objective,
     )
+
+
+def _questions(config: Config) -> tuple[str, ...]:
+    """Heads of the objective whose answers are compared."""
+    assert config.distill is not None
+    rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
+    return tuple(rows) if config.distill.answers else ()
 
 
 def teacher_rules(config: Config, broken_model: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
@@ -82,6 +92,11 @@ def distillation_rules(config: Config) -> Iterator[str]:
     yield from _read(config, student, teacher)
     yield from _layout(config, teacher)
     yield from _hooks(said, student, teacher)
+    if said.answers and not _questions(config):
+        yield (
+            f"distill.answers: objective ({config.built_objective.name}) asks nothing of a row that has classes: leave "
+            "it out, or ask a question (docs/objectives.md)."
+        )
     yield from _lists(said, student, teacher)
     if said.initial_layers:
         yield from _initial(said, student, teacher)

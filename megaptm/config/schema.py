@@ -385,6 +385,8 @@ class DistillConfig(Section):
     """What weights of the objective's own losses are multiplied by."""
     logits: Weight = 0.0
     """Of what the teacher says of each word (`soft`)."""
+    answers: Weight = 0.0
+    """Of what the teacher says of each question of the objective that has classes of rows (`soft`)."""
     cosine: Weight = 0.0
     """Of the angle between the states that the last stacks give."""
     embeddings: Weight = 0.0
@@ -394,7 +396,7 @@ class DistillConfig(Section):
     scores: Weight = 0.0
     """Of the same of attention's scores before the softmax, summed over layers."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """What logits of both are divided by before the softmax."""
+    """What logits of both, of words and of classes, are divided by before the softmax."""
     soft: Literal["kl", "cross-entropy"] = "kl"
     """kl: divergence times the squared temperature, a mean over places (DistilBERT); cross-entropy: a mean over places
     and words (TinyBERT)."""

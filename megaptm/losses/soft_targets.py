@@ -98,6 +98,14 @@ class SoftTargetLoss(nn.Module):
         return losses_C1, gradient_CV.mul_(scale / self.temperature)
 
 
+def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: float, soft: str) -> Tensor:
+    """[N]: the same of few classes, whose logits are all at hand."""
+    ours_NC, theirs_NC = ((logits.float() / temperature).log_softmax(-1) for logits in (student_NC, teacher_NC))
+    if soft == "kl":
+        return (theirs_NC.exp() * (theirs_NC - ours_NC)).sum(-1) * temperature**2
+    return -(theirs_NC.exp() * ours_NC).mean(-1)
+
+
 class _SoftTargets(torch.autograd.Function):
     """Takes the gradient while a chunk's logits are at hand, as `losses.token` does; `backward` only scales it."""
 

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
+from megaptm.bricks import HEADS
 from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import self_mask
 from megaptm.layers.split import Linear
-from megaptm.losses.soft_targets import Projected, SoftTargetLoss
-from megaptm.models.heads import LanguageHead, Loss, MaskedHead
+from megaptm.losses.soft_targets import Projected, SoftTargetLoss, soft_class_loss
+from megaptm.models.heads import LanguageHead, Loss, MaskedHead, RowClassHead
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ class States(NamedTuple):
 class DistillationLosses(nn.Module):
     """Losses of a student that hears its teacher, each a sum over places; and the maps to the teacher's width.
 
-    `logits`: see `SoftTargetLoss`. `cosine`: one less the cosine of the states that the last stack gives (Sanh et al.,
-    2019). `embeddings`, `hidden`: the mean square of what states lack to the teacher's; `scores`: the same of
-    attention's, over heads and keys (Jiao et al., 2020, section 3.1); each summed over layers.
+    `logits`: see `SoftTargetLoss`; `answers`: the same of classes of rows. `cosine`: one less the cosine of the states
+    that the last stack gives (Sanh et al., 2019). `embeddings`, `hidden`: the mean square of what states lack to the
+    teacher's; `scores`: the same of attention's, over heads and keys (Jiao et al., 2020, section 3.1); each summed over
+    layers.
     """
 
     def __init__(self, spec: ModelSpec, wanted: Distillation) -> None:
@@ -73,6 +75,9 @@ class DistillationLosses(nn.Module):
         hook = name.removeprefix(LOSS)
         if hook == "logits":
             return self._asked(batch).sum()
+        if hook == "answers":
+            asked = [(batch[HEADS[name].answers] != IGNORED).sum() for name in self.wanted.questions]
+            return torch.stack(asked).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
@@ -84,6 +89,16 @@ class DistillationLosses(nn.Module):
         with torch.no_grad():
             theirs = _projection(teacher, self.head, told)
         yield self.soft(ours, theirs, self._asked(batch).t().flatten())
+
+    def _answers(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        for name in self.wanted.questions:
+            ours_BC = _classes(student, name, said)
+            with torch.no_grad():
+                theirs_BC = _classes(teacher, name, told)
+            losses_B = soft_class_loss(ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.soft)
+            yield torch.where(batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine(
         self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
@@ -164,7 +179,16 @@ def attention_scores(stack: Stack, layer: int, x_SBD: Tensor, batch: dict[str, T
 def _projection(model: Model, head: str, states: States) -> Projected:
     """What a head projects on the vocabulary, rows in the order (S, B)."""
     assert model.head is not None
-    module = cast(LanguageHead | MaskedHead, model.head[head])
+    return cast(LanguageHead | MaskedHead, model.head[head]).projected(_stream(model, head, states), model.table)
+
+
+def _classes(model: Model, head: str, states: States) -> Tensor:
+    """[B, C]: what a head says of each row."""
+    assert model.head is not None
+    return cast(RowClassHead, model.head[head]).logits(_stream(model, head, states), tied=None)
+
+
+def _stream(model: Model, head: str, states: States) -> Tensor:
+    """What a head reads, gathered."""
     reading = model.spec.readings(head)[0]
-    stream = states.inner[reading] if reading in states.inner else states.streams[reading.stack]
-    return module.projected(model.gather_sequence(stream), model.table)
+    return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

@@ -37,14 +37,18 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
         )
     if newest_step(run) is None:
         raise UserError(f"distill.teacher ({run}) has no checkpoint yet: train it first (`megaptm train {run}`).")
-    wanted = compatibility(distillation.teacher, "")["model"]
-    theirs = compatibility(resolve_model(load(run / CONFIG)), "")["model"]
+    of_run = resolve_model(load(run / CONFIG))
+    wanted, theirs = (compatibility(spec, "")["model"] for spec in (distillation.teacher, of_run))
     for name, value in wanted.items():
         if theirs.get(name) != value:
             raise UserError(
                 f"distill.model: {name} is {shown(value)}, and that of {run} is {shown(theirs.get(name))}: correct it, "
                 "or leave distill.model out."
             )
+    if strange := [name for name in distillation.questions if name not in of_run.family.heads]:
+        raise UserError(
+            f"distill.answers: {run} was never asked {strange[0]}: train the teacher on that question, or leave it out."
+        )
     if load_tokenizer(run / "tokenizer").fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"distill.teacher ({run}) was trained with another tokenizer than that of the corpora in data.mix: use "

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from megaptm.spec.model import ModelSpec
 
-HOOKS = ("logits", "cosine", "embeddings", "hidden", "scores")
-"""Where student and teacher are compared: what a head says of each word; the direction of what a stack gives; what
-stacks read; what layers give; scores of attention before the softmax."""
+HOOKS = ("logits", "answers", "cosine", "embeddings", "hidden", "scores")
+"""Where student and teacher are compared: what a head says of each word; of each question; the direction of what a
+stack gives; what stacks read; what layers give; scores of attention before the softmax."""
 LOSS = "distill-"
 """What the names of these losses begin with."""
 WORDS = ("lm", "mlm")
@@ -29,9 +29,11 @@ class Distillation:
     """Stack -> of each layer of the student, the layer of the teacher that it is compared with."""
     layer_weights: tuple[float, ...] = ()
     """Of each layer of a stack, what its losses are multiplied by; none: 1."""
+    questions: tuple[str, ...] = ()
+    """Of `answers`: heads, of both, that choose among classes of a row."""
     temperature: float = 1.0
     soft: str = "kl"
-    """Of `logits`: `kl` (divergence times the squared temperature, a mean over places: DistilBERT), or
+    """Of `logits` and `answers`: `kl` (divergence times the squared temperature, a mean over places: DistilBERT), or
     `cross-entropy` (a mean over places and words: TinyBERT)."""
     places: str = "all"
     """Of `logits`: `all` that are no padding, or those that are `asked` about."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.spec import Distillation, change
+from megaptm.spec import Distillation, ModelSpec, change
 from tests.layouts.cases import ADAM, batch, micro_batches, tiny, train_and_save
 from tests.ranks import run_ranks
 
@@ -28,7 +29,7 @@ def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32",
     weights = ALL
     if not initial:
         weights = {hook: weight for hook, weight in ALL.items() if hook != "cosine"}
-        student = change_width(student)
+        student = narrower(student)
     layers = {stack: (1,) if len(teacher.family.stacks) > 1 else (1, 3) for stack in teacher.family.stacks}
     distillation = Distillation(
         teacher=teacher,
@@ -51,15 +52,13 @@ def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32",
     )
 
 
-def change_width(spec: Any) -> Any:
-    from dataclasses import replace
-
+def narrower(spec: ModelSpec) -> ModelSpec:
     return replace(spec, size=change(spec.size, width=16, head_width=8))
 
 
-def learn(folder: str, family: str, layout: Layout, steps: int = 3, initial: tuple[int, ...] = ()) -> dict[str, Any]:
+def learn(folder: str, family: str, layout: Layout, precision: str = "fp32", steps: int = 3) -> dict[str, Any]:
     """Losses and gradient norms of some steps, and the losses of an evaluation."""
-    engine = engine_of(folder, family, layout, initial=initial)
+    engine = engine_of(folder, family, layout, precision)
     results = []
 
     def mine(step: int) -> list[dict[str, torch.Tensor]] | None:
@@ -106,6 +105,11 @@ def test_a_layout_changes_nothing(teachers: dict[str, str], alone: dict[str, dic
     for result in run_ranks(2, learn, teachers[family], family, layout):
         for part, numbers in alone[family].items():
             assert result[part] == pytest.approx(numbers, rel=1e-5, abs=1e-7)
+
+
+def test_bf16_stays_close(teachers: dict[str, str], alone: dict[str, dict[str, Any]]) -> None:
+    (found,) = run_ranks(1, learn, teachers["bert"], "bert", Layout(microbatch=4), "bf16")
+    assert found["losses"] == pytest.approx(alone["bert"]["losses"], rel=0.05, abs=1e-3)
 
 
 def goes_on(folder: str, student: str) -> tuple[list[float], list[float], list[str]]:
