@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from megaptm.bricks import HEADS
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.config.errors import sentences
-from megaptm.config.model import model_spec, resolve_model
+from megaptm.config.model import model_spec, resolve_model, resolved
 from megaptm.config.schema import Config, DistillConfig, ModelConfig, Section
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily
@@ -24,6 +24,15 @@ def teacher_model(config: Config) -> ModelConfig:
     """What the teacher is; its vocabulary is the student's, where nobody says it."""
     assert config.distill is not None
     return _TeacherOnly.model_validate({"model": {"vocabulary": config.model.vocabulary} | config.distill.model}).model
+
+
+def with_resolved_teacher(config: Config) -> Config:
+    """The same config with every number of the teacher written out, as `model.resolved` writes the model's."""
+    if config.distill is None:
+        return config
+    alone = resolved(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
+    model = alone.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
 def distillation_of(config: Config) -> Distillation | None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from megaptm.config.check import broken, broken_model
 from megaptm.config.device_layouts import choose, misfit, spread
+from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import sentences
 from megaptm.config.model import model_spec, resolved
 from megaptm.config.schema import Config, ModelConfig, Section
@@ -106,7 +107,7 @@ class Written:
         if devices is not None and not unfit:
             config = spread(config, devices)
         mistakes += [*broken(config), *unfit]
-        return Draft(config if mistakes else resolved(config), tuple(mistakes))
+        return Draft(config if mistakes else with_resolved_teacher(resolved(config)), tuple(mistakes))
 
     def load(self) -> Config:
         """The config, checked, its model's numbers told; mistakes are a `UserError`."""

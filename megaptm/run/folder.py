@@ -61,6 +61,7 @@ MAY_CHANGE = (
     "data.patience",
     "data.workers",
     "data.verify",
+    "distill.teacher",  # that it is the same is known by its checkpoint (`run.teacher.teacher_id`)
 )
 # And what may differ in a run's next phase, besides.
 NEXT_PHASE = ("train.after", "data.sequence", "model.dropout")

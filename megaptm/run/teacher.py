@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,26 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
         )
 
 
+def teacher_id(config: Config) -> str | None:
+    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies; None without one."""
+    if config.distill is None:
+        return None
+    from megaptm.checkpoint.store import Store  # loads torch
+
+    files = Store(Path(config.distill.teacher)).load(_step(config)).files
+    return hashlib.sha256("".join(sorted(file.sha256 for file in files)).encode()).hexdigest()
+
+
+def _step(config: Config) -> int:
+    assert config.distill is not None
+    step = newest_step(Path(config.distill.teacher)) if config.distill.step is None else config.distill.step
+    assert step is not None, "`check_teacher` has refused it"
+    return step
+
+
 def open_teacher(config: Config) -> TensorReader:
     """Its weights, verified."""
     from megaptm.run.checkpoint import open_checkpoint  # loads torch
 
     assert config.distill is not None
-    return open_checkpoint(config.distill.teacher, step=config.distill.step).checkpoint.reader
+    return open_checkpoint(config.distill.teacher, step=_step(config)).checkpoint.reader

@@ -40,6 +40,9 @@ def test_distilbert_weighs_three_losses_and_begins_as_a_slice() -> None:
     found = distillation_of(load(CONFIGS / "distilbert/base.yaml"))
     assert found is not None
     assert found.weigh({"mlm": 1.0}) == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
+    written = load(CONFIGS / "distilbert/base.yaml").distill
+    assert written is not None
+    assert (written.model["layers"], written.model["vocabulary"]) == (12, 30_522)
     assert (found.temperature, found.soft, found.places) == (2.0, "kl", "all")
     assert found.initial == (0, 2, 4, 7, 9, 11)
 

@@ -49,6 +49,19 @@ def test_a_student_goes_on_where_it_was_though_its_teacher_was_trained_on(
     assert {name.split(".")[1] for name in weights if name.startswith("encoder.")} == {"0"}
 
 
+def test_a_run_goes_on_with_its_own_teacher_wherever_that_lies(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    corpus, run = real_corpus("wordpiece"), tmp_path / "run"
+    moved = shutil.copytree(teacher, tmp_path / "moved")
+    megaptm("train", *words(teacher, run, corpus, "distill.step=2", "train.stop_at=1"), code=75)
+    other = tmp_path / "other"
+    megaptm("train", *arguments("bert", other, corpus, "train.steps=2", "train.seed=5"))
+    said = megaptm("train", str(run), f"distill.teacher={other}", code=2)
+    assert "distill.teacher is not the checkpoint that" in said
+    megaptm("train", str(run), f"distill.teacher={moved}", "train.stop_at=2", code=75)
+
+
 def test_another_tokenizer_and_another_model_are_refused(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
