@@ -17,9 +17,12 @@ import torch
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
 
-FUNCTION_WORDS = frozenset(
-    ["a", "an", "and", "are", "as", "at", "be", "been", "but", "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he", "her", "his", "i", "if", "in", "into", "is", "it", "its", "may", "me", "might", "must", "my", "no", "nor", "not", "of", "on", "or", "our", "shall", "she", "should", "so", "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "too", "us", "was", "we", "were", "what", "when", "where", "which", "who", "whom", "will", "with", "would", "you", "your"]
-)
+_FUNCTION_WORDS = """
+a an and are as at be been but by can could did do does for from had has have he her his i if in into is it its may me
+might must my no nor not of on or our shall she should so than that the their them then there these they this those to
+too us was we were what when where which who whom will with would you your
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 """Words of English that say how others belong together: as the released code does, they are left as they are."""
 PARTS = re.compile(r"\w+|\W+")
 """Words, and what stands between them."""
