@@ -19,6 +19,7 @@ from megaptm.data.shards import TOKENS_AT, LabeledShard, Shard, ShardInfo, damag
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
+from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, hash_of, join, listed
 
 TIMEOUT_SECONDS = 20.0
@@ -81,6 +82,14 @@ def _corpus(case: Case, place: str) -> Iterator[Finding]:
 def _mix(config: Config) -> Iterator[Finding]:
     """Whether corpora, tokenizer and objective go together, and there is enough text."""
     corpora, train = RunCorpora(config), config.train
+    if config.distill is not None:
+        check_teacher(config, corpora.tokenizer)
+        yield Finding(
+            "data",
+            "good",
+            f"{config.distill.teacher}: the teacher is there, is what distill.model says, and reads the same tokens.",
+            {"teacher": config.distill.teacher, "step": config.distill.step},
+        )
     if config.built_objective.unit == "pairs":
         corpora.check()
         tokens = corpora.tokens("train")

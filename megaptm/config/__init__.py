@@ -1,5 +1,6 @@
 """Configs: YAML in, a typed and checked `Config` out. No torch."""
 
+from megaptm.config.distillation import distillation_of
 from megaptm.config.model import resolve, resolve_model
 from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices, read_model
 from megaptm.config.schema import (
@@ -7,6 +8,7 @@ from megaptm.config.schema import (
     CommunicationConfig,
     Config,
     DataConfig,
+    DistillConfig,
     Layout,
     ModelConfig,
     OptimizerConfig,
@@ -20,6 +22,7 @@ __all__ = [
     "CommunicationConfig",
     "Config",
     "DataConfig",
+    "DistillConfig",
     "Draft",
     "Layout",
     "ModelConfig",
@@ -27,6 +30,7 @@ __all__ = [
     "TrackConfig",
     "TrainConfig",
     "Written",
+    "distillation_of",
     "draft",
     "dump",
     "load",

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from megaptm.config.distillation import distillation_rules, teacher_rules
 from megaptm.config.image_rules import image_objective, image_shape
 from megaptm.config.model import OF_TABLES, model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
@@ -36,9 +37,11 @@ def broken(config: Config) -> Iterator[str]:
     yield from unknown
     if isinstance(_family(config.model), WordFamily):
         yield from (() if unknown else word_rules(config))
+        if config.distill is not None:
+            yield f"distill: {config.model.family} is a table of words, whose teacher there is none of; leave it out."
         rest: tuple[Rules, ...] = (_data, _rows, _schedule)
     else:
-        rest = (*(() if unknown else (_model, _layout, _communication)), _data, _rows, _schedule)
+        rest = (*(() if unknown else (_model, _layout, _communication, _distill)), _data, _rows, _schedule)
     for rules in rest:
         yield from rules(config)
 
@@ -172,6 +175,16 @@ def _longest_stream(config: Config, longest: int) -> Iterator[str]:
                 f"{config.data.sequence}, and {_title(config.model)} has {longest} learned positions (model.context): "
                 "lower data.sequence, or ask for less."
             )
+
+
+def _distill(config: Config) -> Iterator[str]:
+    """About the teacher, where there is one; what student and teacher are to each other, if both are right."""
+    if config.distill is None:
+        return
+    mistakes = [*teacher_rules(config, broken_model)]
+    yield from mistakes
+    if not mistakes and not [*_shape(config.model)]:
+        yield from distillation_rules(config)
 
 
 def _data(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from megaptm.config.check import broken, broken_model
 from megaptm.config.device_layouts import choose, misfit, spread
+from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import sentences
 from megaptm.config.model import model_spec, resolved
 from megaptm.config.schema import Config, ModelConfig, Section
@@ -26,7 +27,7 @@ MOST_TOLD = 20
 """Mistakes that are told of one config."""
 # Replaced as a whole, never merged: a config that names its corpora or tasks does not want its parent's as well, and
 # layouts are those of one model.
-WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective"})
+WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
 GIVEN = "the given config"
 """Where a config of Python's stands, for the errors."""
 
@@ -101,11 +102,12 @@ class Written:
                 config = Config.model_validate(chosen)
             except ValidationError:
                 return Draft(None, tuple(mistakes))
+        config = _with_teacher(config)
         unfit = list(misfit(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = spread(config, devices)
         mistakes += [*broken(config), *unfit]
-        return Draft(config if mistakes else resolved(config), tuple(mistakes))
+        return Draft(config if mistakes else with_resolved_teacher(resolved(config)), tuple(mistakes))
 
     def load(self) -> Config:
         """The config, checked, its model's numbers told; mistakes are a `UserError`."""
@@ -113,6 +115,16 @@ class Written:
         if found.config is None or found.mistakes:
             raise _complaint(found.mistakes)
         return found.config
+
+
+def _with_teacher(config: Config) -> Config:
+    """A teacher that nobody describes is what its run says, where that is there."""
+    if config.distill is None or config.distill.model:
+        return config
+    if not (of_run := Path(config.distill.teacher).expanduser() / "config.yaml").is_file():
+        return config
+    model = load(of_run).model.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -7,6 +7,7 @@ from megaptm.families.bart import BART
 from megaptm.families.bert import BERT
 from megaptm.families.bigbird import BIGBIRD
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2, DEBERTA_V3
+from megaptm.families.distilbert import DISTILBERT, TINYBERT
 from megaptm.families.electra import ELECTRA
 from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
@@ -55,6 +56,8 @@ CATALOGUE: dict[str, Family] = {
         TRANSFORMER_XL_BYTES,
         XLNET,
         UNILM,
+        DISTILBERT,
+        TINYBERT,
         LONGFORMER,
         BIGBIRD,
         REFORMER,

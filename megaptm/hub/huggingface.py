@@ -162,8 +162,9 @@ def _converted(
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
     """Their config, generation config and weights of our model."""
     counterpart = counterpart_of(spec)
-    added = tuple(f"head.{head}." for head in _left_out(spec, counterpart))
-    known = {name: weight for name, weight in weights.items() if not name.startswith(added)} if added else weights
+    # Maps to the width of a teacher serve pre-training alone, too.
+    added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
+    known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
     theirs = export_weights(counterpart.rows, spec, known)
     theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer)

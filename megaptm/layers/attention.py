@@ -23,6 +23,9 @@ from megaptm.layers.sparse import Marked
 from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.spec import visibility_of
 
+LEAST_SCORE = -100.0
+"""What scores so is not seen, to whom scores are told: the released code of TinyBERT, whose masks add -10,000."""
+
 
 class Attend(nn.Module):
     """Softmax-weighted mean of values, all heads at once, with dropout on the weights."""
@@ -155,6 +158,22 @@ class SelfAttention(nn.Module):
         """`position_state`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`:
         what keys and values are made of, where it is not x."""
         return self.output(self.attend(*self._placed(*self._project(x_SBD, keys), position_state), mask))
+
+    def scores(self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None) -> Tensor:
+        """[B, H, S, S], float32: what the softmax is taken of; zero for pairs that are hidden, or score -100 and less.
+
+        `mask` as `Attend` takes it. No kernel gives them, so that they are computed a second time.
+        """
+        q_SBHK, k_SBHK, _ = self._placed(*self._project(x_SBD, None), position_state)
+        k_SBHK = for_heads(k_SBHK, q_SBHK.shape[2])
+        scores = q_SBHK.permute(1, 2, 0, 3).float() @ k_SBHK.permute(1, 2, 3, 0).float() * self.attend.scale
+        if mask is None and self.attend.causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None and mask.is_floating_point():
+            scores = scores + mask
+        elif mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return scores.masked_fill(scores <= LEAST_SCORE, 0.0)
 
     def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys that know their places."""

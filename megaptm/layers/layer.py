@@ -392,6 +392,13 @@ class Stack(nn.ModuleDict):
                 outputs[number] = x
         return self["final"](x) if "final" in self else x
 
+    def attention_scores(self, number: int, x: Tensor, mask: Mask, positions: Tensor | None = None) -> Tensor:
+        """[B, H, S, S], float32: what the softmax of a layer's `dot` attention is taken of where the layer reads x,
+        [S, B, D]; zero for pairs that are hidden, or score -100 and less."""
+        layer = cast(Layer, self[str(number)])
+        read = x if layer.place == "post" else layer.attention_norm(x)
+        return layer.attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
+
     def _run_relative(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None) -> Tensor:
         """With what is remembered, which each layer's input joins."""
         past = mask.past

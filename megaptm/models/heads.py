@@ -30,6 +30,7 @@ from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.sampled import DrawnWords, draw_negatives, sampled_cross_entropy
+from megaptm.losses.soft_targets import Projected
 from megaptm.losses.token import TokenLoss
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.draw import DRAWS
@@ -75,6 +76,10 @@ class LanguageHead(nn.Module):
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, V]"""
         return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
+
+    def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
+        """Of all places, rows in the order (S, B)."""
+        return Projected(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias)
 
     @property
     def _bias(self) -> Tensor | None:
@@ -175,6 +180,11 @@ class MaskedHead(nn.Module):
         """[B, S, V], for every position."""
         assert tied is not None
         return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
+
+    def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
+        """Of all places, rows in the order (S, B)."""
+        assert tied is not None
+        return Projected(self._read(x_SBD).flatten(0, 1), tied, self.vocabulary.bias)
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(x)))

@@ -98,6 +98,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"bias_table\.weight", _width),
         (r"(\w+_)?(widen|narrow)\.weight", _width),
         (r"(pooler|classify|transform)\.weight", _width),
+        (r"distill\.\w+\.weight", _width),
     ),
     # The released code of ViT: maps of layers by the root of the mean of inputs and outputs, that of patches by the
     # root of its inputs; zeros for what stands for an image, or for what is hidden, and for labels.

@@ -22,10 +22,11 @@ from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
+from megaptm.models.distill import DistillationLosses, States, attention_scores
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import BidirectionalHead, Head, Loss, build_heads
-from megaptm.spec import Block, Family, ModelSpec, Reading
+from megaptm.spec import EMBEDDED, Block, Distillation, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
 NOTHING_PAST: Mapping[str, Past] = MappingProxyType({})
@@ -78,7 +79,10 @@ class Model(nn.Module):
     embed: Embed | None
     head: nn.ModuleDict | None
 
-    def __init__(self, spec: ModelSpec, chunk: ModelChunk | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, chunk: ModelChunk | None = None, distillation: Distillation | None = None
+    ) -> None:
+        """`distillation`: what it is asked of a teacher besides."""
         super().__init__()
         self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
         family = spec.family
@@ -103,6 +107,15 @@ class Model(nn.Module):
                 read.read |= {reading.layer}
         if self.chunk.last or self.chunk.heads:
             self.head = build_heads(spec, self.chunk.heads)
+        self.distill = None if distillation is None else DistillationLosses(spec, distillation)
+        if distillation is not None:
+            self.keep_layers(distillation.read_of_student(spec))
+
+    def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
+        """Let `states` have what these layers of a stack give."""
+        for name, numbers in layers.items():
+            if (stack := self.stack(name)) is not None:
+                stack.read |= {*numbers}
 
     def forward(
         self,
@@ -111,6 +124,7 @@ class Model(nn.Module):
         *,
         features: bool = False,
         pasts: Mapping[str, Past] = NOTHING_PAST,
+        teacher: Model | None = None,
     ) -> Tensor | dict[str, Loss] | dict[str, Tensor]:
         """One stage's work.
 
@@ -118,7 +132,7 @@ class Model(nn.Module):
         All chunks but the last give such a stream, encoder and decoder concatenated along the sequence. The last gives
         {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled; with `features`
         {loss name: features [B, F]} of the losses that compare rows. `pasts`: stack -> what its layers remember of rows
-        before, which is told what they read now.
+        before, which is told what they read now. `teacher`: a whole model, whose losses there are then, too.
         """
         streams, inner = self._run(batch, x, pasts=pasts)
         batch = self._answered(batch, streams)
@@ -137,7 +151,20 @@ class Model(nn.Module):
         read = self._read(streams, inner, asked)
         if features:
             return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
-        return self._losses(asked, read, batch)
+        losses = self._losses(asked, read, batch)
+        if teacher is not None and self.distill is not None:
+            losses |= self.distill.losses(self, States(streams, inner), teacher, batch)
+        return losses
+
+    def states(self, batch: dict[str, Tensor]) -> States:
+        """What stacks give, and the layers that are kept; the model is whole."""
+        return States(*self._run(batch, None))
+
+    def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """[B, H, S, S]: what a layer's softmax is taken of where it reads x, zero where nothing is seen."""
+        layers = self.stack(stack)
+        assert isinstance(layers, Stack)
+        return attention_scores(layers, layer, x_SBD, batch, self.spec.family.prefixes[stack])
 
     def hash_by(self, key: str | None) -> None:
         """What rotations of hashes are drawn by from here on, besides layer and head; None: as for evaluation."""
@@ -225,12 +252,12 @@ class Model(nn.Module):
 
     def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
         read = self._read(streams, inner, self._heads())
-        return {name: head.logits(*read[name], tied=self._table) for name, head in self._heads().items()}
+        return {name: head.logits(*read[name], tied=self.table) for name, head in self._heads().items()}
 
     def _losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]
     ) -> dict[str, Loss]:
-        return {name: head.loss(*read[name], batch=batch, tied=self._table) for name, head in heads.items()}
+        return {name: head.loss(*read[name], batch=batch, tied=self.table) for name, head in heads.items()}
 
     def _read(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]
@@ -247,7 +274,7 @@ class Model(nn.Module):
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     @property
-    def _table(self) -> Any:
+    def table(self) -> Any:
         """What heads project on: the token table, or the clusters of one."""
         if self.embed is not None and self.spec.size.cutoffs:
             return self.embed.token
@@ -276,7 +303,7 @@ class Model(nn.Module):
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
-            outputs: dict[int, Tensor] = {}
+            outputs: dict[int, Tensor] = {EMBEDDED: streams[name]} if EMBEDDED in stack.read else {}
             positions = batch.get(f"{prefix}positions")
             if isinstance(stack, RecurrentStack):
                 streams[name] = stack(streams[name], mask, memory, memory_mask, outputs=outputs)
@@ -311,7 +338,7 @@ class Model(nn.Module):
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
         ended = streams[source]
         with torch.no_grad():
-            tokens, changed_BS = draw_tokens(head, self.gather_sequence(ended), batch, batch[field], self._table)
+            tokens, changed_BS = draw_tokens(head, self.gather_sequence(ended), batch, batch[field], self.table)
             marks_SB1 = self.scatter_sequence(changed_BS.t()[:, :, None].to(ended.dtype))
         streams[name] = self.embed({**batch, field: tokens}, name, self.scatter_sequence)
         streams[source] = marks_SB1.expand_as(ended)

@@ -32,8 +32,9 @@ from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.pipeline import Pipeline, no_tokens
 from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
+from megaptm.parallel.teacher import build_teacher, slice_of_teacher
 from megaptm.parallel.tied_parameters import TiedParameters
-from megaptm.spec import ModelSpec
+from megaptm.spec import Distillation, ModelSpec
 
 
 class Engine:
@@ -54,6 +55,8 @@ class Engine:
         marks: bool = False,
         attention_kernel: str = AUTO,
         begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        distillation: Distillation | None = None,
+        teacher: TensorReader | None = None,
     ) -> None:
         """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
         trained.
@@ -64,17 +67,43 @@ class Engine:
 
         `begins_with`: parameter -> what makes its first value of the one that it would have.
 
+        `distillation`: what is learned of a `teacher`, a checkpoint, besides.
+
         An engine that is not `filled` must be, or restored, before its first step.
         """
-        self.spec, self.layout, self.losses, self.seed, self.precision = spec, layout, dict(losses), seed, precision
+        self.spec, self.layout, self.seed, self.precision = spec, layout, seed, precision
+        self._distillation = distillation
+        self.losses = self._with_teacher(losses)
         self._begins_with = begins_with or {}
-        self._compared = [name for name in losses if HEADS[name].contrasts]
+        self._begins_as: Callable[[str, Tensor], Tensor] | None = None
+        self._compared = [name for name in losses if name in HEADS and HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
         config = transformer_config(spec, layout, communication, precision, self._finalize_gradients)
         self.stages: list[Stage] = build_stages(
-            spec, layout, self.ranks, config, losses=self.losses, marks=marks, kernel=attention_kernel
+            spec,
+            layout,
+            self.ranks,
+            config,
+            losses=self.losses,
+            marks=marks,
+            kernel=attention_kernel,
+            distillation=distillation,
         )
+        if distillation is not None:
+            assert teacher is not None, "a student needs its teacher's weights"
+            self.stages[-1].teachers = (
+                build_teacher(
+                    distillation,
+                    layout,
+                    self.ranks,
+                    reader=teacher,
+                    precision=precision,
+                    marks=marks,
+                    kernel=attention_kernel,
+                ),
+            )
+            self._begins_as = slice_of_teacher(distillation, teacher) if distillation.initial else None
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner
@@ -107,13 +136,18 @@ class Engine:
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Change the weights of the losses, from the next pass on."""
+        weights = self._with_teacher(weights)
         self.losses = {name: weights[name] for name in self.losses}
         self._weights = _filled(self.losses.values())
+
+    def _with_teacher(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """And those of what a teacher says, where there is one."""
+        return dict(losses) if self._distillation is None else self._distillation.weigh(losses)
 
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
         for stage in self.stages:
-            fill(stage, seed=self.seed, begins_with=self._begins_with)
+            fill(stage, seed=self.seed, begins_with=self._begins_with, begins_as=self._begins_as)
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -207,10 +241,15 @@ class Engine:
 
     def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
-        fields = [HEADS[name].answers for name in self.losses]
-        local = torch.stack(
-            [torch.stack([(batch[field] != IGNORED).sum() for batch in microbatches]).sum() for field in fields]
-        )
+        distill = self.stages[-1].model.distill
+
+        def asked(loss: str, batch: MicroBatch) -> Tensor:
+            if loss in HEADS:
+                return (batch[HEADS[loss].answers] != IGNORED).sum()
+            assert distill is not None
+            return distill.count(loss, batch)
+
+        local = torch.stack([torch.stack([asked(loss, one) for one in microbatches]).sum() for loss in self.losses])
         dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
         return local
 

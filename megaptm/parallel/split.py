@@ -32,6 +32,7 @@ from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
+from megaptm.losses.soft_targets import SoftTargetLoss, VocabularyRanks
 from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, summed_shares
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
@@ -188,8 +189,21 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
         if config.sequence_parallel:
             model.scatter_sequence = scatter_to_sequence_parallel_region
             model.gather_sequence = _gather_for_replicated_heads
+        if model.distill is not None:
+            model.distill.sum_over_heads = reduce_from_tensor_model_parallel_region
+            for module in model.distill.modules():
+                if isinstance(module, SoftTargetLoss):
+                    module.ranks = VocabularyRanks(rank, _sum_over_tensor_ranks, _largest_of_tensor_ranks)
         _set_stacks(model, sequence_parallel=config.sequence_parallel, ranks=ranks, rank=rank)
     return placements
+
+
+def _sum_over_tensor_ranks(x: Tensor) -> None:
+    dist.all_reduce(x, group=get_tensor_model_parallel_group())
+
+
+def _largest_of_tensor_ranks(x: Tensor) -> None:
+    dist.all_reduce(x, dist.ReduceOp.MAX, group=get_tensor_model_parallel_group())
 
 
 def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int) -> None:

@@ -24,7 +24,7 @@ from megaptm.models.model import Model, even_chunks
 from megaptm.parallel.groups import Ranks, device
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.split import Placement, mark_parameters, split_model
-from megaptm.spec import ModelSpec
+from megaptm.spec import Distillation, ModelSpec
 
 Output = Tensor | dict[str, tuple[Tensor, Tensor]] | dict[str, Tensor]
 
@@ -45,13 +45,16 @@ class Stage(MegatronModule):
         self._input: Tensor | None = None
         self.memory: RowMemory | None = None
         """What layers remember from pass to pass, of models that do."""
+        self.teachers: tuple[Model, ...] = ()
+        """Who reads the same batches, if anybody: in a tuple, so that its weights are none of the stage's."""
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         self._input = tensors[0]
 
     def forward(self, batch: dict[str, Tensor], *, features: bool = False) -> Output:
         if self.memory is None:
-            return self.model(batch, self._input, features=features)
+            teacher = next(iter(self.teachers), None)
+            return self.model(batch, self._input, features=features, teacher=teacher)
         pasts = self.memory.of_rows(len(batch["tokens"]))
         output = self.model(batch, self._input, features=features, pasts=pasts)
         self.memory.note(pasts)
@@ -106,6 +109,7 @@ def build_stages(
     losses: Iterable[str],
     marks: bool,
     kernel: str = AUTO,
+    distillation: Distillation | None = None,
 ) -> list[Stage]:
     """This rank's chunks, in order along the pipeline; what their weights hold is not decided.
 
@@ -114,7 +118,8 @@ def build_stages(
     chunks = even_chunks(spec, layout.pipeline * layout.virtual)
     mine = [chunks[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
     return [
-        _build(spec, piece, layout, ranks, config, chunk, losses, marks, kernel) for chunk, piece in enumerate(mine)
+        _build(spec, piece, layout, ranks, config, chunk, losses, marks, kernel, distillation)
+        for chunk, piece in enumerate(mine)
     ]
 
 
@@ -128,9 +133,10 @@ def _build(
     losses: Iterable[str],
     marks: bool,
     kernel: str,
+    distillation: Distillation | None,
 ) -> Stage:
     with torch.device("meta"):
-        model = Model(spec, piece)
+        model = Model(spec, piece, distillation)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
         model.to(config.params_dtype)
     model.to_empty(device=device())
@@ -151,12 +157,20 @@ def _build(
 
 
 @torch.no_grad()
-def fill(stage: Stage, *, seed: int, begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None) -> None:
-    """Give every parameter its initial value, or what is made of that."""
+def fill(
+    stage: Stage,
+    *,
+    seed: int,
+    begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    begins_as: Callable[[str, Tensor], Tensor] | None = None,
+) -> None:
+    """Give every parameter its initial value, or what is made of that: of some by name, and of any by its name."""
     for place, parameter in stage.placed_parameters():
         value = initial_value(stage.model.spec, place.name, place.shape, seed)
         if begins_with and place.name in begins_with:
             value = begins_with[place.name](value)
+        if begins_as is not None:
+            value = begins_as(place.name, value)
         parameter.copy_(block(value, place, tuple(parameter.shape)))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from megaptm.bricks import ModelChunk, past_width
-from megaptm.plan import activations
+from megaptm.plan import activations, teacher
 from megaptm.plan.optimizer import Remembered
 from megaptm.plan.stages import CountedStage, counted_stages
 from megaptm.plan.workload import Workload
@@ -28,6 +28,8 @@ class Memory:
     """What a comparison of all rows needs for a moment, beyond the memory that the pass after it takes."""
     remembered: float = 0.0
     """What layers remember of rows before: in training, what a step adds until it is done, and in validation."""
+    teacher: float = 0.0
+    """Weights of a teacher, and what of it is compared."""
 
     @property
     def total(self) -> float:
@@ -70,6 +72,7 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
         buffers=buffers,
         compared=max(0.0, compared - saved - logits - workspace - buffers),
         remembered=3.0 * remembered(work, chunks),
+        teacher=teacher.memory(work),
     )
 
 

@@ -14,7 +14,10 @@ from megaptm.plan.schedule import Pass, timeline
 from megaptm.plan.stages import stages
 
 GIB = 2**30
-COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#997700", "#004488")
+COLORS = (
+    *("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677"),
+    *("#aa3377", "#bbbbbb", "#997700", "#004488", "#117733"),
+)
 FORWARD, BACKWARD = ("#4477aa", "#77aadd", "#225588"), ("#cc6677", "#ee99aa", "#882255")
 MOST_PASSES = 4000
 """Drawn at most: a page of more rectangles is slow to open."""

@@ -13,6 +13,7 @@ from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, fullest, memory
 from megaptm.plan.saving import Saving, saving
 from megaptm.plan.step import StepTime, step
+from megaptm.plan.teacher import flops as teacher_flops
 from megaptm.plan.workload import Workload, workload_of
 
 
@@ -80,6 +81,7 @@ class Plan:
             "tokens": self.tokens,
             "flops_per_token": work.flops / work.tokens,
             "flops_per_step": work.flops,
+            "teacher_flops_per_step": teacher_flops(work),
             "flops": work.flops * self.samples // work.batch,
             "fits": self.fits,
             "memory": {

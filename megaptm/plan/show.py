@@ -9,13 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.config import Layout
+from megaptm.plan.count import count
 from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
 from megaptm.plan.saving import Saving
 from megaptm.plan.search import Candidate, Search
+from megaptm.plan.teacher import flops as teacher_flops
 
 GIB = 2**30
-COLORS = ("cyan", "blue", "magenta", "yellow", "green", "red", "bright_black", "bright_cyan", "bright_magenta")
+COLORS = (
+    *("cyan", "blue", "magenta", "yellow", "green", "red"),
+    *("bright_black", "bright_cyan", "bright_magenta", "bright_blue"),
+)
 WIDTH = 60
 
 
@@ -28,6 +33,11 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.parameters:,} parameters; {work.tokens:,} tokens and {work.flops:.3g} FLOPs a step "
         f"({work.flops / work.tokens:.3g} a token)"
     )
+    if work.distillation is not None:
+        console.print(
+            f"taught by {work.distillation.teacher.name}: {count(work.distillation.teacher, with_heads=True):,} "
+            f"parameters, {teacher_flops(work):.3g} FLOPs a step besides"
+        )
     console.print(f"{layout_words(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
     _memory(plan, console)
     _step(plan, console)
@@ -54,7 +64,7 @@ def _memory(plan: Plan, console: Console) -> None:
     for stage, name in sorted(stages.items()):
         table.add_column(name if len(plan.memory) == 1 else f"stage {stage} ({name})", justify="right")
     for part in plan.memory[0].parts():
-        if part in ("compared", "remembered") and not any(getattr(one, part) for one in plan.memory):
+        if part in ("compared", "remembered", "teacher") and not any(getattr(one, part) for one in plan.memory):
             continue
         table.add_row(part, *(f"{plan.memory[stage].parts()[part] / GIB:.2f}" for stage in sorted(stages)))
     table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megaptm.plan import costs
+from megaptm.plan import costs, teacher
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective, message
@@ -34,7 +34,7 @@ class StepTime:
     flops: int
     """Of the model, on all devices."""
     hardware_flops: float
-    """With what is computed again."""
+    """With what is computed again, and a teacher's."""
     devices: int
     peak: float
 
@@ -67,7 +67,7 @@ def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None
     totals = [one.total for one in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     mine = passes[slowest] * work.microbatches
-    compute = mine.forward + mine.backward + costs.comparison(machine, work)
+    compute = mine.forward + mine.backward + costs.comparison(machine, work) + teacher.seconds(machine, work)
     # The slowest stage waits for the first micro-batch to reach it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
     return StepTime(
@@ -82,7 +82,7 @@ def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None
         + _features(machine, work),
         optimizer=max(_optimizer(machine, work, stage) for stage in stages),
         flops=work.flops,
-        hardware_flops=work.flops + recomputed_flops(work),
+        hardware_flops=work.flops + recomputed_flops(work) + teacher.flops(work),
         devices=layout.processes,
         peak=machine.peak(work.precision),
     )

@@ -9,13 +9,13 @@ from typing import Literal
 
 from megaptm.bricks import HeadBrick
 from megaptm.bricks import heads as heads_of
-from megaptm.config import Config, Layout, OptimizerConfig, resolve
+from megaptm.config import Config, Layout, OptimizerConfig, distillation_of, resolve
 from megaptm.config.objective_fit import row_lengths
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import step_flops
 from megaptm.plan.software import MEGAPTM, Software
-from megaptm.spec import ModelSpec
+from megaptm.spec import Distillation, ModelSpec
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Of a weight or activation in the model."""
@@ -43,6 +43,8 @@ class Workload:
     software: Software = MEGAPTM
     optimizer: OptimizerConfig | None = None
     """Absent: a rule that remembers two numbers of each weight."""
+    distillation: Distillation | None = None
+    """What is learned of a teacher, which reads each micro-batch, too (`plan.teacher`)."""
 
     @property
     def element(self) -> int:
@@ -98,7 +100,7 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """Operations of a step on all devices, recomputation left out."""
+        """Operations of the model's step on all devices, recomputation and a teacher left out."""
         return step_flops(self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted)
 
 
@@ -124,6 +126,7 @@ def workload_of(config: Config) -> Workload:
         num_predicted=batch.num_predicted,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
+        distillation=distillation_of(config),
         software=replace(
             MEGAPTM,
             gradient_overlap=config.communication.overlap_grad_reduce,

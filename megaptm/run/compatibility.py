@@ -75,6 +75,16 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
             )
 
 
+def refuse_another_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
+    """A `UserError` where the student's teacher is not the one that it has heard; one that was imported has heard
+    none."""
+    if checkpoint.step and checkpoint.state.get("teacher") != teacher:
+        raise UserError(
+            f"distill.teacher is not the checkpoint that {checkpoint.folder} has learned from: put that one back, or "
+            "choose another run=FOLDER."
+        )
+
+
 def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
     """Step of a checkpoint -> the key of `train.skip` whose batches it was not trained without, or was without others.
 

@@ -15,6 +15,7 @@ from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
 from megaptm.errors import UserError
 from megaptm.run.build_command import build_command, specials_option, tasks_of
+from megaptm.run.teacher import check_teacher
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
@@ -136,6 +137,7 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
+    check_teacher(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
         corpora.check()
         return

@@ -34,6 +34,7 @@ from megaptm.resilience.events import (
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
 from megaptm.run.submission import refuse_queued
+from megaptm.run.teacher import newest_step
 from megaptm.storage import write_whole
 from megaptm.track.address import default_uri
 
@@ -60,6 +61,7 @@ MAY_CHANGE = (
     "data.patience",
     "data.workers",
     "data.verify",
+    "distill.teacher",  # that it is the same is known by its checkpoint (`run.teacher.teacher_id`)
 )
 # And what may differ in a run's next phase, besides.
 NEXT_PHASE = ("train.after", "data.sequence", "model.dropout")
@@ -114,13 +116,20 @@ def _with_vocabulary(written: Written) -> Written:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The config with its folders and files absolute: the run is continued from wherever the next command is typed."""
+    """The config with its folders and files absolute, and its teacher's step: the run is continued from wherever the
+    next command is typed."""
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache and _absolute(config.data.cache)
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
     data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache": cache})
     objective = with_files(config.objective, _absolute)
-    return config.model_copy(update={"run": _absolute(config.run), "data": data, "objective": objective})
+    wanted = {"run": _absolute(config.run), "data": data, "objective": objective}
+    if config.distill is not None:
+        # A teacher that is trained on is not another one in the midst of a run.
+        teacher = _absolute(config.distill.teacher)
+        step = newest_step(Path(teacher)) if config.distill.step is None else config.distill.step
+        wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step})
+    return config.model_copy(update=wanted)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from megaptm.spec.block import (
     Visibility,
     visibility_of,
 )
+from megaptm.spec.distillation import EMBEDDED, HOOKS, LOSS, Distillation
 from megaptm.spec.family import Family, Reading, change
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
 from megaptm.spec.size import BAND, Size
@@ -23,12 +24,16 @@ __all__ = [
     "BAND",
     "BIAS_BUCKETS",
     "BIAS_FARTHEST",
+    "EMBEDDED",
+    "HOOKS",
+    "LOSS",
     "PATTERN_NUMBERS",
     "SCORE_BIASES",
     "TURNS",
     "VISIBILITIES",
     "VOCABULARY_MULTIPLE",
     "Block",
+    "Distillation",
     "Family",
     "ModelSpec",
     "Reading",

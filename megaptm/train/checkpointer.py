@@ -34,11 +34,13 @@ from megaptm.run.compatibility import (
     compatibility,
     layout_of,
     refuse_another,
+    refuse_another_teacher,
     refuse_other_text,
     state_of,
     to_abandon,
 )
 from megaptm.run.rank import RankEnvironment
+from megaptm.run.teacher import teacher_id
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import StepSource
 from megaptm.train.held_out import FIELD as HELD_OUT
@@ -66,6 +68,7 @@ class Checkpointer:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.place, self.events = place, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
+        self.teacher = teacher_id(config)
         self.store = Store(
             run,
             keep=config.checkpoint.keep,
@@ -91,6 +94,7 @@ class Checkpointer:
         if checkpoint is not None:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
+            refuse_another_teacher(checkpoint, self.teacher)
             self.layout_before = layout_of(checkpoint)
             self.held_out.restore(state_of(checkpoint, HELD_OUT))
             together(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
@@ -156,6 +160,7 @@ class Checkpointer:
         samples = self.config.batch_schedule.first(step)
         return {
             **self.compatibility,
+            **({} if self.teacher is None else {"teacher": self.teacher}),
             "samples": samples,
             "cursors": dict(self.source.train.cursors(samples)),
             "corpora": dict(self.source.train.corpora),

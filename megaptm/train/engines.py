@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from megaptm.config import Config
+from megaptm.config import Config, distillation_of
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives import weights_at
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
+from megaptm.run.teacher import open_teacher
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import BatchSource, StepSource
 from megaptm.train.pair_source import PairSource
@@ -42,6 +43,7 @@ def build_engine(
             raise UserError(f"{spec.name} needs numba: install it with `pip install megaptm[words]`.") from None
     from megaptm.parallel.engine import Engine
 
+    distillation = distillation_of(config)
     return Engine(
         spec,
         config.layout,
@@ -55,6 +57,8 @@ def build_engine(
         attention_kernel=config.train.attention_kernel,
         begins_with=_vectors(config, corpora),
         filled=False,
+        distillation=distillation,
+        teacher=None if distillation is None else open_teacher(config),
     )
 
 

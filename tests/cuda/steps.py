@@ -63,6 +63,7 @@ def build_stages(
     losses: object,
     marks: bool,
     kernel: str,
+    distillation: object = None,
 ) -> list[stage.Stage]:
     """As `stage.build_stages`, but on the device at once: a fake tensor cannot move there."""
     with torch.device("cuda"):

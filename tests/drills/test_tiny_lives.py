@@ -18,7 +18,7 @@ import megaptm
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
-from megaptm.config import Config
+from megaptm.config import Config, load
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
@@ -80,6 +80,8 @@ def life(
     folder = documented_corpora(family)
     monkeypatch_module.chdir(folder)  # where a config's corpora and runs are
     run = folder / "runs" / f"{family}-tiny"
+    if (taught := load(tiny_config(family)).distill) is not None and not checkpoints(folder / taught.teacher):
+        assert finish("train", str(tiny_config("bert")), THREADS).returncode == 0
     with spending(request.config, family) as spent:
         spent.cpu += killed_half_way(family, run)
         done = finish("train", str(run), f"layout.{divided(family)}=2", THREADS)
@@ -98,8 +100,10 @@ def life(
 
 
 def divided(family: str) -> str:
-    """What two processes divide, where a run goes on: layers, or rows where no layout but that is for a family."""
-    return "data" if family in RECURRENT else "pipeline"
+    """What two processes divide, where a run goes on: layers, or rows where no layout but that is for a family, or for
+    a student."""
+    taught = family in CATALOGUE and load(tiny_config(family)).distill is not None
+    return "data" if family in RECURRENT or taught else "pipeline"
 
 
 @pytest.fixture(scope="module", autouse=True)

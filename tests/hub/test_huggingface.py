@@ -16,7 +16,7 @@ from megaptm.families import BERT, CATALOGUE, GPT2
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.huggingface import described, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.spec import Distillation, ModelSpec, Size, change, published
 from megaptm.tokenizers import train
 from tests.hub.reloaded import drawing_ours
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec
@@ -63,6 +63,16 @@ def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: 
     assert weights.keys() == weights_of(model).keys() - own
     for name, weight in weights.items():
         assert weights_of(model)[name].equal(weight), name
+
+
+def test_maps_to_the_width_of_a_teacher_stay_behind(tmp_path: Path) -> None:
+    spec = tiny_spec("tinybert")
+    wanted = Distillation(teacher=spec, weights={"embeddings": 1.0}, layers={"encoder": ()}, projection="shared")
+    student = Model(spec, distillation=wanted)
+    fill(student, seed=7)
+    to_hugging_face(spec, weights_of(student), None, tmp_path / "out")
+    found = from_hugging_face(tmp_path / "out", family="tinybert")
+    assert found.weights.keys() == weights_of(student).keys() - {"distill.shared.weight", "distill.shared.bias"}
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2", "deberta-v3"])

@@ -52,7 +52,7 @@ def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedMo
     sentinels = 20 if table.name in ("t5", "t5-v1.1", "mt5") else sentinels
     tokenizer = tokenizer_of(table.tokenizer, table.specials, sentinels)
     clusters = ["model.cutoffs=[12, 18]"] if family == "transformer-xl" else []
-    said = [*SHAPE, f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
+    said = [*SHAPE, "distill=null", f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
     config = load(CONFIGS / family / "tiny.yaml", said)
     model = build_model(resolve_model(config)).eval().requires_grad_(False)
     fill(model, seed=3)

@@ -64,6 +64,9 @@ EXACT = {
     ("ernie-2", "large"): 335_148_032,
     ("unilm", "base"): 108_313_344,
     ("unilm", "large"): 333_583_360,
+    ("distilbert", "base"): 66_362_880,
+    ("tinybert", "4x312"): 14_350_248,
+    ("tinybert", "6x768"): 66_955_008,
     ("bart", "base"): 139_420_416,
     ("bart", "large"): 406_291_456,
     ("longformer", "base"): 148_659_456,
@@ -96,7 +99,7 @@ EXACT = {
 }
 POOLED = {"roberta", "spanbert", "longformer", "bigbird"}
 """Families whose published numbers count BERT's pooler, which their own pre-training does not have."""
-WITH_HEADS = {("bert", "base"): 110_106_428, ("bert", "large"): 336_226_108}
+WITH_HEADS = {("bert", "base"): 110_106_428, ("bert", "large"): 336_226_108, ("distilbert", "base"): 66_985_530}
 # The rows of GPT-3's table as printed, where heads do not fill the width; known to the million.
 AS_PRINTED = {("gpt3", "xl-literal"): 1.517e9, ("gpt3", "13b-literal"): 12.936e9}
 # Bands have no parameters.

@@ -12,6 +12,7 @@ from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
+from megaptm.hub.counterparts.distilbert import DISTILBERT, TINYBERT
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
 from megaptm.hub.counterparts.gpt2 import GPT2
@@ -50,6 +51,8 @@ COUNTERPARTS = (
     MT5,
     XLNET,
     UNILM,
+    DISTILBERT,
+    TINYBERT,
     TRANSFORMER,
     REFORMER,
     VIT,

@@ -1,0 +1,254 @@
+"""The teacher that a config names, and what it may not be to its student: each rule one sentence with its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pydantic import ValidationError
+
+from megaptm.bricks import HEADS
+from megaptm.bricks.heads import RowClassHeadBrick
+from megaptm.config.errors import sentences
+from megaptm.config.model import model_spec, resolve_model, resolved
+from megaptm.config.schema import Config, DistillConfig, ModelConfig, Section
+from megaptm.families import find_family
+from megaptm.families.words import WordFamily
+from megaptm.spec import HOOKS, Distillation, ModelSpec
+
+
+class _TeacherOnly(Section):
+    model: ModelConfig
+
+
+def teacher_model(config: Config) -> ModelConfig:
+    """What the teacher is; its vocabulary is the student's, where nobody says it."""
+    assert config.distill is not None
+    return _TeacherOnly.model_validate({"model": {"vocabulary": config.model.vocabulary} | config.distill.model}).model
+
+
+def with_resolved_teacher(config: Config) -> Config:
+    """The same config with every number of the teacher written out, as `model.resolved` writes the model's."""
+    if config.distill is None:
+        return config
+    alone = resolved(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
+    model = alone.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
+
+
+def distillation_of(config: Config) -> Distillation | None:
+    """What a student is asked of its teacher, of a config that has been checked; None without a teacher."""
+    if (said := config.distill) is None:
+        return None
+    questions = _questions(config)
+    teacher, student = model_spec(teacher_model(config), questions), resolve_model(config)
+    return Distillation(
+        teacher=teacher,
+        weights={hook: weight for hook in HOOKS if (weight := getattr(said, hook))},
+        layers={stack: _layers(said, student, teacher, stack) or () for stack in student.family.stacks},
+        layer_weights=said.layer_weights,
+        questions=questions,
+        temperature=said.temperature,
+        soft=said.soft,
+        places=said.places,
+        projection=said.projection,
+        initial=said.initial_layers,
+        objective=said.objective,
+    )
+
+
+def _questions(config: Config) -> tuple[str, ...]:
+    """Heads of the objective whose answers are compared."""
+    assert config.distill is not None
+    rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
+    return tuple(rows) if config.distill.answers else ()
+
+
+def teacher_rules(config: Config, broken_model: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
+    """Broken rules of the teacher alone."""
+    said = config.distill
+    assert said is not None
+    if not said.model:
+        yield (
+            f"distill.teacher ({said.teacher}) is not the folder of a run, and distill.model does not say what it will "
+            "be: train it first, or begin a run with a model of Hugging Face's (`megaptm import hf`)."
+        )
+        return
+    try:
+        model = teacher_model(config)
+    except ValidationError as error:
+        yield from sentences(error, origins={}, source="distill")
+        return
+    for rule in broken_model(model):
+        yield f"distill: {rule}"
+    if isinstance(find_family(model.family), WordFamily):
+        yield f"distill.model ({model.family}) is a table of words, from which no layers learn; use another teacher."
+
+
+def distillation_rules(config: Config) -> Iterator[str]:
+    """What student and teacher may not be to each other."""
+    said, student, teacher = config.distill, resolve_model(config), model_spec(teacher_model(config))
+    assert said is not None
+    if not any(getattr(said, hook) for hook in HOOKS):
+        yield f"distill asks nothing of its teacher: give one of {', '.join(HOOKS)} a weight, or leave distill out."
+    for spec, key in ((student, "model"), (teacher, "distill.model")):
+        if why := _unfit(spec):
+            yield f"{key} ({spec.name}) {why}, which distillation does not know: leave distill out."
+            return
+    if [*student.family.stacks] != [*teacher.family.stacks]:
+        ours, theirs = (" and ".join(spec.family.stacks) for spec in (student, teacher))
+        yield f"distill.model ({teacher.name}) has {theirs}, and {student.name} {ours}: both must read the same text."
+        return
+    yield from _read(config, student, teacher)
+    yield from _layout(config, teacher)
+    yield from _hooks(said, student, teacher)
+    if said.answers and not _questions(config):
+        yield (
+            f"distill.answers: objective ({config.built_objective.name}) asks nothing of a row that has classes: leave "
+            "it out, or ask a question (docs/objectives.md)."
+        )
+    yield from _lists(said, student, teacher)
+    if said.initial_layers:
+        yield from _initial(said, student, teacher)
+
+
+def _unfit(spec: ModelSpec) -> str:
+    """What of a model there is no distillation for, if anything."""
+    wrong = {
+        "is recurrent": spec.family.is_recurrent,
+        "remembers rows before": spec.remembers,
+        "reads what is drawn": bool(spec.family.drawn),
+        "has a second stream of queries": any(block.query_stream for block in spec.family.stacks.values()),
+    }
+    return next((word for word, is_so in wrong.items() if is_so), "")
+
+
+def _read(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+    """Both read one batch."""
+    if teacher.vocabulary != student.vocabulary:
+        yield (
+            f"distill.model.vocabulary ({teacher.vocabulary:,}) must be model.vocabulary ({student.vocabulary:,}): "
+            "both read the same tokens."
+        )
+    if teacher.family.reads_images != student.family.reads_images:
+        yield f"distill.model ({teacher.name}) does not read what {student.name} reads: take another teacher."
+        return
+    task = config.built_objective
+    batch = task.batch(config.data.sequence, config.data.document_mask)
+    for prefix, places in batch.streams.items():
+        if teacher.longest is not None and places > teacher.longest:
+            yield (
+                f"distill.model has {teacher.longest} learned positions, less than the {places} {prefix}tokens of a "
+                "row: lower data.sequence, or take another teacher."
+            )
+    needed = {
+        "segments": "segment" in teacher.family.inputs,
+        "order": any(block.ordered for block in teacher.family.stacks.values()),
+    }
+    for field, is_so in needed.items():
+        if is_so and field not in batch.fields:
+            yield f"distill.model ({teacher.name}) reads {field}, which objective ({task.name}) has not: take another."
+    if needed["segments"] and task.segments > teacher.family.segments:
+        yield f"objective ({task.name}) tells {task.segments} texts apart, distill.model {teacher.family.segments}."
+    for loss in task.losses:
+        if loss in HEADS and HEADS[loss].contrasts:
+            yield f"objective ({task.name}) compares rows in two passes, of which a teacher reads one: take another."
+
+
+def _layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
+    if config.layout.pipeline > 1:
+        yield (
+            f"layout.pipeline ({config.layout.pipeline}) must be 1 where there is a teacher (distill): what it says "
+            "does not travel between stages; use layout.tensor and layout.data."
+        )
+    for stack in teacher.family.stacks:
+        size, tensor = teacher.size_of(stack), config.layout.tensor
+        for number, what in ((size.heads, "heads"), (size.ffn, "ffn"), (size.key_heads, "kv_heads")):
+            if number % tensor and not (what == "kv_heads" and number == 1):
+                yield f"layout.tensor ({tensor}) must divide distill.model.{what} ({number})."
+
+
+def _hooks(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+    """What is compared must be of one shape."""
+    stacks = [*student.family.stacks]
+    if said.logits and (student.size.cutoffs or teacher.size.cutoffs):
+        yield "distill.logits compares words of one table each: set model.cutoffs=[], or leave it out."
+    if said.logits and Distillation(teacher=teacher, weights={}, layers={}).head_of(student) is None:
+        yield (
+            f"distill.logits compares heads lm or mlm, of which {student.name} and {teacher.name} have none in common: "
+            "leave it out, or take another teacher."
+        )
+    for key, specs in (("cosine", ModelSpec.output_width), ("embeddings", _width), ("hidden", _width)):
+        mapped = key != "cosine" and said.projection != "none"
+        for stack in stacks if getattr(said, key) and not mapped else ():
+            if (ours := specs(student, stack)) != (theirs := specs(teacher, stack)):
+                remedy = "" if key == "cosine" else "set distill.projection=shared, or "
+                yield f"distill.{key} compares the {stack}'s width {ours} with {theirs}: {remedy}leave it out."
+    if said.projection != "none" and len({(_width(student, one), _width(teacher, one)) for one in stacks}) > 1:
+        yield "distill.projection maps stacks of one width: leave it out, or make the stacks equally wide."
+    if said.projection != "none" and not (said.embeddings or said.hidden):
+        yield "distill.projection means nothing without distill.embeddings or distill.hidden; remove it."
+    for spec in (student, teacher):
+        if (said.hidden or said.scores) and any(block.reversible for block in spec.family.stacks.values()):
+            yield f"distill.hidden and distill.scores read layers, and {spec.name} keeps none; leave both out."
+        words = {word for block in spec.family.stacks.values() for word in block.words}
+        if said.scores and words != {"dot"}:
+            yield f"distill.scores reads attention of the kind dot, and {spec.name} has {', '.join(sorted(words))}."
+    for stack in stacks if said.scores else ():
+        if (ours := student.size_of(stack).heads) != (theirs := teacher.size_of(stack).heads):
+            yield f"distill.scores compares {ours} heads of the {stack} with {theirs}: make them equal."
+
+
+def _width(spec: ModelSpec, stack: str) -> int:
+    return spec.size_of(stack).width
+
+
+def _layers(said: DistillConfig, student: ModelSpec, teacher: ModelSpec, stack: str) -> tuple[int, ...] | None:
+    """Of each layer of a stack the teacher's; None where nobody says which, and they are no equal groups."""
+    if not (said.hidden or said.scores):
+        return ()
+    if said.layers:
+        return said.layers
+    ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
+    group = theirs // ours
+    return None if theirs % ours else tuple(group * (layer + 1) - 1 for layer in range(ours))
+
+
+def _lists(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+    """Lists with an entry for each layer of the student."""
+    for key in ("layers", "layer_weights", "initial_layers"):
+        for stack in student.family.stacks if (listed := getattr(said, key)) else ():
+            ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
+            if len(listed) != ours:
+                yield f"distill.{key} has {len(listed)} entries for the {ours} layers of the {stack}: give as many."
+            if key != "layer_weights" and (most := max(listed)) >= theirs:
+                yield f"distill.{key} has {most}, and layers of the teacher's {stack} are 0 to {theirs - 1}."
+    for key in ("layers", "layer_weights"):
+        if getattr(said, key) and not (said.hidden or said.scores):
+            yield f"distill.{key} means nothing without distill.hidden or distill.scores; remove it."
+    for stack in student.family.stacks:
+        if _layers(said, student, teacher, stack) is None:
+            ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
+            yield f"distill.layers is missing: {ours} layers do not divide the teacher's {theirs}; say which is whose."
+
+
+def _initial(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+    """A slice of the teacher is of its shape."""
+    for stack, block in student.family.stacks.items():
+        if block != teacher.family.stacks[stack]:
+            yield f"distill.initial_layers: layers of {student.name} are no layers of {teacher.name}; leave it out."
+            return
+        if block.share:
+            yield f"distill.initial_layers: layers of {student.name} share their weights; leave it out."
+            return
+        ours, theirs = student.size_of(stack), teacher.size_of(stack)
+        for name in ("width", "heads", "ffn", "key_width", "key_heads", "table_width"):
+            if getattr(ours, name) != getattr(theirs, name):
+                yield (
+                    f"distill.initial_layers: {name} of {student.name} is {getattr(ours, name)}, and the teacher's "
+                    f"{getattr(theirs, name)}; a slice is as wide as the whole."
+                )
+    if student.context > teacher.context and student.longest is not None:
+        yield (
+            f"distill.initial_layers: model.context ({student.context}) is more than the teacher's "
+            f"({teacher.context}); lower it."
+        )

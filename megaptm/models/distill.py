@@ -1,0 +1,194 @@
+"""What a student is asked of its teacher, which reads the same batch: losses at named places of the two models."""
+
+# S sequence, B batch, D width, H heads, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.batch import IGNORED
+from megaptm.bricks import HEADS
+from megaptm.layers.layer import Stack, same
+from megaptm.layers.mask import self_mask
+from megaptm.layers.split import Linear
+from megaptm.losses.soft_targets import Projected, SoftTargetLoss, soft_class_loss
+from megaptm.models.heads import LanguageHead, Loss, MaskedHead, RowClassHead
+from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
+
+if TYPE_CHECKING:
+    from megaptm.models.model import Model
+
+
+class States(NamedTuple):
+    """What a model said of a batch, [S, B, D] each, as ranks hold it."""
+
+    streams: Mapping[str, Tensor]
+    """Stack -> what it gives."""
+    inner: Mapping[Reading, Tensor]
+    """What single layers give."""
+
+
+class DistillationLosses(nn.Module):
+    """Losses of a student that hears its teacher, each a sum over places; and the maps to the teacher's width.
+
+    `logits`: see `SoftTargetLoss`; `answers`: the same of classes of rows. `cosine`: one less the cosine of the states
+    that the last stack gives (Sanh et al., 2019). `embeddings`, `hidden`: the mean square of what states lack to the
+    teacher's; `scores`: the same of attention's, over heads and keys (Jiao et al., 2020, section 3.1); each summed over
+    layers.
+    """
+
+    def __init__(self, spec: ModelSpec, wanted: Distillation) -> None:
+        super().__init__()
+        self.spec, self.wanted = spec, wanted
+        self.sum_over_heads: Callable[[Tensor], Tensor] = same
+        """Of what heads say, whose ranks each have some."""
+        self.last = next(reversed(spec.family.stacks))
+        hooks = [hook for hook in ("embeddings", "hidden") if wanted.asks(hook) and wanted.projection != "none"]
+        self.maps = {hook: hook if wanted.projection == "by-kind" else "shared" for hook in hooks}
+        """Hook -> the map of its states."""
+        inputs, outputs = spec.size_of(self.last).width, wanted.teacher.size_of(self.last).width
+        for name in dict.fromkeys(self.maps.values()):
+            self.add_module(name, Linear(inputs, outputs, bias=True))
+        if wanted.asks("logits"):
+            head = wanted.head_of(spec)
+            assert head is not None, "config has refused it"
+            self.head = head
+            self.soft = SoftTargetLoss(spec.vocabulary, temperature=wanted.temperature, soft=wanted.soft)
+
+    def losses(self, student: Model, said: States, teacher: Model, batch: dict[str, Tensor]) -> dict[str, Loss]:
+        """Name of a loss -> its sum, and the places that it is of."""
+        with torch.no_grad():
+            told = teacher.states(batch)
+        found: dict[str, Tensor] = {}
+        for hook in self.wanted.weights:
+            terms = [*getattr(self, f"_{hook}")(student, said, teacher, told, batch)]
+            found[f"{LOSS}{hook}"] = torch.stack(terms).sum()
+        return {name: (loss, self.count(name, batch).float()) for name, loss in found.items()}
+
+    def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
+        """How many places a loss is of."""
+        hook = name.removeprefix(LOSS)
+        if hook == "logits":
+            return self._asked(batch).sum()
+        if hook == "answers":
+            asked = [(batch[HEADS[name].answers] != IGNORED).sum() for name in self.wanted.questions]
+            return torch.stack(asked).sum()
+        prefixes = self.spec.family.prefixes
+        stacks = [self.last] if hook == "cosine" else [*prefixes]
+        return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
+
+    def _logits(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        ours = _projection(student, self.head, said)
+        with torch.no_grad():
+            theirs = _projection(teacher, self.head, told)
+        yield self.soft(ours, theirs, self._asked(batch).t().flatten())
+
+    def _answers(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        for name in self.wanted.questions:
+            ours_BC = _classes(student, name, said)
+            with torch.no_grad():
+                theirs_BC = _classes(teacher, name, told)
+            losses_B = soft_class_loss(ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.soft)
+            yield torch.where(batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
+
+    def _cosine(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        ours, theirs = (
+            model.gather_sequence(states.streams[self.last]) for model, states in ((student, said), (teacher, told))
+        )
+        apart_SB = 1 - F.cosine_similarity(ours.float(), theirs.float(), dim=-1)
+        yield self._over_places(apart_SB, self.last, batch)
+
+    def _embeddings(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        for stack in self.spec.family.stacks:
+            ours, theirs = (
+                model.gather_sequence(states.inner[Reading(stack, EMBEDDED)])
+                for model, states in ((student, said), (teacher, told))
+            )
+            yield self._over_places(self.apart("embeddings", ours, theirs), stack, batch)
+
+    def _hidden(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        for stack, layers in self.wanted.layers.items():
+            for mine, layer in enumerate(layers):
+                ours = student.gather_sequence(said.inner[Reading(stack, mine)])
+                theirs = teacher.gather_sequence(told.inner[Reading(stack, layer)])
+                apart_SB = self.apart("hidden", ours, theirs) * self.wanted.weight_of(mine)
+                yield self._over_places(apart_SB, stack, batch)
+
+    def _scores(
+        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        for stack, layers in self.wanted.layers.items():
+            heads = self.spec.size_of(stack).heads
+            for mine, layer in enumerate(layers):
+                ours_BHSS = student.attention_scores(stack, mine, said.inner[Reading(stack, mine - 1)], batch)
+                with torch.no_grad():
+                    theirs_BHSS = teacher.attention_scores(stack, layer, told.inner[Reading(stack, layer - 1)], batch)
+                apart_BS = (ours_BHSS - theirs_BHSS).square().mean(-1).sum(1) / heads * self.wanted.weight_of(mine)
+                yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
+
+    def apart(self, hook: str, ours_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
+        """[S, B]: the mean square of what the states, mapped, lack to the teacher's."""
+        if hook in self.maps:
+            ours_SBD = cast(Linear, self._modules[self.maps[hook]])(ours_SBD)
+        return (ours_SBD.float() - theirs_SBD.float()).square().mean(-1)
+
+    def _over_places(self, of_places_SB: Tensor, stack: str, batch: dict[str, Tensor]) -> Tensor:
+        """The sum over places that are no padding."""
+        real_SB = real_places(batch, self.spec.family.prefixes[stack]).t()
+        return torch.where(real_SB, of_places_SB, 0.0).sum()
+
+    def _asked(self, batch: dict[str, Tensor]) -> Tensor:
+        """[B, S]: the places whose words are compared."""
+        real_BS = real_places(batch, self.spec.family.prefixes[self.spec.readings(self.head)[0].stack])
+        if self.wanted.places == "all":
+            return real_BS
+        asked = (batch["labels"] != IGNORED).long()
+        if "masked_positions" in batch:
+            asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)
+        return asked > 0
+
+
+def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
+    """[B, S]: which places of a stream are no padding."""
+    documents = batch.get(f"{prefix}document_ids")
+    return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
+
+
+def attention_scores(stack: Stack, layer: int, x_SBD: Tensor, batch: dict[str, Tensor], prefix: str) -> Tensor:
+    """[B, H, S, S]: what a layer's softmax is taken of, computed again of what the layer reads; of pairs that are
+    hidden, or score -100 and less, zero (the released code of TinyBERT)."""
+    mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block)
+    return stack.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
+
+
+def _projection(model: Model, head: str, states: States) -> Projected:
+    """What a head projects on the vocabulary, rows in the order (S, B)."""
+    assert model.head is not None
+    return cast(LanguageHead | MaskedHead, model.head[head]).projected(_stream(model, head, states), model.table)
+
+
+def _classes(model: Model, head: str, states: States) -> Tensor:
+    """[B, C]: what a head says of each row."""
+    assert model.head is not None
+    return cast(RowClassHead, model.head[head]).logits(_stream(model, head, states), tied=None)
+
+
+def _stream(model: Model, head: str, states: States) -> Tensor:
+    """What a head reads, gathered."""
+    reading = model.spec.readings(head)[0]
+    return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

@@ -1,0 +1,66 @@
+"""The teacher of a run: a whole model on the layout's tensor ranks, which reads each micro-batch and learns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from megaptm.bricks.kernels import AUTO
+from megaptm.checkpoint.tensors import TensorReader
+from megaptm.config import CommunicationConfig, Layout
+from megaptm.errors import UserError
+from megaptm.models.model import Model
+from megaptm.parallel.groups import Ranks
+from megaptm.parallel.stage import build_stages, transformer_config
+from megaptm.spec import Distillation
+
+
+@torch.no_grad()
+def build_teacher(
+    distillation: Distillation,
+    layout: Layout,
+    ranks: Ranks,
+    *,
+    precision: str,
+    reader: TensorReader,
+    marks: bool = False,
+    kernel: str = AUTO,
+) -> Model:
+    """This rank's part of it, frozen, with the weights of a checkpoint of any layout."""
+    spec, layout = distillation.teacher, layout.model_copy(update={"recompute": "none"})
+    config = transformer_config(spec, layout, CommunicationConfig(), precision, _nothing)
+    (stage,) = build_stages(spec, layout, ranks, config, losses=(), marks=marks, kernel=kernel)
+    for place, parameter in stage.placed_parameters():
+        parameter.copy_(reader.read(f"weight/{place.name}", place.offset, tuple(parameter.shape)))
+    teacher: Model = stage.model
+    teacher.keep_layers(distillation.read_of_teacher())
+    return teacher.requires_grad_(False).eval()
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """What is done with its gradients."""
+
+
+def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> Callable[[str, Tensor], Tensor]:
+    """What makes the first value of a parameter, by its name, of the one that it would have: that of the teacher's
+    tables, heads and chosen layers; of a table its first rows. What the teacher has not begins as it would."""
+    kept = {*reader.names()}
+
+    def begins_as(name: str, usual: Tensor) -> Tensor:
+        stack, _, rest = name.partition(".")
+        number, _, leaf = rest.partition(".")
+        if stack in distillation.layers and number.isdecimal():
+            name = f"{stack}.{distillation.initial[int(number)]}.{leaf}"
+        if f"weight/{name}" not in kept:
+            return usual
+        theirs = reader.read(f"weight/{name}")
+        if theirs.shape[1:] != usual.shape[1:] or len(theirs) < len(usual):
+            raise UserError(
+                f"distill.initial_layers: {name} of the teacher is {[*theirs.shape]}, and the student's "
+                f"{[*usual.shape]}: make them equal, or leave distill.initial_layers out."
+            )
+        return theirs[: len(usual)]
+
+    return begins_as

@@ -1,0 +1,76 @@
+"""Runs of a student: begun as a slice of a teacher that a command made, stopped, continued, and refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load
+from megaptm.run.checkpoint import open_checkpoint
+from megaptm.track import read_metrics
+from tests.drills.program import arguments, losses
+from tests.forked import megaptm
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def teacher(real_corpus: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("taught") / "teacher"
+    megaptm("train", *arguments("bert", run, real_corpus("wordpiece"), "train.steps=2"))
+    return run
+
+
+def words(teacher: Path, run: Path, corpus: Path, *more: str) -> list[str]:
+    said = "objective: 2, logits: 5, cosine: 1, temperature: 2, initial_layers: [1]"
+    distill = f"distill={{teacher: {teacher}, {said}}}"
+    return arguments("distilbert", run, corpus, f"train.steps={STEPS}", "distill=null", distill, *more)
+
+
+def test_a_student_goes_on_where_it_was_though_its_teacher_was_trained_on(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    corpus = real_corpus("wordpiece")
+    megaptm("train", *words(teacher, tmp_path / "whole", corpus))
+    megaptm("train", *words(teacher, tmp_path / "run", corpus, "train.stop_at=3"), code=75)
+    megaptm("train", str(teacher), "train.steps=4")
+    megaptm("train", str(tmp_path / "run"), "layout.data=1")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    said = load(tmp_path / "run/config.yaml").distill
+    assert said is not None
+    assert (said.step, said.model["layers"]) == (2, 2)
+    for record in (one for one in read_metrics(tmp_path / "whole") if "loss/mlm" in one):
+        parts = [record[f"loss/{name}"] for name in ("mlm", "distill-logits", "distill-cosine")]
+        assert record["loss"] == pytest.approx(2 * parts[0] + 5 * parts[1] + parts[2], rel=1e-5)
+    weights = open_checkpoint(tmp_path / "whole").weights()
+    assert {name.split(".")[1] for name in weights if name.startswith("encoder.")} == {"0"}
+
+
+def test_a_run_goes_on_with_its_own_teacher_wherever_that_lies(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    corpus, run = real_corpus("wordpiece"), tmp_path / "run"
+    moved = shutil.copytree(teacher, tmp_path / "moved")
+    megaptm("train", *words(teacher, run, corpus, "distill.step=2", "train.stop_at=1"), code=75)
+    other = tmp_path / "other"
+    megaptm("train", *arguments("bert", other, corpus, "train.steps=2", "train.seed=5"))
+    said = megaptm("train", str(run), f"distill.teacher={other}", code=2)
+    assert "distill.teacher is not the checkpoint that" in said
+    megaptm("train", str(run), f"distill.teacher={moved}", "train.stop_at=2", code=75)
+
+
+def test_another_tokenizer_and_another_model_are_refused(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    corpus = real_corpus("wordpiece")
+    model = "distill.model={family: bert, size: custom, layers: 4, width: 32, heads: 2, ffn: 64, context: 32}"
+    said = megaptm("train", *words(teacher, tmp_path / "run", corpus, model), code=2)
+    assert f"distill.model: layers is 4, and that of {teacher} is 2" in said
+    other = shutil.copytree(teacher, tmp_path / "other")
+    shutil.copytree(real_corpus("unigram") / "tokenizer", other / "tokenizer", dirs_exist_ok=True)
+    said = megaptm("train", *words(other, tmp_path / "run", corpus), code=2)
+    assert f"distill.teacher ({other}) was trained with another tokenizer" in said
+    assert not (tmp_path / "run").exists()
