@@ -24,7 +24,8 @@ from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
-from megaptm.models.heads import BidirectionalHead, Head, Loss, build_heads
+from megaptm.models.heads import BidirectionalHead, Head, build_heads
+from megaptm.models.loss import Loss
 from megaptm.spec import Block, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
@@ -60,7 +61,7 @@ def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | R
     memory = memory_width(spec, name)
     if block.is_recurrent:
         return RecurrentStack(block, size, layers, dropout=spec.dropout, memory=memory)
-    return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context)
+    return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context_of(name))
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
@@ -136,7 +137,7 @@ class Model(nn.Module):
             asked = {name: head for name, head in asked.items() if HEADS[name].contrasts}
         read = self._read(streams, inner, asked)
         if features:
-            return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
+            return {name: cast(ContrastHead, head).features(*read[name], batch=batch) for name, head in asked.items()}
         return self._losses(asked, read, batch)
 
     def hash_by(self, key: str | None) -> None:
