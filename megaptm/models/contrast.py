@@ -44,7 +44,7 @@ class ContrastHead(nn.Module, ABC):
         return self.compare(features, answers, slice(0, len(features))).sum(), count_labels(answers)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """The features, of rows of which nothing more is known."""
+        """The features, of rows of which nothing more is known; `Model` asks for `features`, with the batch."""
         return self.features(*streams_SBD, batch={})
 
 

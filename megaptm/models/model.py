@@ -132,7 +132,7 @@ class Model(nn.Module):
             read = self._read(streams, inner, asked)
             return self.add_losses(stream, self._losses(asked, read, batch))
         if not asked:
-            return self._logits(streams, inner)
+            return self._logits(streams, inner, batch)
         if features:
             asked = {name: head for name, head in asked.items() if HEADS[name].contrasts}
         read = self._read(streams, inner, asked)
@@ -195,14 +195,16 @@ class Model(nn.Module):
         ended: Mapping[str, Tensor] = NONE_ENDED,
         pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> dict[str, Tensor]:
-        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]. `ended`:
+        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2],
+        `image-text` the features of either side, and the temperature [B, 2 E + 1]. `ended`:
         stack -> what it gives [S, B, D], where that is known. `pasts`: as `forward`. Of a text with queries beside it,
         what the text says; `asked_logits` has what they say."""
-        return self._logits(*self._run(self._alone(batch), x, ended, pasts))
+        batch = self._alone(batch)
+        return self._logits(*self._run(batch, x, ended, pasts), batch)
 
     def asked_logits(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> dict[str, Tensor]:
         """What each head says of the text, and behind it of the queries beside it, [B, S + A, vocabulary]."""
-        return self._logits(*self._run(batch, None, pasts=pasts))
+        return self._logits(*self._run(batch, None, pasts=pasts), batch)
 
     def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Without queries beside the text."""
@@ -224,9 +226,16 @@ class Model(nn.Module):
                 found[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
         return found
 
-    def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
-        read = self._read(streams, inner, self._heads())
-        return {name: head.logits(*read[name], tied=self._table) for name, head in self._heads().items()}
+    def _logits(
+        self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], batch: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        read, said = self._read(streams, inner, self._heads()), {}
+        for name, head in self._heads().items():
+            if isinstance(head, ContrastHead):
+                said[name] = head.features(*read[name], batch=batch)
+            else:
+                said[name] = head.logits(*read[name], tied=self._table)
+        return said
 
     def _losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]

@@ -127,6 +127,11 @@ class ImageObjective(Objective):
         content = next(iter(document.blobs.values()), None)
         if content is None:
             raise UserError("a document of the corpus has no image: build it with `megaptm corpus images`.")
+        return self.patches(content, grid, rng, whose="an image of the corpus", remedy="build the corpus again")
+
+    def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, whose: str, remedy: str) -> np.ndarray:
+        """uint8 [N, channels x pixels] of the bytes of an image file, `grid` to a side; a `UserError` says whose it is
+        and what to do where it is none."""
         try:
             image = open_image(content)
             if self.crop == "random":
@@ -139,7 +144,7 @@ class ImageObjective(Objective):
         except (OSError, ValueError, SyntaxError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"an image of the corpus cannot be decoded ({error}): build the corpus again.") from None
+            raise UserError(f"{whose} cannot be decoded ({error}): {remedy}.") from None
         if self.flip and rng.integers(2):
             shown = shown[:, ::-1]
         return to_patches(shown, self.size // grid)
@@ -150,6 +155,7 @@ class ImageLabels(ImageObjective):
     """The label of an image, from what is said at its own place."""
 
     name = "image-labels"
+    reads_labels = True
     losses: ClassVar = {"image-label": 1.0}
 
     @property
@@ -160,11 +166,6 @@ class ImageLabels(ImageObjective):
         return {"image_label": Field(())}
 
     def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        if len(document.tokens) != 1:
-            raise UserError(
-                "an image of the corpus has a text and no label: use objective masked-patches, or build a corpus of "
-                "labeled images with `megaptm corpus images`."
-            )
         return {**read, "image_label": np.array(document.tokens[0], dtype=np.int64)}
 
 
@@ -218,6 +219,7 @@ class ImageText(ImageObjective):
     """Places of a text, what begins and ends it among them; a longer one is cut."""
 
     name = "image-text"
+    reads_labels = False
     losses: ClassVar = {"image-text": 1.0}
     needs = ("begin", "end")
     template: ClassVar = ("begin A end", "A B")
