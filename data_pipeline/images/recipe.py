@@ -90,6 +90,6 @@ def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
         settings |= values
     if told:
         # Of another kind special tokens are as usual for it.
-        usual = asdict(TOKENIZER) if told.get("kind", TOKENIZER.kind) == TOKENIZER.kind else {}
+        usual = asdict(TOKENIZER) if told.get("kind", TOKENIZER.kind) == TOKENIZER.kind and "folder" not in told else {}
         settings["tokenizer"] = usual | told
     return settings

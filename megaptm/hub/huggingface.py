@@ -113,7 +113,8 @@ def to_hugging_face(
             )
     if tokenizer is not None and spec.family.has_tokens:
         trained_on = objective or objective_of(spec.family.objectives[0])
-        tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=sequence or spec.context)
+        longest = spec.longest if spec.family.reads_images else sequence  # which are an image's places
+        tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=longest or spec.context)
     models = {".": (spec, weights)}
     if spec.family.drawn:
         # The stack that reads what is drawn is the model; the others lie inside its folder.

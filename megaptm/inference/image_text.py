@@ -105,9 +105,10 @@ class ZeroShot:
         return {"zero_shot": {"images": len(self.cosines), "accuracy": self.accuracy(), "chance": self.chance}}
 
     def show(self, console: Console) -> None:
+        right, among = self.accuracy(), self.accuracy(5)
         console.print(
-            f"{len(self.cosines):,} images of {len(self.names):,} classes, by their names: {self.accuracy():.1%} right, "
-            f"{self.accuracy(5):.1%} among the first 5 (the most frequent one always: {self.chance:.1%})",
+            f"{len(self.cosines):,} images of {len(self.names):,} classes, by their names: {right:.1%} right, "
+            f"{among:.1%} among the first 5 (the most frequent one always: {self.chance:.1%})",
             highlight=False,
         )
 
