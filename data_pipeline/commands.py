@@ -19,7 +19,7 @@ from data_pipeline.corpus.training import train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.images.build import build_images
-from data_pipeline.images.recipe import DIGITS, ImageRecipe
+from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe, read_image_settings
 from data_pipeline.images.report import ImageReport
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
@@ -49,14 +49,14 @@ def build(words: Sequence[str], *, console: Console | None = None) -> CorpusRepo
 def images(words: Sequence[str], *, console: Console | None = None) -> ImageReport:
     """Build a corpus of images and print its report.
 
-    `words` are a source (a folder with a folder for each label, or with webdataset shards; or `digits`), and
+    `words` are a source (a folder with a folder for each label, or with webdataset shards; or `digits`, `shapes`), and
     `key=value` settings: those of an `ImageRecipe`, and of `Build`.
     """
     console = console or Console()
     sources, settings, options = _told(words)
     if len(sources) != 1:
-        raise UserError(f"images are of one source, a folder or {DIGITS}, not of {len(sources)}: name one.")
-    said = {key: value for word in settings for key, value in read_override(word).values.items()}
+        raise UserError(f"images are of one source, a folder, {DIGITS} or {SHAPES}, not of {len(sources)}: name one.")
+    said = read_image_settings(settings)
     report = build_images(
         typed(ImageRecipe, {"source": sources[0], **said}, "images"), console=console, **asdict(options)
     )

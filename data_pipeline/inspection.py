@@ -115,8 +115,10 @@ def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text
     """How many patches there are and are hidden, and the label or the colors."""
     hidden = int((sample["tokens"] == MASKED_PATCH).sum())
     text = Text(f"{len(sample['patches'])} patches of {sample['patches'].shape[1]} numbers, {hidden} of them hidden")
-    text.append("\n\nmust say: ")
-    if "image_label" in sample:
+    text.append("\n\nmust say: " if "text_tokens" not in sample else "\n\nmust find: ")
+    if "text_tokens" in sample:
+        text.append(tokenizer.decode(sample["text_tokens"][1 : int(sample["text_end"])]), ANSWER)
+    elif "image_label" in sample:
         text.append(tokenizer.name(int(sample["image_label"])), ANSWER)
     else:
         text.append(" ".join(f"{color:03o}" for color in sample["patch_colors"].tolist()), ANSWER)

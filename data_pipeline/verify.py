@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.data.files import array_of
-from megaptm.data.shards import Corpus, LabeledShard, Shard, ShardInfo
+from megaptm.data.shards import CaptionedShard, Corpus, LabeledShard, Shard, ShardInfo
 from megaptm.errors import UserError
 from megaptm.storage import Cache, file_name, is_remote, listed, shown
 from megaptm.tokenizers import load
@@ -75,7 +75,7 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
 
 def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     """What the tar, read as any reader of tar files would, has to say against the index; nothing when they agree."""
-    if isinstance(shard, LabeledShard):
+    if isinstance(shard, LabeledShard | CaptionedShard):
         return _compare_images(path, shard, info, vocabulary)
     rows = []
     with tarfile.open(path) as tar:
@@ -97,15 +97,16 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     return ""
 
 
-def _compare_images(path: Path, shard: LabeledShard, info: ShardInfo, vocabulary: int) -> str:
+def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     """The same of a shard of images, of which the index may leave some out."""
-    if int(shard.index[:, 0].max(initial=0)) >= vocabulary:
-        return f"{info.index_name} has label {shard.index[:, 0].max():,}, beyond the {vocabulary:,} of the corpus"
+    largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
+    if largest >= vocabulary:
+        return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} of the corpus"
     files: set[tuple[int, int]] = set()
     # One that somebody else made, and that ends early, was taken as far as it goes.
     with suppress(tarfile.ReadError), tarfile.open(path) as tar:
         files.update((member.offset_data, member.size) for member in tar if member.isreg())
-    for number, row in enumerate(shard.index[:, 2:].reshape(len(shard), -1, 2).tolist()):
+    for number, row in enumerate(shard.index[:, 2 : 2 * len(shard.fields)].reshape(len(shard), -1, 2).tolist()):
         images = [(at, size) for at, size in row if size]
         if len(images) != 1 or images[0] not in files:
             return f"{info.index_name} finds no file of the tar for document {number:,}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,8 +30,10 @@ from data_pipeline.images.folders import (
     write_image_shard,
 )
 from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
-from data_pipeline.images.recipe import DIGITS, ImageRecipe
+from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
 from data_pipeline.images.report import ImageReport
+from data_pipeline.images.shapes import write_shapes
+from data_pipeline.images.texts import SHARDS, PackJob, pack, pairs_below, text_tokenizer, with_ids
 from data_pipeline.progress import Stages
 from megaptm import __version__
 from megaptm.data.manifest import LABELS
@@ -43,8 +45,7 @@ from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 
 SPLITS = ("train", "validation")
-SHARDS = "shards"
-"""Folder of unfinished work where finished shards and indexes wait."""
+GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 Results = Mapping[str, Sequence[ImageShardResult]]
 """Split -> of each shard."""
 
@@ -64,10 +65,16 @@ def build_images(
         Stages(console) as stages,
         ExitStack() as stack,
     ):
-        source = _folder(recipe.source, output)
-        held_out = None if recipe.held_out is None else _folder(recipe.held_out, output)
+        source = _folder(recipe.source, output, texts=recipe.texts)
+        held_out = None if recipe.held_out is None else _folder(recipe.held_out, output, texts=recipe.texts)
         given, dropped = given_shards(source), Dropped()
-        files = {} if given else _files(recipe, source, held_out, dropped)
+        beside: dict[str, str] = {}
+        if given:
+            files = {}
+        elif recipe.texts:
+            files, beside = _pairs(recipe, source, held_out, dropped)
+        else:
+            files = _files(recipe, source, held_out, dropped)
         shards = _given(recipe, given, held_out) if given else {}
         paths = [path for some in shards.values() for path in some]
         total = sum(file.size for some in files.values() for file in some) + sum(path.stat().st_size for path in paths)
@@ -75,10 +82,16 @@ def build_images(
             pool = stack.enter_context(open_workers(workers, total, output.scratch))
         work = JobRunner(output.scratch, pool, stages)
         (output.scratch / SHARDS).mkdir(exist_ok=True)
-        if given:
+        dtype = LABELS
+        if recipe.texts and not given:
+            shards = _packed(recipe, files, beside, work, dropped)
+        if given or recipe.texts:
             results = _indexed(recipe, shards, work)
+        if recipe.texts:
+            dtype, tokenizer, results = _with_texts(recipe, results, work)
+        if given or recipe.texts:
             infos = {split: [*_linked(split, results[split], shards[split], output)] for split in SPLITS}
-            names = _names(recipe, results)
+            names = [] if recipe.texts else _names(recipe, results)
         else:
             results = _written(recipe, files, work)
             infos = {split: [*_placed(split, results[split], output)] for split in SPLITS}
@@ -89,15 +102,16 @@ def build_images(
         if not infos["train"]:
             reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.counts.items()) or "nothing found"
             raise UserError(f"{recipe.source}: no image is left to build from ({reasons}): give others.")
-        tokenizer = label_tokenizer(names)
+        if not recipe.texts:
+            tokenizer = label_tokenizer(names)
         tokenizer.save(output.folder / "tokenizer")
         manifest = write_manifest(
             output.folder,
-            dtype=LABELS,
+            dtype=dtype,
             fields=FIELDS,
             splits=infos,
             tokenizer=_described(tokenizer),
-            made_from={"images": dataclasses.asdict(recipe), "megaptm": __version__},
+            made_from={"images": recipe.for_manifest(), "megaptm": __version__},
         )
         report = ImageReport.of(
             str(out), manifest, names, results, dropped, workers=pool.count, found=work.found, seconds=stages.seconds
@@ -107,11 +121,11 @@ def build_images(
     return report
 
 
-def _folder(source: str, output: CorpusOutput) -> Path:
+def _folder(source: str, output: CorpusOutput, *, texts: bool) -> Path:
     """Where the images are."""
-    if source == DIGITS:
-        folder = output.scratch / DIGITS
-        write_digits(folder)
+    if source in GENERATED:
+        folder = output.scratch / source
+        GENERATED[source](folder, texts=texts)
         return folder
     if is_remote(source):
         raise UserError(f"{source}: images are read from folders of this machine: copy them, or mount the store.")
@@ -129,11 +143,67 @@ def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dr
         if unknown := [name for name in labels_below(held_out) if name not in labels]:
             raise UserError(f"held_out ({held_out}) has a label {unknown[0]}, which {source} has not: remove it.")
         return {"train": found, "validation": [*images_below(held_out, labels, dropped)]}
+    return _split(recipe, found)
+
+
+def _split(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
+    """By hashes of their names."""
     below = int(recipe.validation * 2**64)
     splits: dict[str, list[ImageFile]] = {"train": [], "validation": []}
     for file in found:
         splits["validation" if hashed(file.name, recipe.seed) < below else "train"].append(file)
     return splits
+
+
+def _pairs(
+    recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
+) -> tuple[dict[str, list[ImageFile]], dict[str, str]]:
+    """The same of images with texts; and, by the path of an image, the name of the file with its text."""
+    found, held = dict(pairs_below(source, dropped)), dict(pairs_below(held_out, dropped)) if held_out else {}
+    splits = {"train": [*found], "validation": [*held]} if held_out else _split(recipe, found)
+    return splits, {file.path: beside for file, beside in (found | held).items()}
+
+
+def _packed(
+    recipe: ImageRecipe,
+    files: Mapping[str, Sequence[ImageFile]],
+    beside: Mapping[str, str],
+    work: JobRunner,
+    dropped: Dropped,
+) -> dict[str, list[Path]]:
+    """Split -> plain shards of images and their texts, which are then read as those of others are."""
+    jobs, splits, first = [], [], 0
+    for split in SPLITS:
+        for shard in deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
+            names = tuple(beside[file.path] for file in shard)
+            changed = tuple(
+                Path(file.path).with_name(name).stat().st_mtime_ns for file, name in zip(shard, names, strict=True)
+            )
+            folder = str(work.folder / SHARDS)
+            jobs.append(PackJob(folder, shard, names, changed, first, recipe.text, recipe.limits))
+            splits.append(split)
+            first += len(shard)
+    written: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for split, result in zip(splits, work.run("look and write", pack, jobs), strict=True):
+        dropped.merge(result.dropped)
+        if result.samples:
+            written[split].append(work.folder / SHARDS / result.name)
+    return written
+
+
+def _with_texts(recipe: ImageRecipe, results: Results, work: JobRunner) -> tuple[str, Tokenizer, Results]:
+    """The manifest's `dtype`, the tokenizer, and the shards with indexes that have ids."""
+    learned = [result.info for result in results["train"] if result.info]
+    if not learned:
+        return LABELS, label_tokenizer([]), results  # which is told in a moment
+    tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work)
+    columns, finished = 2 * len(FIELDS), {}
+    for split, some in results.items():
+        infos = [result.info for result in some if result.info]
+        dtype, encoded = with_ids(infos, tokenizer, place, longest=recipe.longest, columns=columns, work=work)
+        ids = iter(encoded)
+        finished[split] = [dataclasses.replace(one, info=next(ids)) if one.info else one for one in some]
+    return dtype, tokenizer, finished
 
 
 def _written(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work: JobRunner) -> Results:
@@ -183,11 +253,15 @@ def _given(recipe: ImageRecipe, shards: Sequence[Path], held_out: Path | None) -
 def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[Path]], work: JobRunner) -> Results:
     """An index of each shard."""
     folder = str(work.folder / SHARDS)
+    field = recipe.text if recipe.texts else recipe.label
+    # What was packed here was looked at.
+    looked = dataclasses.replace(recipe.limits, check="header")
     jobs = [
-        GivenShardJob(folder, str(path), status.st_size, status.st_mtime_ns, recipe.label, recipe.limits)
+        GivenShardJob(folder, str(path), status.st_size, status.st_mtime_ns, field, limits, recipe.texts)
         for split in SPLITS
         for path in shards[split]
         for status in [path.stat()]
+        for limits in [looked if path.is_relative_to(work.folder) else recipe.limits]
     ]
     results = work.run("look and index", index_shard, jobs)
     return {"train": results[: len(shards["train"])], "validation": results[len(shards["train"]) :]}
@@ -200,7 +274,10 @@ def _linked(
     kept = [(result.info, path) for result, path in zip(results, paths, strict=True) if result.info]
     for number, (info, path) in enumerate(kept):
         named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-        os.symlink(path, output.folder / named.name)
+        if path.is_relative_to(output.scratch):
+            output.place(path, named.name)
+        else:
+            os.symlink(path, output.folder / named.name)
         output.place(output.scratch / SHARDS / index_name(info.name), named.index_name)
         yield named
 

@@ -16,14 +16,13 @@ from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
 from data_pipeline.images.folders import FIELDS, ImageShardResult
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
 from megaptm.data.files import npy_bytes
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
 from megaptm.storage import hash_of, write_whole
 
-MOST_LABEL_BYTES = 1 << 20
-"""Of a `.cls` or `.json`."""
 SPELLINGS = {"jpg": "jpg", "jpeg": "jpg", "png": "png", "webp": "webp"}
 """Suffixes of images in public shards -> ours."""
 
@@ -37,9 +36,11 @@ class GivenShardJob:
     path: str
     size: int
     modified: int
-    label: str
-    """Field of `.json` that has the label, where there is no `.cls`."""
+    field: str
+    """Of `.json`, that has the label, where there is no `.cls`; or the text, where there is no `.txt`."""
     limits: ImageLimits
+    texts: bool = False
+    """Whether images come with texts, which are noted beside the index, and not with labels."""
 
 
 @dataclass
@@ -51,6 +52,8 @@ class _Sample:
     """Suffix -> first byte, size."""
     content: bytes = b""
     label: int | None = None
+    text: tuple[bytes, str | None] | None = None
+    """A file's content, and the field that has the text, of JSON."""
 
 
 def given_shards(folder: Path) -> list[Path]:
@@ -68,14 +71,21 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
     """
     result = ImageShardResult(None, Dropped(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
-    rows, size = [], 0
-    for sample in _samples(Path(job.path), job.label, result.dropped):
+    rows, texts, size = [], [], 0
+    for sample in _samples(Path(job.path), job, result.dropped):
         where = f"{Path(job.path).name}:{sample.key}"
         if len(sample.images) != 1:
-            result.dropped.add("several images" if sample.images else "no image", where)
+            none = "text without image" if job.texts and sample.text else "no image"
+            result.dropped.add("several images" if sample.images else none, where)
             continue
-        if sample.label is None:
-            result.dropped.add("no label", where)
+        text = ""
+        try:
+            if job.texts:
+                text = text_of(*(sample.text or (b"", None)))
+            elif sample.label is None:
+                raise RefusedText("no label")
+        except RefusedText as reason:
+            result.dropped.add(str(reason), where)
             continue
         [(suffix, place)] = sample.images.items()
         found = look(sample.content, job.limits)
@@ -86,15 +96,21 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
             result.dropped.add("another format than its suffix says", where)
             continue
         places = [place if one == suffix else (0, 0) for one in FIELDS[1:]]
-        rows.append((sample.label, 1, *(number for pair in places for number in pair)))
+        # The number of tokens is not known yet where a text has more than one.
+        rows.append((sample.label or 0, 1, *(number for pair in places for number in pair)))
         size += place[1]
         result.oddities.update(found.oddities)
-        result.labels[sample.label] += 1
+        if job.texts:
+            texts.append(text)
+        else:
+            result.labels[sample.label or 0] += 1
         result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
     if rows:
         index = npy_bytes(np.array(rows, dtype="<i8"))
         path = Path(job.folder, index_name(name))
         write_whole(path, index)
+        if job.texts:
+            save_texts(Path(job.folder, name), texts)
         result.info = ShardInfo(
             name=name,
             samples=len(rows),
@@ -107,7 +123,7 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
     return result
 
 
-def _samples(path: Path, label: str, dropped: Dropped) -> Iterator[_Sample]:
+def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Sample]:
     """Neighbors with one key, as `webdataset` groups them: the key ends at the first dot of the file's name."""
     sample: _Sample | None = None
     try:
@@ -122,7 +138,7 @@ def _samples(path: Path, label: str, dropped: Dropped) -> Iterator[_Sample]:
                     if sample is not None:
                         yield sample
                     sample = _Sample(key)
-                _note(sample, tar, member, suffix.lower(), label)
+                _note(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
     except (tarfile.TarError, OSError, EOFError) as error:
         dropped.add("archive that ends early", path.name, said=str(error))
@@ -131,14 +147,19 @@ def _samples(path: Path, label: str, dropped: Dropped) -> Iterator[_Sample]:
         yield sample
 
 
-def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, label: str) -> None:
+def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: GivenShardJob) -> None:
     """What a file says of its sample."""
     if suffix in SPELLINGS:
         sample.images[SPELLINGS[suffix]] = (member.offset_data, member.size)
         if member.size <= MOST_BYTES:
             sample.content = _content(tar, member)
-    elif suffix in ("cls", "json") and member.size <= MOST_LABEL_BYTES:
-        said = _label(_content(tar, member), label if suffix == "json" else None)
+    elif suffix in ("txt", "json") and job.texts:
+        # One that is too long is read as far as that shows.
+        if suffix == "txt" or sample.text is None:
+            content = _content(tar, member) if member.size <= MOST_TEXT_BYTES else bytes(MOST_TEXT_BYTES + 1)
+            sample.text = (content, job.field if suffix == "json" else None)
+    elif suffix in ("cls", "json") and not job.texts and member.size <= MOST_TEXT_BYTES:
+        said = _label(_content(tar, member), job.field if suffix == "json" else None)
         if said is not None and (suffix == "cls" or sample.label is None):
             sample.label = said
 

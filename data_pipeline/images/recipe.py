@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from data_pipeline.images.look import ImageLimits
+from data_pipeline.recipe import TokenizerRecipe
+from megaptm.config.yamls import read_override
 
 DIGITS = "digits"
 """In the place of a folder: the 1,797 handwritten digits, 8 x 8 pixels of grey, that scikit-learn brings."""
+SHAPES = "shapes"
+"""The same: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
+TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +24,16 @@ class ImageRecipe:
     """All that the bytes of a corpus of images depend on, besides its files."""
 
     source: str
-    """Folder with a folder of images for each label, or with webdataset shards; or `DIGITS`."""
+    """Folder with a folder of images for each label, or with webdataset shards; or `DIGITS`, `SHAPES`. With `texts`
+    folders say nothing, and each image has a text of its name beside it."""
+    texts: bool = False
+    """Whether images come with texts: `.txt`, or a field of `.json`, of the same name, or key of a shard."""
+    text: str = "caption"
+    """The field of `.json` that has the text, where there is no `.txt`."""
+    tokenizer: TokenizerRecipe = TOKENIZER
+    """Of texts."""
+    longest: Annotated[int, Field(ge=1, le=4096)] = 75
+    """Tokens of a text, at most: what is beyond is cut off. CLIP reads so many, and one before and behind."""
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.02
     """Share that is held out: of images, by a hash of their names; of given shards, whole ones, one at least."""
     held_out: str | None = None
@@ -40,8 +55,41 @@ class ImageRecipe:
     check: Literal["pixels", "header"] = ImageLimits.check
     """Whether each image is decoded once, or only its header read."""
 
+    def for_manifest(self) -> dict[str, Any]:
+        """As the manifest keeps it; of texts nothing where there are none, and of a tokenizer that was given nothing:
+        that is known by its fingerprint."""
+        told = asdict(self)
+        if not self.texts:
+            for name in ("texts", "text", "tokenizer", "longest"):
+                del told[name]
+        elif self.tokenizer.folder is not None:
+            del told["tokenizer"]
+        return told
+
     @property
     def limits(self) -> ImageLimits:
         return ImageLimits(
             smallest=self.smallest, most_pixels=self.most_pixels, stretched=self.stretched, check=self.check
         )
+
+
+def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
+    """Settings of an `ImageRecipe` as words of a command: `tokenizer` may be the folder of one that exists, and what is
+    not said of another is as in `TOKENIZER`."""
+    settings: dict[str, Any] = {}
+    told: dict[str, Any] = {}
+    for word in words:
+        values = dict(read_override(word).values)
+        tokenizer = values.pop("tokenizer", None)
+        if isinstance(tokenizer, str):
+            told = {"folder": tokenizer}
+        elif isinstance(tokenizer, dict):
+            told |= tokenizer
+        elif tokenizer is not None:
+            settings["tokenizer"] = tokenizer
+        settings |= values
+    if told:
+        # Of another kind special tokens are as usual for it.
+        usual = asdict(TOKENIZER) if told.get("kind", TOKENIZER.kind) == TOKENIZER.kind and "folder" not in told else {}
+        settings["tokenizer"] = usual | told
+    return settings

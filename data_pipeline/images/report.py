@@ -28,6 +28,8 @@ class ImageReport:
     """split -> images, bytes (of their files), shards"""
     labels: dict[str, int]
     """name -> images"""
+    tokens: int
+    """Of all texts; of labels one each."""
     dropped: dict[str, int]
     """reason -> images"""
     examples: dict[str, list[tuple[str, str]]]
@@ -72,6 +74,7 @@ class ImageReport:
                 for name, split in manifest.splits.items()
             },
             labels={name: labels[number] for number, name in enumerate(names)},
+            tokens=sum(split.tokens for split in manifest.splits.values()),
             dropped=dict(dropped.counts),
             examples=dropped.examples,
             said=dropped.said,
@@ -93,7 +96,8 @@ class ImageReport:
             table.add_row(name, *(f"{counts[key]:,}" for key in ("images", "bytes", "shards")))
         console.print(table)
         who = f"{self.workers} Ray workers" if self.workers else "one process"
-        console.print(Text(f"{len(self.labels):,} labels; {sum(self.seconds.values()):.1f} s with {who}"))
+        what = f"{len(self.labels):,} labels" if self.labels else f"texts of {self.tokens:,} tokens"
+        console.print(Text(f"{what}; {sum(self.seconds.values()):.1f} s with {who}"))
         for line in self._lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
         console.print(histogram(self.sides, "images by the pixels of their shorter side"))

@@ -479,6 +479,46 @@ class MaskedPatchHeadBrick(HeadBrick):
         return {"classify": Map(self.width, self.classes, True)}
 
 
+class ImageTextHeadBrick(HeadBrick):
+    """Images and texts that find each other in the whole batch, both ways (CLIP, arXiv:2103.00020, figure 3): a map
+    of each to one space, as wide as the texts' stack, and a temperature. Papers count it."""
+
+    name = "image-text"
+    answers = "text_end"
+    projects = False
+    contrasts = True
+    others = 1
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if len(self.readings) != 2:
+            raise UserError(f"{spec.name}: the {self.name} head reads two stacks, of images and of texts: name both.")
+
+    @property
+    def embedding(self) -> int:
+        """Width of the space in which images and texts are compared."""
+        return self.spec.size_of(self.readings[1].stack).width
+
+    @property
+    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return 2 * self.embedding + 1
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {
+            stack: Map(self.spec.output_width(stack), self.embedding, False)
+            for stack in [reading.stack for reading in self.readings]
+        }
+
+    @property
+    def published(self) -> int:
+        return self.parameters
+
+    def multiply_adds(self, positions: int) -> int:
+        """Of one place of either."""
+        return super().multiply_adds(1)
+
+
 HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
@@ -487,7 +527,7 @@ HEADS: dict[str, type[HeadBrick]] = {
         *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),
-        *(ImageLabelHeadBrick, MaskedPatchHeadBrick),
+        *(ImageLabelHeadBrick, MaskedPatchHeadBrick, ImageTextHeadBrick),
     )
 }
 

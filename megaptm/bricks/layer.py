@@ -165,10 +165,18 @@ def input_tables(family: Family) -> dict[str, int]:
 
 def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     """Parameters at the input of some stacks besides the token table."""
-    family, width = spec.family, spec.size.table_width
-    blocks = {family.tables[name]: family.stacks[name] for name in stacks}.values()
-    norms = [norm_parameters(block, width) for block in blocks] if family.embedding_norm else []
+    family = spec.family
+    norms = [
+        norm_parameters(family.stacks[name], spec.table_width(name))
+        for name in _by_table(family, stacks)
+        if family.has_embedding_norm(name)
+    ]
     return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms)
+
+
+def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
+    """Of stacks with the same tables at the input, one."""
+    return [*{family.tables[name]: name for name in stacks}.values()]
 
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
@@ -177,10 +185,10 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     family, width = spec.family, spec.size.table_width
     yield from character_maps(spec)
     yield from patch_maps(spec)
-    for block in {family.tables[name]: family.stacks[name] for name in stacks}.values():
-        if block.position == "learned":
-            yield Map(width, spec.positions, False)
-        if block.position == "axial":
+    for name in _by_table(family, stacks):
+        if family.stacks[name].position == "learned":
+            yield Map(spec.table_width(name), spec.positions_of(name), False)
+        if family.stacks[name].position == "axial":
             yield from (Map(*sides, False) for sides in zip(spec.axial_widths, spec.axial, strict=True))
     for rows in input_tables(family).values():
         yield Map(width, rows, False)
@@ -195,9 +203,9 @@ def widening(spec: ModelSpec) -> dict[str, Map]:
     blocks = spec.family.stacks.items()
     widths = {stack: spec.size_of(stack).width for stack, block in blocks if not block.reads_table}
     return {
-        stack: Map(spec.size.table_width, width, bias=True)
+        stack: Map(spec.table_width(stack), width, bias=True)
         for stack, width in widths.items()
-        if width != spec.size.table_width
+        if width != spec.table_width(stack)
     }
 
 

@@ -15,16 +15,20 @@ def patch_map(spec: ModelSpec) -> Map:
     """From the pixels of a patch, all channels of them, to the stream."""
     if spec.size.patch is None:
         raise UserError(f"{spec.name} reads images, and its size has no patch: give model.patch.")
-    return Map(CHANNELS * spec.size.patch**2, spec.size.table_width, True)
+    return Map(CHANNELS * spec.size.patch**2, _width(spec), spec.family.patch_bias)
 
 
 def patch_maps(spec: ModelSpec) -> Iterator[Map]:
     """All, vectors as maps from their width to one row; none where no images are read."""
     if spec.family.reads_images:
         yield patch_map(spec)
-        yield from [Map(spec.size.table_width, 1, False)] * (1 + spec.masks_patches)
+        yield from [Map(_width(spec), 1, False)] * (1 + spec.masks_patches)
 
 
-def patch_products(spec: ModelSpec, places: int) -> int:
+def patch_products(spec: ModelSpec, stack: str, places: int) -> int:
     """Multiply-adds of a row of so many places, of which one is the image's; no gradient goes to pixels."""
-    return (places - 1) * patch_map(spec).weights if spec.family.reads_images else 0
+    return (places - 1) * patch_map(spec).weights if spec.family.reads_patches(stack) else 0
+
+
+def _width(spec: ModelSpec) -> int:
+    return spec.table_width(next(iter(spec.family.stacks)))

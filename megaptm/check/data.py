@@ -15,7 +15,7 @@ from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
-from megaptm.data.shards import TOKENS_AT, LabeledShard, Shard, ShardInfo, damaged, misfit
+from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, misfit
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
@@ -234,7 +234,7 @@ def lies(shard: Shard, info: ShardInfo, vocabulary: int, most: int | None) -> st
     if int(places[:, 1].sum()) != info.tokens:
         return f"{info.index_name} counts {int(places[:, 1].sum()):,} tokens where the manifest says {info.tokens:,}"
     for document, (at, count) in enumerate(places[:most].tolist()):
-        if not isinstance(shard, LabeledShard) and not _lies_there(shard, document, at, count):
+        if not isinstance(shard, LabeledShard | CaptionedShard) and not _lies_there(shard, document, at, count):
             return f"{info.index_name} finds no document of {count:,} tokens at byte {at:,}"
         largest = int(shard.tokens(document).max())
         if largest >= vocabulary:

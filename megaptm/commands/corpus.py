@@ -55,19 +55,23 @@ def images(words: tuple[str, ...]) -> None:
     """Turn images into a corpus: look at each, leave out what nobody can learn from, write shards.
 
     SOURCE is a folder with a folder of images for each label; or one with webdataset shards (.tar), which stay as they
-    are and get an index; or `digits`, the small images that scikit-learn brings.
+    are and get an index; or `digits`, the small images that scikit-learn brings, or `shapes`, drawn ones. With
+    texts=true each image has a text in the place of a label: beside it, 0001.txt or 0001.json, or in the shard.
 
     \b
       megaptm corpus images digits out=corpora/digits validation=0.1
       megaptm corpus images photos/ out=corpora/photos workers=16
       megaptm corpus images imagenet/train out=corpora/imagenet held_out=imagenet/val
-      megaptm corpus images shards/ out=corpora/laion classes=names.txt check=header
+      megaptm corpus images shards/ out=corpora/imagenet classes=names.txt check=header
+      megaptm corpus images laion/ out=corpora/laion texts=true tokenizer=corpora/captions/tokenizer
 
     \b
     out, workers, overwrite, scratch   as `megaptm corpus build` has them
     validation   share of the images held out, or of given shards; 0.02 by default
     held_out     folder of what is held out, in the place of a share
     classes      of given shards: text file with a name for each label; label: the field of .json that has it
+    texts        true: images with texts; text: the field of .json that has it; longest: tokens of one, at most
+    tokenizer    of texts: folder of a tokenizer to use; or tokenizer.vocabulary ... of one to train
     smallest, most_pixels, stretched   which images are kept; check=header does not decode them
     seed, shard_bytes ...: docs/images.md has them all
     """

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from megaptm.commands.output import print_json
 from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from megaptm.inference.image_text import Retrieval, ZeroShot
+    from megaptm.inference.loaded_model import LoadedModel
 
 FREQUENT = 100
 """Of so many words, the most frequent, none is asked for: they are of every company."""
@@ -29,6 +34,10 @@ FREQUENT = 100
     type=click.Path(path_type=Path),
     help="Of word vectors: a file of analogies, four words a line, whose fourth words are looked for.",
 )
+@click.option("--zero-shot", help="Of images and texts: a corpus with labels, by whose names images are classified.")
+@click.option(
+    "--template", "templates", multiple=True, help="What is said of a name; may be given again, and is averaged."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def evaluate(
     model: Path,
@@ -41,6 +50,8 @@ def evaluate(
     step: int | None,
     words: tuple[str, ...],
     analogies: Path | None,
+    zero_shot: str | None,
+    templates: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Measure a MODEL, the folder of a run or of an exported model, on held-out text.
@@ -60,6 +71,12 @@ def evaluate(
 
     \b
       megaptm evaluate runs/word2vec-tiny --word list --analogies questions-words.txt
+
+    A model of images and texts (CLIP) is also asked which held-out texts and images belong together, and with
+    --zero-shot which of the names of a corpus's labels its held-out images have.
+
+    \b
+      megaptm evaluate runs/clip-tiny --zero-shot corpora/shapes-labels --template 'a photo of a {}.'
     """
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
@@ -93,14 +110,37 @@ def evaluate(
         console=bars,
         tell=tell,
     )
+    matched, classified = _match(loaded, corpora, rows, zero_shot, templates)
     if as_json:
-        print_json(found.plain())
+        more = [one.plain() for one in (matched, classified) if one is not None]
+        print_json({key: value for said in (found.plain(), *more) for key, value in said.items()})
     else:
         evaluation.show(found, Console())
+        for one in (matched, classified):
+            if one is not None:
+                one.show(Console())
     sys.stdout.flush()
     if not (corpora or same_length) and sequence is None and memory is None and farthest is None:
         tell("recording the result in the run folder" + (" and in MLflow" if loaded.config.track.enabled else ""))
         evaluation.record(loaded.config, found)
+
+
+def _match(
+    loaded: LoadedModel, corpora: dict[str, float], rows: int | None, labeled: str | None, templates: tuple[str, ...]
+) -> tuple[Retrieval | None, ZeroShot | None]:
+    """Of a model of images and texts, which belong together, and which names the images of a corpus have."""
+    from megaptm.inference.image_text import retrieval
+    from megaptm.inference.loaded_model import TEMPLATES
+
+    family = loaded.spec.family
+    if not (family.reads_images and family.has_tokens):
+        if labeled or templates:
+            raise UserError(
+                f"--zero-shot and --template are for models of images and texts, and {family.name} is none."
+            )
+        return None, None
+    classified = loaded.zero_shot(corpus=labeled, templates=templates or TEMPLATES, rows=rows) if labeled else None
+    return retrieval(loaded, corpora, rows=rows), classified
 
 
 def _of_words(run: Path) -> bool:

@@ -153,7 +153,9 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         objective=checkpoint.config.built_objective,
         sequence=checkpoint.config.data.sequence,
     )
-    beside = "AutoImageProcessor" if checkpoint.spec.family.reads_images else "AutoTokenizer"
+    family = checkpoint.spec.family
+    beside = "AutoProcessor" if family.has_tokens else "AutoImageProcessor"
+    beside = beside if family.reads_images else "AutoTokenizer"
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
     click.echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
     for name, place in [*((name, place) for place, name in exported.classes.items()), (beside, ".")]:

@@ -6,7 +6,7 @@ import click
 
 # As in `megaptm.tokenizers`, which would load numpy.
 KINDS = ("bpe", "byte-bpe", "char-bpe", "wordpiece", "unigram", "words")
-SPECIALS = ("gpt", "gpt2", "bert", "roberta", "albert", "deberta", "t5", "marian", "llama")
+SPECIALS = ("gpt", "gpt2", "bert", "roberta", "albert", "deberta", "clip", "t5", "marian", "llama")
 
 
 @click.group()

@@ -136,13 +136,14 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
 def _model(config: Config) -> Iterator[str]:
     yield from _shape(config.model)
     spec = resolve_model(config)
-    if spec.longest is not None and config.data.sequence > spec.longest:
+    first = next(iter(spec.family.stacks))
+    if spec.longest is not None and config.data.sequence > spec.context_of(first):
         yield (
-            f"data.sequence ({config.data.sequence}) must not exceed the {spec.longest} learned positions of "
-            f"{_title(config.model)} (model.context)."
+            f"data.sequence ({config.data.sequence}) must not exceed the {spec.context_of(first)} learned positions "
+            f"of {_title(config.model)} (model.context)."
         )
     elif spec.longest is not None:
-        yield from _longest_stream(config, spec.longest)
+        yield from _longest_stream(config, spec)
     yield from _memory(config, spec)
     yield from image_objective(config, spec)
 
@@ -165,14 +166,18 @@ def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
         )
 
 
-def _longest_stream(config: Config, longest: int) -> Iterator[str]:
+def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
     """A decoder may be asked for more than the encoder reads: its row then needs places as well."""
     task = config.built_objective
-    for prefix, places in task.batch(config.data.sequence, config.data.document_mask).streams.items():
+    streams = task.batch(config.data.sequence, config.data.document_mask).streams
+    for stack, prefix in spec.family.prefixes.items():
+        places, longest = streams[prefix], spec.context_of(stack)
         if places > longest:
+            own = spec.size.stacks[stack].context if stack in spec.size.stacks else None
+            key = "model.context" if own is None else f"model.stacks.{stack}.context"
             yield (
                 f"objective ({task.name}) makes rows of {places} {prefix}tokens where data.sequence is "
-                f"{config.data.sequence}, and {_title(config.model)} has {longest} learned positions (model.context): "
+                f"{config.data.sequence}, and {_title(config.model)} has {longest} learned positions ({key}): "
                 "lower data.sequence, or ask for less."
             )
 
@@ -205,6 +210,9 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     yield from image_shape(model, spec)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
+    for name, own in model.stacks.items():
+        if own.context is not None and name in spec.family.stacks and spec.family.stacks[name].position != "learned":
+            yield f"model.stacks.{name}.context ({own.context}): the {name} has no table of positions; leave it out."
     if model.tasks is not None and "task" not in spec.family.inputs:
         yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
     shares = any(block.share for block in spec.family.stacks.values())

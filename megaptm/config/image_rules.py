@@ -21,7 +21,7 @@ def image_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
         return
     for key in OF_TOKENS:
         if getattr(model, key):
-            yield f"model.{key} means nothing to {family.name}, which reads images and has no tokens; remove it."
+            yield f"model.{key} means nothing to {family.name}, which reads images; remove it."
     if spec.size.patch is None:
         yield f"model.size custom of {family.name} needs model.patch, the pixels of a side of a patch."
     if spec.context < 2 or spec.grid**2 + 1 != spec.context:

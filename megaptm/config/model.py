@@ -32,6 +32,11 @@ def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
     return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
 
 
+def _of_stack(model: ModelConfig, own: Size) -> dict[str, Any]:
+    """The same of a stack with a row of its own in the table: places that images have are no text's."""
+    return _numbers(model, own) | {"context": own.context}
+
+
 def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
     """What of it a block reads."""
     return {name: one for name, one in said.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
@@ -84,9 +89,11 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         family = change(family, **losses_said)
     table = family.sizes.get(model.size)
     shape = _numbers(model, table)
-    stacks = {} if table is None else {name: _numbers(model, own) for name, own in table.stacks.items()}
+    stacks = {} if table is None else {name: _of_stack(model, own) for name, own in table.stacks.items()}
     for name, own in model.stacks.items():
-        stacks[name] = stacks.get(name, shape) | own.model_dump(exclude_none=True)
+        stacks[name] = stacks.get(name, shape | {"context": None}) | own.model_dump(exclude_none=True)
+    # The model's own is that of all stacks that say nothing else.
+    del shape["context"]
     own_context = None if table is None else table.context
     context = own_context or family.context if model.context is None else model.context
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding

@@ -56,6 +56,8 @@ class Shape(Section):
     memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Places before a row that each layer remembers from earlier steps, where the family's attention is relative; of
     recurrent ones 1, their state, or 0; absent: the size's, or none."""
+    context: Count | None = None
+    """Longest sequence with a learned position, where it is not that of other stacks; absent: the size's."""
 
 
 class ModelConfig(Shape):

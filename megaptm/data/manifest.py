@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -37,6 +38,9 @@ SPANS = ("phrases", "tags")
 LABELS = "labels"
 """In the place of a type of ids: a document is one id, its label, which the index has and the tar has as text
 (`.cls`, `.json`), so that public shards of images are read as they are."""
+TEXTS = re.compile(r"(uint16|uint32)\[([1-9]\d{0,4})\]")
+"""The same of images with texts, `uint16[75]`: a document's ids, so many at most, are in the index, behind all places;
+the tar has the text (`.txt`, `.json`)."""
 REMEDY = "restore it or build the corpus again"
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -64,7 +68,7 @@ class ManifestTokenizer(Record):
 class CorpusManifest(Record):
     """What every `manifest.json` holds."""
 
-    dtype: Literal["uint16", "uint32", "labels"]
+    dtype: Annotated[str, Field(pattern=rf"^(uint16|uint32|labels|{TEXTS.pattern})$")]
     fields: Annotated[list[FileName], Field(min_length=1)]
     splits: dict[FileName, ManifestSplit]
     tokenizer: ManifestTokenizer
@@ -86,7 +90,7 @@ class Manifest:
     """A corpus in numbers."""
 
     dtype: str
-    """Of the stored token ids: `uint16` or `uint32`; or `LABELS`."""
+    """Of the stored token ids: `uint16` or `uint32`; or `LABELS`, or one of `TEXTS`."""
     fields: tuple[str, ...]
     """What documents may have, `tokens` first: annotations (`sentences`), and suffixes of blobs (`jpg`)."""
     splits: Mapping[str, Split] = field(compare=False)  # the id compares them
@@ -110,7 +114,7 @@ def write_manifest(
     """Write the tables of shards and then `manifest.json`, atomically; call it when every shard is in place."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "dtype": dtype if dtype == LABELS else np_name(dtype),
+        "dtype": dtype if dtype == LABELS or TEXTS.fullmatch(dtype) else np_name(dtype),
         "fields": list(fields),
         "splits": {name: _write_split(Path(folder), name, shards) for name, shards in splits.items()},
         "tokenizer": dict(tokenizer),
@@ -160,6 +164,13 @@ def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, A
     if fields[0] != "tokens" or len(set(fields)) < len(fields):
         raise UserError(f"{place}: fields must be `tokens` and then other names, each once: {REMEDY}.")
     return content
+
+
+def text_columns(dtype: str) -> int:
+    """Numbers of eight bytes that the ids of a text fill in the index, where that has them."""
+    if (found := TEXTS.fullmatch(dtype)) is None:
+        return 0
+    return -(-int(found[2]) * np.dtype(found[1]).itemsize // 8)
 
 
 def np_name(dtype: Any) -> str:

@@ -148,6 +148,14 @@ def _check_images(corpus: Corpus, objectives: Iterable[Objective]) -> None:
                 f"{corpus.name} has no images, which objective {objective.name} reads: build one of images with "
                 "`megaptm corpus images`."
             )
+        if objective.blobs and objective.reads_labels is not None:
+            labeled = corpus.manifest.dtype == LABELS
+            if labeled != objective.reads_labels:
+                has, wants = ("labels", "texts=true") if labeled else ("texts", "texts=false")
+                raise UserError(
+                    f"{corpus.name} has images with {has}, and objective {objective.name} reads others: build one with "
+                    f"`megaptm corpus images ... {wants}`."
+                )
         if not objective.blobs and corpus.manifest.dtype == LABELS:
             raise UserError(
                 f"{corpus.name} has images with labels, and objective {objective.name} reads text: build a corpus of "

@@ -3,7 +3,8 @@
 One document is `<key>.tokens.npy` (1-D uint16 or uint32), `<key>.<annotation>.npy` for what is known of places in it
 (int32, see `ANNOTATIONS`), `<key>.<suffix>` for bytes that belong to it (`jpg`), `<key>.json` for the rest. Tokens are
 stored clean: no begin, end, cls or sep, which objectives add when a sample is loaded. Same documents, same bytes.
-Of images (`manifest.LABELS`) it is `<key>.jpg` and `<key>.cls`, the number of its label, as `webdataset` has it.
+Of images (`manifest.LABELS`) it is `<key>.jpg` and `<key>.cls`, the number of its label, as `webdataset` has it;
+of images with texts (`manifest.TEXTS`) `<key>.jpg` and `<key>.txt`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from typing import Literal
 import numpy as np
 
 from megaptm.data.files import open_array
-from megaptm.data.manifest import ANNOTATIONS, LABELS, SPANS, Manifest, Split, read_manifest, write_manifest
+from megaptm.data.manifest import (
+    ANNOTATIONS,
+    LABELS,
+    SPANS,
+    TEXTS,
+    Manifest,
+    Split,
+    read_manifest,
+    text_columns,
+    write_manifest,
+)
 from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
@@ -108,8 +119,10 @@ class Shard:
             if _may_pass(error):
                 raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
-        index = open_index(folder, info, fields)
+        index = open_index(folder, info, fields, dtype)
         kind, stored = (LabeledShard, "uint32") if dtype == LABELS else (cls, dtype)
+        if (texts := TEXTS.fullmatch(dtype)) is not None:
+            kind, stored = CaptionedShard, texts[1]
         shard = kind(path, content, index, np.dtype(stored).newbyteorder("<"), fields)
         if not shard._is_inside():
             raise UserError(f"{path} does not hold what its index says: {REMEDY}")
@@ -213,16 +226,34 @@ class LabeledShard(Shard):
         return label
 
 
+class CaptionedShard(Shard):
+    """A shard of images, whose index has the ids of their texts: any tar of such files, whoever wrote it."""
+
+    def _is_inside(self) -> bool:
+        places, ids = self.index[:, 2 : 2 * len(self.fields)], self.index[:, 2 * len(self.fields) :]
+        at, size = places[:, 0::2], places[:, 1::2]
+        if (self.index[:, TOKENS] > ids.shape[1] * ids.itemsize // self.dtype.itemsize).any():
+            return False
+        return bool(((at >= 0) & (at <= len(self.content)) & (size >= 0) & (size <= len(self.content) - at)).all())
+
+    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        ids = self.index[document, 2 * len(self.fields) :].view(self.dtype)
+        found = ids[: int(self.index[document, TOKENS])][start:stop]
+        if self.vocabulary is not None:
+            self._refuse_beyond(self.vocabulary, found)
+        return found
+
+
 def _may_pass(error: Exception) -> bool:
     """Whether it is the disk that fails, and not what is on it that is wrong."""
     return isinstance(error, OSError) and error.errno in OUTAGES
 
 
-def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str]) -> np.ndarray:
-    """int64 [documents, 2 * fields]: the index of a shard, mapped into memory."""
+def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
+    """int64 [documents, 2 * fields]: the index of a shard, mapped into memory; of `TEXTS` with ids behind."""
     path = Path(folder) / info.index_name
     try:
-        index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields),)))
+        index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields) + text_columns(dtype),)))
     except (OSError, ValueError) as error:
         if _may_pass(error):
             raise
@@ -320,13 +351,13 @@ class Corpus:
         return Shard.open(self.folder, info, self.manifest.dtype, self.manifest.fields, verify)
 
     def indexes(self, infos: Sequence[ShardInfo]) -> Iterator[np.ndarray]:
-        """int64 [documents, 2 * fields]: the indexes of shards, without the shards."""
+        """int64 [documents, columns]: the indexes of shards, without the shards."""
         if self.mirror:
             self.mirror.fetch_many(infos, wait=True, only_index=True)
         for info in infos:
             if self.mirror:
                 self.mirror.fetch_index(info)  # nothing to do, unless the cache is smaller than all of them
-            yield open_index(self.folder, info, self.manifest.fields)
+            yield open_index(self.folder, info, self.manifest.fields, self.manifest.dtype)
 
     def bring(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
         """Fetch shards that will be opened, several at once; nothing to do where they are on this machine."""

@@ -1,6 +1,7 @@
 """Families that read images."""
 
+from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
 from megaptm.spec import Family
 
-VISION: dict[str, Family] = {family.name: family for family in (VIT,)}
+VISION: dict[str, Family] = {family.name: family for family in (VIT, CLIP)}

@@ -61,6 +61,7 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "attention_dropout": block.attention_rate(spec.dropout),
         "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
         **{f"{stack}.{name}": getattr(spec.size_of(stack), name) for stack in spec.family.stacks for name in OF_STACKS},
+        **{f"{stack}.context": spec.context_of(stack) for stack in spec.family.stacks},
     }
 
 
@@ -75,6 +76,28 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     ours = numbers_of(spec)
     said = {**counterpart.numbers, **counterpart.written}
     return {**{theirs: ours[name] for theirs, name in said.items()}, **counterpart.fixed}
+
+
+def nested(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of sections, `text_config.hidden_size`, as the sections that have them."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, field = name.rpartition(".")
+        (found.setdefault(section, {}) if section in counterpart.sections else found)[field] = value
+    return found
+
+
+def flat(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in counterpart.sections:
+            if not isinstance(value, Mapping):
+                raise UserError(f"{counterpart.model} config: {name} is no object; restore it.")
+            found |= {f"{name}.{field}": one for field, one in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
@@ -248,7 +271,8 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
             head_width=ours.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
             axial=tuple(ours["axial"]) if "axial" in ours else None,
-            patch=ours.get("patch"),
+            patch=ours.get("patch") if stack == stacks[0] else None,
+            context=ours.get(f"{stack}.context"),
             embedding=None if embedding == width else embedding,
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.hub.config_fields import check_pad, checked_number, config_values, differing, spec_of
+from megaptm.hub.config_fields import check_pad, checked_number, config_values, differing, flat, nested, spec_of
 from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.images import label_names, write_processor
@@ -36,6 +36,10 @@ FAMILY = "megaptm_family"
 ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 """What text that is written begins and ends with whatever a model says; configs of few models have it."""
+OF_TEXT = "text_config"
+"""The section of a config that says what stands in a text."""
+LARGEST_ID_ENDS = 2
+"""The end of a text, by which `CLIPTextModel` takes the largest id for it."""
 SPECIAL = (*ROLES, "decoder_start_token_id", *FORCED)
 # `transformers` keeps these with the weights of old checkpoints; they hold no knowledge. The last is a table of T5's
 # that the released code never reads.
@@ -107,9 +111,10 @@ def to_hugging_face(
                 f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, the model {spec.vocabulary}; "
                 "give the tokenizer that the model was trained with."
             )
-    if tokenizer is not None and not spec.family.reads_images:
+    if tokenizer is not None and spec.family.has_tokens:
         trained_on = objective or objective_of(spec.family.objectives[0])
-        tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=sequence or spec.context)
+        longest = spec.longest if spec.family.reads_images else sequence  # which are an image's places
+        tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=longest or spec.context)
     models = {".": (spec, weights)}
     if spec.family.drawn:
         # The stack that reads what is drawn is the model; the others lie inside its folder.
@@ -122,13 +127,14 @@ def to_hugging_face(
             part = unfinished / place
             part.mkdir(parents=True, exist_ok=True)
             if spec.family.reads_images:
+                write_processor(spec, part)
+            if spec.family.reads_images and not spec.family.has_tokens:
                 # The tokenizer is names of labels, which their config has.
                 config.id2label = label_names(tokenizer, spec.vocabulary)
                 config.label2id = {name: label for label, name in config.id2label.items()}
-                write_processor(spec, part)
-            else:
-                if tokenizer is not None:
-                    tokenizer.save(part)
+            elif tokenizer is not None:
+                tokenizer.save(part)
+            if not spec.family.reads_images:
                 generation.save_pretrained(part)
             config.save_pretrained(part)
             save_torch_state_dict(theirs, part)
@@ -171,7 +177,7 @@ def _converted(
     check_pad(counterpart, special["pad_token_id"])
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
-    generation = transformers().GenerationConfig(**special, **_room(spec))
+    generation = None if counterpart.sections else transformers().GenerationConfig(**special, **_room(spec))
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}
 
 
@@ -232,7 +238,11 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
     known = {name: id_ for name, id_ in special.items() if name not in FORCED or hasattr(config_class, name)}
-    values = {**config_values(counterpart, spec), **said, **known}
+    if counterpart.sections:
+        # Where a text ends is found by the id of its end; by the largest, where nobody knows it.
+        known |= {} if known["eos_token_id"] is not None else {"eos_token_id": LARGEST_ID_ENDS}
+        known = {f"{OF_TEXT}.{name}": id_ for name, id_ in known.items()}
+    values = nested(counterpart, {**config_values(counterpart, spec), **said, **known})
     config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.tied:
         # Some of their classes say otherwise, and go by what they find; what else reads the file goes by this.
@@ -247,6 +257,8 @@ def _config_class(counterpart: Counterpart) -> Any:
 def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
     """Every field that decides what the model computes: as config.json has it, else as `transformers` would."""
     config_class = _config_class(counterpart)
+    if counterpart.sections:
+        return _with_defaults_of_sections(counterpart, config)
     # A config may use the names that all models share, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     derived = {name: read(config) for name, read in counterpart.derived.items()}
@@ -264,6 +276,18 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
         raise UserError(f"{counterpart.model} config: transformers refuses it ({why}); restore it.") from None
     fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
     return {**vars(complete), **complete.to_dict(), **fixed, **derived}
+
+
+def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a config with a section for each of several models."""
+    said = flat(counterpart, config)
+    numbers = {name: checked_number(counterpart, name, said[name]) for name in counterpart.numbers if name in said}
+    try:
+        complete = _config_class(counterpart)(**nested(counterpart, numbers))
+    except Exception as error:  # of many kinds
+        why = str(error).splitlines()[-1].strip()[:120]
+        raise UserError(f"{counterpart.model} config: transformers refuses it ({why}); restore it.") from None
+    return flat(counterpart, complete.to_dict()) | {name: said[name] for name in counterpart.fixed if name in said}
 
 
 def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:

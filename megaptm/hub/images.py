@@ -28,14 +28,25 @@ def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
 
 
 def write_processor(spec: ModelSpec, folder: Path) -> None:
-    """`preprocessor_config.json`, as `ViTImageProcessor` reads it: what training does to a held-out image, but that
-    theirs takes all of it, and not the middle."""
+    """`preprocessor_config.json`: what training does to a held-out image, but that `ViTImageProcessor` takes all of it,
+    and not the middle; `CLIPImageProcessor` takes that."""
     assert spec.size.patch is not None
     side = spec.grid * spec.size.patch
+    square: dict[str, Any] = {"height": side, "width": side}
+    if spec.family.has_tokens:
+        how = {
+            "image_processor_type": "CLIPImageProcessor",
+            "processor_class": "CLIPProcessor",
+            "size": {"shortest_edge": side},
+            "do_center_crop": True,
+            "crop_size": square,
+            "do_convert_rgb": True,
+        }
+    else:
+        how = {"image_processor_type": "ViTImageProcessor", "size": square}
     content = {
-        "image_processor_type": "ViTImageProcessor",
+        **how,
         "do_resize": True,
-        "size": {"height": side, "width": side},
         "resample": BILINEAR,
         "do_rescale": True,
         "rescale_factor": 1 / 255,

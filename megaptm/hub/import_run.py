@@ -117,7 +117,7 @@ def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family)
-    if model.spec.family.reads_images:
+    if not model.spec.family.has_tokens and model.spec.family.reads_images:
         tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     else:
         tokenizer = read_tokenizer(folder)
@@ -157,7 +157,11 @@ def first_config(spec: ModelSpec, run: Path) -> Config:
 
 
 def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
-    shape = _shape(spec.size) | {"stacks": {stack: _shape(size) for stack, size in spec.size.stacks.items()}}
+    stacks = {
+        stack: _shape(size) | ({} if size.context is None else {"context": size.context})
+        for stack, size in spec.size.stacks.items()
+    }
+    shape = _shape(spec.size) | {"stacks": stacks}
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
@@ -168,7 +172,9 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     if spec.family.reads_images:
         assert spec.size.patch is not None
         data |= {"sequence": spec.context}
-        objective = {"objective": {"image-labels": {"size": spec.grid * spec.size.patch}}}
+        seen: dict[str, Any] = {"size": spec.grid * spec.size.patch}
+        name = KNOWN[spec.name].objectives[0]
+        objective = {"objective": {name: seen | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 
@@ -198,7 +204,9 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
 
 def _size_name(spec: ModelSpec) -> str:
     def plain(size: Size) -> Size:
-        return replace(size, head_width=size.key_width)
+        # How long rows are is said besides.
+        stacks = {stack: plain(own) for stack, own in size.stacks.items()}
+        return replace(size, head_width=size.key_width, context=None, stacks=stacks)
 
     sizes = KNOWN[spec.name].sizes
     return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.errors import UserError
+from megaptm.inference.image_text import text_vectors
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import fields_of_texts
 from megaptm.inference.words_by_characters import layers_of_words
@@ -24,9 +25,11 @@ def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean
         raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
+    texts = [texts] if isinstance(texts, str) else texts
+    if loaded.spec.family.reads_images and loaded.spec.family.has_tokens:
+        return text_vectors(loaded, texts, batch=batch)
     if loaded.spec.family.reads_images:
         raise UserError(f"{loaded.folder} is of {loaded.spec.name}, which reads images: it has no vectors of texts.")
-    texts = [texts] if isinstance(texts, str) else texts
     if loaded.spec.family.reads_characters:
         hidden = [one_LSD.mean(0) for one_LSD in layers_of_words(loaded, texts, batch=batch)]
     else:

@@ -24,7 +24,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.models.heads import Loss
+from megaptm.models.loss import Loss
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of

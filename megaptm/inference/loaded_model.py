@@ -24,6 +24,13 @@ from megaptm.tokenizers import load as load_tokenizer
 if TYPE_CHECKING:
     from megaptm.inference.evaluate import Evaluation
     from megaptm.inference.generate import Guess
+    from megaptm.inference.image_text import ZeroShot
+
+
+Image = str | Path | bytes
+"""A file of an image, or what is in it."""
+TEMPLATES = ("a photo of a {}.",)
+"""What is said of a class where nobody knows more of its images (CLIP, arXiv:2103.00020, 3.1.4)."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +109,35 @@ class LoadedModel:
         `pool`: the `mean` over a text's tokens, its `first` or its `last`; or `none`: [texts, tokens, width], with
         zeros behind shorter texts. Special tokens stand where training had them. `batch` texts are read at once.
         Of a model of both directions (ELMo) it is the mean of its layers, a vector for each word and none for marks.
+        Of one of images and texts (CLIP) it is what is compared with images, of length 1, whatever `pool` says.
         """
         from megaptm.inference.encode import encode
 
         return encode(self, texts, pool=pool, batch=batch)
+
+    def encode_images(self, images: Image | Sequence[Image], *, batch: int = 64) -> Tensor:
+        """A vector of each image, a file or its bytes, float32 [images, width] on the CPU: of a model of images and
+        texts (CLIP) what is compared with texts, of length 1. `self.encode(texts) @ self.encode_images(images).T` says
+        which belong together. Images are cropped as held-out ones are."""
+        from megaptm.inference.image_text import image_vectors
+
+        return image_vectors(self, [images] if isinstance(images, str | Path | bytes) else images, batch=batch)
+
+    def zero_shot(
+        self,
+        names: Sequence[str] | None = None,
+        images: Sequence[Image] | None = None,
+        *,
+        corpus: str | Path | None = None,
+        templates: Sequence[str] = TEMPLATES,
+        rows: int | None = None,
+    ) -> ZeroShot:
+        """Which of some names each image has, by the mean of the vectors of what `templates` make of a name (CLIP,
+        arXiv:2103.00020, 3.1.4): of images, or of the first `rows` held-out ones of a corpus with labels, whose names
+        are those of the labels."""
+        from megaptm.inference.image_text import zero_shot
+
+        return zero_shot(self, names, images, corpus=corpus, templates=templates, rows=rows)
 
     def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
         """Of each text what every layer of a model of both directions (ELMo) says of its words, float32 [layers + 1,

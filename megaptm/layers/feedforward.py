@@ -16,7 +16,20 @@ from megaptm.plugins import load_plugin
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
 
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu-tanh": gelu_tanh, "relu": F.relu}
+QUICK = 1.702
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x): GELU's first approximation (arXiv:1606.08415, section 2), which CLIP takes."""
+    return F.silu(QUICK * x) / QUICK
+
+
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu-tanh": gelu_tanh,
+    "relu": F.relu,
+    "quick-gelu": quick_gelu,
+}
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": gelu_tanh, "swiglu": F.silu}
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from megaptm.bricks import HeadBrick
-from megaptm.models.heads import Loss, count_labels
+from megaptm.models.loss import Loss, count_labels
 from megaptm.spec import ModelSpec
 
 
@@ -26,8 +26,9 @@ class ContrastHead(nn.Module, ABC):
         self.name, self.answers = brick.name, brick.answers
 
     @abstractmethod
-    def features(self, *streams_SBD: Tensor) -> Tensor:
-        """[B, F] float32, of each row; a stream for each stack that the head reads."""
+    def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """[B, F] float32, of each row; a stream for each stack that the head reads. Where nothing is asked `batch` is
+        without answers."""
 
     @abstractmethod
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
@@ -37,14 +38,14 @@ class ContrastHead(nn.Module, ABC):
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         """With the gradient of its features in the batch, a sum that has the same gradient; without, these rows are all
         that are compared."""
-        answers, features = batch[self.answers], self.features(*streams_SBD)
+        answers, features = batch[self.answers], self.features(*streams_SBD, batch=batch)
         if (gradient := batch.get(gradient_field(self.name))) is not None:
             return (features * gradient).sum(), count_labels(answers)
         return self.compare(features, answers, slice(0, len(features))).sum(), count_labels(answers)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """The features."""
-        return self.features(*streams_SBD)
+        """The features, of rows of which nothing more is known; `Model` asks for `features`, with the batch."""
+        return self.features(*streams_SBD, batch={})
 
 
 def gradient_field(loss: str) -> str:

@@ -17,7 +17,8 @@ from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import self_mask
 from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import Projected, SoftTargetLoss, soft_class_loss
-from megaptm.models.heads import LanguageHead, Loss, MaskedHead, RowClassHead
+from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
+from megaptm.models.loss import Loss
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from megaptm.models.characters import CharacterWords
 from megaptm.models.patches import ImagePatches
 from megaptm.spec import Family, ModelSpec
 
+BESIDE = "token tables beside them (inputs)"
 INPUTS = ("token", "characters", "patch", "segment", "task")
 DRAWN_TABLES = ("shared", "gradient-disentangled")
 
@@ -50,9 +51,12 @@ class Embed(nn.Module):
         self.token: Embedding | AdaptiveTokens | CharacterWords
         self.patch: ImagePatches | None = None
         self.reads_characters = family.reads_characters
+        self.reads_patches = {name: family.reads_patches(name) for name in family.stacks}
         if family.reads_images:
             _check_images(spec)
             self.patch = ImagePatches(spec)
+        if family.reads_images and not family.has_tokens:
+            pass
         elif family.reads_characters:
             _check_characters(spec)
             self.token = CharacterWords(spec)
@@ -61,7 +65,7 @@ class Embed(nn.Module):
             self.token = AdaptiveTokens(spec, embeds=bool(stacks))
             self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
         else:
-            self.token = Embedding(spec.padded_vocabulary, width, split="vocabulary")
+            self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
         self.segment = self.task = None
         if not stacks:
             return
@@ -76,12 +80,12 @@ class Embed(nn.Module):
                 difference = Embedding(spec.padded_vocabulary, width, split="vocabulary")
                 self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
-                self.add_module(f"{prefix}position", Embedding(spec.positions, width))
+                self.add_module(f"{prefix}position", Embedding(spec.positions_of(name), spec.table_width(name)))
             if family.stacks[name].position == "axial":
                 self.add_module(f"{prefix}axial", AxialPositions(spec))
-            if family.embedding_norm:
+            if family.has_embedding_norm(name):
                 block = family.stacks[name]
-                self.add_module(f"{prefix}norm", Norm(width, kind=block.norm, eps=block.norm_eps))
+                self.add_module(f"{prefix}norm", Norm(spec.table_width(name), kind=block.norm, eps=block.norm_eps))
             if family.stacks[name].query_stream:
                 self.add_module(f"{prefix}query", Embedding(1, width))
         if "segment" in family.inputs:
@@ -103,7 +107,7 @@ class Embed(nn.Module):
         and `task_ids` [B] (absent: 0)."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         ids_SB = batch[prefix + "tokens"].t()
-        if self.patch is not None:
+        if self.patch is not None and self.reads_patches[stack]:
             x = self.patch(batch[f"{prefix}patches"], ids_SB)
         else:
             x = self.token(batch[f"{prefix}characters"].transpose(0, 1) if self.reads_characters else ids_SB)
@@ -171,8 +175,10 @@ def _check_characters(spec: ModelSpec) -> None:
 
 
 def _check_images(spec: ModelSpec) -> None:
-    named = ["words made of characters (inputs)"] if spec.family.reads_characters else _beside_tokens(spec)
-    if named:
+    family = spec.family
+    apart = len(family.stacks) > 1 and not family.tied  # tokens are what other stacks read
+    named = ["words made of characters (inputs)"] if family.reads_characters else _beside_tokens(spec)
+    if named and not (apart and named == [BESIDE]):
         raise UserError(f"{spec.name} reads images, which do not go with {named[0]}: change either.")
 
 
@@ -180,7 +186,7 @@ def _beside_tokens(spec: ModelSpec) -> list[str]:
     """What a family has that goes with a table of tokens alone."""
     family = spec.family
     wrong = {
-        "token tables beside them (inputs)": "token" in family.inputs,
+        BESIDE: "token" in family.inputs,
         "a projection on the token table (tied)": family.tied,
         "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
         "a stack that reads what is drawn": bool(family.drawn),

@@ -16,6 +16,7 @@ from megaptm.bricks import HeadBrick, heads
 from megaptm.bricks.heads import (
     BidirectionalHeadBrick,
     ImageLabelHeadBrick,
+    ImageTextHeadBrick,
     LanguageHeadBrick,
     MaskedHeadBrick,
     MaskedPatchHeadBrick,
@@ -34,11 +35,10 @@ from megaptm.losses.soft_targets import Projected
 from megaptm.losses.token import TokenLoss
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.draw import DRAWS
+from megaptm.models.image_text import ImageTextHead
+from megaptm.models.loss import Loss, count_labels
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
-
-Loss = tuple[Tensor, Tensor]
-"""(summed loss, number of labels counted), both float32 scalars."""
 
 
 def _token_loss(spec: ModelSpec) -> TokenLoss:
@@ -378,6 +378,7 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     TokenClassHeadBrick: TokenClassHead,
     ImageLabelHeadBrick: ImageLabelHead,
     MaskedPatchHeadBrick: MaskedPatchHead,
+    ImageTextHeadBrick: ImageTextHead,
 }
 """Of bricks of the kind that say no module of their own."""
 
@@ -414,7 +415,3 @@ def _asked(x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
 def _at(x_BSD: Tensor, places_BK: Tensor) -> Tensor:
     """[B, K, D]"""
     return x_BSD.gather(1, places_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))
-
-
-def count_labels(labels: Tensor) -> Tensor:
-    return (labels != IGNORED).sum().float()

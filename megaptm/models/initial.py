@@ -63,6 +63,11 @@ def _pixels(size: Size) -> float:
     return float((CHANNELS * (size.patch or 1) ** 2) ** -0.5)
 
 
+def _scaled_residual(size: Size) -> float:
+    """By the root of the width, and of how often the stream is summed into."""
+    return float((size.width * 2 * size.layers) ** -0.5)
+
+
 def _query(size: Size) -> float:
     """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
     return float((size.width * size.key_width) ** -0.5)
@@ -110,6 +115,16 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
         (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
+    # The released code of CLIP; of the images' stack it says less, and has the same here.
+    "clip": (
+        (r"embed\.token\.weight", _constant(0.02)),
+        (r"embed\.text_position\.weight", _constant(0.01)),
+        (r"embed\.patch\.project\.weight", lambda size: _pixels(size) / 3**0.5),
+        (r"attention\.output\.weight", _scaled_residual),
+        (r"ffn\.up\.weight", lambda size: float((2 * size.width) ** -0.5)),
+        (r"ffn\.down\.weight", _scaled_residual),
+        (r".*", _width),
+    ),
     "glorot": (
         (r"(embed\.\w+|head\.lm\.table)\.weight", _width),
         (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
@@ -145,6 +160,8 @@ ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
 """Gates of highway layers begin with most of the old value (arXiv:1505.00387, 2.1)."""
+TEMPERATURE = "head.image-text.scale"
+"""The logarithm of what cosines are multiplied by begins at that of 1 / 0.07 (arXiv:2103.00020, 2.5)."""
 VOCABULARY_TABLES = (
     *("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight"),
     "head.image-label.table.weight",
@@ -157,9 +174,11 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
         return torch.ones(shape, device="cpu")
     if LEANING.fullmatch(name):
         return torch.full(shape, -2.0, device="cpu")
+    if name == TEMPERATURE:
+        return torch.full(shape, -float(np.log(0.07)), device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
-    std = _rule(spec, name)(spec.size_of(name.partition(".")[0]))
+    std = _rule(spec, name)(spec.size_of(next((part for part in name.split(".") if part in spec.size.stacks), "")))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     drawn = generator.standard_normal(shape, dtype=np.float32)

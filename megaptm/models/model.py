@@ -25,7 +25,8 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.models.distill import DistillationLosses, States, attention_scores
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
-from megaptm.models.heads import BidirectionalHead, Head, Loss, build_heads
+from megaptm.models.heads import BidirectionalHead, Head, build_heads
+from megaptm.models.loss import Loss
 from megaptm.spec import EMBEDDED, Block, Distillation, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
@@ -61,7 +62,7 @@ def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | R
     memory = memory_width(spec, name)
     if block.is_recurrent:
         return RecurrentStack(block, size, layers, dropout=spec.dropout, memory=memory)
-    return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context)
+    return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context_of(name))
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
@@ -145,12 +146,12 @@ class Model(nn.Module):
             read = self._read(streams, inner, asked)
             return self.add_losses(stream, self._losses(asked, read, batch))
         if not asked:
-            return self._logits(streams, inner)
+            return self._logits(streams, inner, batch)
         if features:
             asked = {name: head for name, head in asked.items() if HEADS[name].contrasts}
         read = self._read(streams, inner, asked)
         if features:
-            return {name: cast(ContrastHead, head).features(*read[name]) for name, head in asked.items()}
+            return {name: cast(ContrastHead, head).features(*read[name], batch=batch) for name, head in asked.items()}
         losses = self._losses(asked, read, batch)
         if teacher is not None and self.distill is not None:
             losses |= self.distill.losses(self, States(streams, inner), teacher, batch)
@@ -221,14 +222,16 @@ class Model(nn.Module):
         ended: Mapping[str, Tensor] = NONE_ENDED,
         pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> dict[str, Tensor]:
-        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2]. `ended`:
+        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2],
+        `image-text` the features of either side, and the temperature [B, 2 E + 1]. `ended`:
         stack -> what it gives [S, B, D], where that is known. `pasts`: as `forward`. Of a text with queries beside it,
         what the text says; `asked_logits` has what they say."""
-        return self._logits(*self._run(self._alone(batch), x, ended, pasts))
+        batch = self._alone(batch)
+        return self._logits(*self._run(batch, x, ended, pasts), batch)
 
     def asked_logits(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> dict[str, Tensor]:
         """What each head says of the text, and behind it of the queries beside it, [B, S + A, vocabulary]."""
-        return self._logits(*self._run(batch, None, pasts=pasts))
+        return self._logits(*self._run(batch, None, pasts=pasts), batch)
 
     def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Without queries beside the text."""
@@ -250,9 +253,16 @@ class Model(nn.Module):
                 found[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
         return found
 
-    def _logits(self, streams: dict[str, Tensor], inner: dict[Reading, Tensor]) -> dict[str, Tensor]:
-        read = self._read(streams, inner, self._heads())
-        return {name: head.logits(*read[name], tied=self.table) for name, head in self._heads().items()}
+    def _logits(
+        self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], batch: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        read, said = self._read(streams, inner, self._heads()), {}
+        for name, head in self._heads().items():
+            if isinstance(head, ContrastHead):
+                said[name] = head.features(*read[name], batch=batch)
+            else:
+                said[name] = head.logits(*read[name], tied=self.table)
+        return said
 
     def _losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]

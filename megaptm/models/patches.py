@@ -20,8 +20,9 @@ class ImagePatches(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.project = Linear.of(patch_map(spec))
-        self.image = Embedding(1, spec.size.table_width)
-        self.mask = Embedding(1, spec.size.table_width) if spec.masks_patches else None
+        width = patch_map(spec).outputs
+        self.image = Embedding(1, width)
+        self.mask = Embedding(1, width) if spec.masks_patches else None
         mean, std = spec.family.pixel_mean, spec.family.pixel_std
         self.scales = [1 / (255 * one) for one in std]
         self.shifts = [-middle / one for middle, one in zip(mean, std, strict=True)]

@@ -1,6 +1,7 @@
-"""Images: which label each has, or what is behind patches that are hidden (ViT, arXiv:2010.11929)."""
+"""Images: which label each has, what is behind patches that are hidden (ViT, arXiv:2010.11929), or which text is of
+which (CLIP, arXiv:2103.00020)."""
 
-# S places of a row, N patches, K patches asked about
+# S places of a row, N patches, K patches asked about, T places of a text
 
 from __future__ import annotations
 
@@ -14,8 +15,29 @@ from pydantic import Field as Option
 
 from megaptm.batch import CHANNELS, IMAGE, MASKED_PATCH, PATCH, BatchSpec, Field
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, Rate, RowWindow, Sample, SampleContext, Share
-from megaptm.objectives.pixels import SUFFIXES, CropBox, drawn_box, mean_colors, middle, open_image, scaled, to_patches
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    Rate,
+    RowLength,
+    RowWindow,
+    Sample,
+    SampleContext,
+    Share,
+    padded,
+)
+from megaptm.objectives.pixels import (
+    SUFFIXES,
+    CropBox,
+    drawn_box,
+    drawn_square,
+    mean_colors,
+    middle,
+    open_image,
+    scaled,
+    to_patches,
+)
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Side = Annotated[int, Option(ge=1, le=1 << 14)]
@@ -30,9 +52,9 @@ class ImageObjective(Objective):
 
     size: Side = 224
     """Pixels of a side of the square that a model is shown: as many as its patches have."""
-    crop: Literal["random", "middle", "whole"] = "random"
-    """What of an image is shown: a random part of it, somewhat stretched; the largest square in its middle; or all,
-    stretched to a square. Of held-out images it is not random."""
+    crop: Literal["random", "square", "middle", "whole"] = "random"
+    """What of an image is shown: a random part of it, somewhat stretched; the largest square, at a random place, or in
+    the middle; or all, stretched to a square. Of held-out images it is not random."""
     area: tuple[Area, Area] = (0.05, 1.0)
     """Of `random`: the smallest and the largest share of an image's area."""
     flip: bool = True
@@ -48,7 +70,7 @@ class ImageObjective(Objective):
             raise UserError(f"area ({self.area[0]:g}, {self.area[1]:g}) must rise: a smallest share, then a largest.")
 
     def held_out(self) -> Objective:
-        return replace(self, crop="middle" if self.crop == "random" else self.crop, flip=False)
+        return replace(self, crop="middle" if self.crop in ("random", "square") else self.crop, flip=False)
 
     def raw_length(self, sequence: int) -> int:
         """One image a row."""
@@ -64,7 +86,7 @@ class ImageObjective(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
         fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8")}
-        return BatchSpec({"": sequence}, fields | self.asked(sequence - 1))
+        return BatchSpec({"": sequence} | self.beside, fields | self.asked(sequence - 1))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         grid = self.grid(sequence)
@@ -79,20 +101,25 @@ class ImageObjective(Objective):
                 f"{grid} does not divide size ({self.size}): give one that it divides."
             )
 
+    @property
+    def beside(self) -> dict[str, int]:
+        """Streams beside that of the image."""
+        return {}
+
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         [document] = piece
         tokens = np.full(context.sequence, PATCH)
         tokens[0] = IMAGE
         patches = self._patches(document, self.grid(context.sequence), context.rng)
-        return self.ask({"tokens": tokens, "patches": patches}, document, context.rng)
+        return self.ask({"tokens": tokens, "patches": patches}, document, context)
 
     @abstractmethod
     def asked(self, patches: int) -> dict[str, Field]:
-        """The fields that say what is asked of an image of so many patches."""
+        """The fields that say what is asked of an image of so many patches, and what is read beside it."""
 
     @abstractmethod
-    def ask(self, read: Sample, document: DocumentSlice, rng: np.random.Generator) -> Sample:
+    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
         """What is read of an image, which may be changed, and what is asked of it."""
 
     def _patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
@@ -100,17 +127,24 @@ class ImageObjective(Objective):
         content = next(iter(document.blobs.values()), None)
         if content is None:
             raise UserError("a document of the corpus has no image: build it with `megaptm corpus images`.")
+        return self.patches(content, grid, rng, whose="an image of the corpus", remedy="build the corpus again")
+
+    def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, whose: str, remedy: str) -> np.ndarray:
+        """uint8 [N, channels x pixels] of the bytes of an image file, `grid` to a side; a `UserError` says whose it is
+        and what to do where it is none."""
         try:
             image = open_image(content)
             if self.crop == "random":
                 box = drawn_box(*image.size, self.area, rng)
+            elif self.crop == "square":
+                box = drawn_square(*image.size, rng)
             else:
                 box = middle(*image.size) if self.crop == "middle" else CropBox(0, 0, *image.size)
             shown = scaled(image, box, self.size)
         except (OSError, ValueError, SyntaxError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"an image of the corpus cannot be decoded ({error}): build the corpus again.") from None
+            raise UserError(f"{whose} cannot be decoded ({error}): {remedy}.") from None
         if self.flip and rng.integers(2):
             shown = shown[:, ::-1]
         return to_patches(shown, self.size // grid)
@@ -121,6 +155,7 @@ class ImageLabels(ImageObjective):
     """The label of an image, from what is said at its own place."""
 
     name = "image-labels"
+    reads_labels = True
     losses: ClassVar = {"image-label": 1.0}
 
     @property
@@ -130,12 +165,7 @@ class ImageLabels(ImageObjective):
     def asked(self, patches: int) -> dict[str, Field]:
         return {"image_label": Field(())}
 
-    def ask(self, read: Sample, document: DocumentSlice, rng: np.random.Generator) -> Sample:
-        if len(document.tokens) != 1:
-            raise UserError(
-                "an image of the corpus has a text and no label: use objective masked-patches, or build a corpus of "
-                "labeled images with `megaptm corpus images`."
-            )
+    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
         return {**read, "image_label": np.array(document.tokens[0], dtype=np.int64)}
 
 
@@ -162,8 +192,8 @@ class MaskedPatches(ImageObjective):
         places = Field((max(1, round(self.rate * patches)),))
         return {"masked_positions": places, "patch_colors": places}
 
-    def ask(self, read: Sample, document: DocumentSlice, rng: np.random.Generator) -> Sample:
-        tokens, patches = read["tokens"], read["patches"]
+    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
+        tokens, patches, rng = read["tokens"], read["patches"], context.rng
         count = max(1, round(self.rate * len(patches)))
         asked = np.sort(rng.choice(len(patches), count, replace=False))
         kind = rng.random(count)
@@ -175,3 +205,58 @@ class MaskedPatches(ImageObjective):
             shown[moved] = patches[others + (others >= moved)]
         colors = mean_colors(patches[asked])
         return {"tokens": tokens, "patches": shown, "masked_positions": 1 + asked, "patch_colors": colors}
+
+
+@dataclass(frozen=True)
+class ImageText(ImageObjective):
+    """Which text of the batch is an image's own, and which image a text's (arXiv:2103.00020)."""
+
+    crop: Literal["random", "square", "middle", "whole"] = "square"
+    """As of others; the paper takes a random square of an image."""
+    flip: bool = False
+    """Whether every second image is shown as in a mirror: few texts are of both."""
+    texts: RowLength = 77
+    """Places of a text, what begins and ends it among them; a longer one is cut."""
+
+    name = "image-text"
+    reads_labels = False
+    losses: ClassVar = {"image-text": 1.0}
+    needs = ("begin", "end")
+    template: ClassVar = ("begin A end", "A B")
+
+    @property
+    def supervised(self) -> bool:
+        return True
+
+    @property
+    def beside(self) -> dict[str, int]:
+        return {TEXT: self.texts}
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        if lacking := self.lacking(special):
+            raise UserError(
+                f"objective {self.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
+                "`megaptm corpus images` of images with texts, or with tokenizer.specials=clip (roberta, albert)."
+            )
+
+    def asked(self, patches: int) -> dict[str, Field]:
+        return {f"{TEXT}tokens": Field((self.texts,)), "text_end": Field(())}
+
+    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
+        tokens, end = shown_text(document.tokens, context.special, self.texts)
+        return {**read, f"{TEXT}tokens": tokens, "text_end": np.array(end, dtype=np.int64)}
+
+
+TEXT = "text_"
+"""What the fields of an image's text begin with."""
+
+
+def shown_text(ids: np.ndarray, special: SpecialTokens, places: int) -> tuple[np.ndarray, int]:
+    """int64 [T] of a text, as a model is shown it, and where it ends; padding behind is not seen, and needs no token of
+    its own."""
+    assert special.begin is not None
+    assert special.end is not None
+    kept = ids[: places - 2].astype(np.int64)
+    pad = special.end if special.pad is None else special.pad
+    return padded([np.array([special.begin]), kept, np.array([special.end])], places, pad), len(kept) + 1

@@ -196,6 +196,8 @@ class Objective(ABC):
     blobs: ClassVar[tuple[str, ...]] = ()
     """Suffixes of files beside documents with which slices come, where there are such: `jpg`, `png` (unit
     `document`)."""
+    reads_labels: ClassVar[bool | None] = None
+    """Whether what comes with an image must be its label, or a text; None: it is not read."""
 
     @property
     def supervised(self) -> bool:

@@ -65,6 +65,13 @@ def middle(width: int, height: int) -> CropBox:
     return CropBox(left, upper, left + side, upper + side)
 
 
+def drawn_square(width: int, height: int, rng: np.random.Generator) -> CropBox:
+    """The largest square, at some place (arXiv:2103.00020, 2.4)."""
+    side = min(width, height)
+    left, upper = float(rng.integers(width - side + 1)), float(rng.integers(height - side + 1))
+    return CropBox(left, upper, left + side, upper + side)
+
+
 def drawn_box(width: int, height: int, area: tuple[float, float], rng: np.random.Generator) -> CropBox:
     """Some share of an image, at some place, somewhat stretched (arXiv:1409.4842, section 6; the released code of ViT);
     the middle where no such was found."""

@@ -6,7 +6,7 @@ from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
-from megaptm.objectives.images import ImageLabels, MaskedPatches
+from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM
 from megaptm.objectives.objective import Objective
@@ -35,6 +35,7 @@ TASKS: dict[str, type[Objective]] = {
     "dropped-tokens": DroppedTokens,
     "glove": GloVe,
     "image-labels": ImageLabels,
+    "image-text": ImageText,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
     "masked-patches": MaskedPatches,
@@ -91,6 +92,7 @@ OBJECTIVES: dict[str, Objective] = {
         GloVe(),
         WindowRanking(),
         ImageLabels(),
+        ImageText(),
         MaskedPatches(),
     )
 }

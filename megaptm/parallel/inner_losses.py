@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megaptm.models.heads import Loss
+from megaptm.models.loss import Loss
 
 
 class _WithLoss(torch.autograd.Function):

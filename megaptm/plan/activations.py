@@ -93,7 +93,7 @@ def chunk(work: Workload, here: ModelChunk) -> float:
         embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in here.begins)
         total += embedded / work.slice
     if spec.family.reads_images:  # pixels, for the gradient of their map
-        patches = rows * sum(work.lengths[name] - 1 for name in here.begins)
+        patches = rows * sum(work.lengths[name] - 1 for name in here.begins if spec.family.reads_patches(name))
         total += patches * patch_map(spec).inputs * element
     # The closing norm keeps its input; what it gives is the head's.
     total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in here.finals)

@@ -29,7 +29,7 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
     }
     differences = len(spec.family.gradient_disentangled) if with_heads else 0
     rows = spec.vocabulary if spec.family.has_tokens else 0
-    tokens = token_parameters(spec) if spec.size.cutoffs else rows * spec.size.table_width
+    tokens = token_parameters(spec) if spec.size.cutoffs else rows * spec.token_width
     total = tokens * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
@@ -48,7 +48,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_pr
     `num_predicted` is how many positions a row heads read that read only these; absent, all.
     """
     multiply_adds, of_past, hashing = 0, 0, 0
-    of_pixels = sum(patch_products(spec, length) for length in lengths.values())
+    of_pixels = sum(patch_products(spec, name, length) for name, length in lengths.items())
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)

@@ -69,7 +69,7 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
 
 def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
     """All that have two axes, of these chunks; `outputs` are their rows."""
-    tokens = Map(spec.size.table_width, spec.padded_vocabulary, False, "columns")
+    tokens = Map(spec.token_width, spec.padded_vocabulary, False, "columns")
     for chunk in local:
         yield from _of_layers(spec, chunk)
         here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}

@@ -90,4 +90,4 @@ def token_table_parameters(spec: ModelSpec, tensor: int, *, embeds: bool) -> int
 
 def table_size(spec: ModelSpec) -> int:
     """Elements of the token table, padding among them; none where there is no such table."""
-    return spec.padded_vocabulary * spec.size.table_width if spec.family.has_tokens else 0
+    return spec.padded_vocabulary * spec.token_width if spec.family.has_tokens else 0

@@ -45,7 +45,7 @@ def build_command(place: str, config: Config) -> str:
 def build_words(place: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None) -> list[str]:
     """The same as words behind `megaptm`; `tokenizer` is the folder of one that is there."""
     family = resolve(config).family
-    if isinstance(family, Family) and family.reads_images:
+    if isinstance(family, Family) and family.reads_images and not family.has_tokens:
         return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]
     needed = _needed(place, config)
     kind = next((name for name in SOURCES if name in needed), None)
@@ -56,6 +56,11 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
     first = next(iter(config.data.mix))
     if tokenizer is None and place != first and place in config.data.mix:
         tokenizer = join(first, "tokenizer")
+    if isinstance(family, Family) and family.reads_images:
+        told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
+        # The family's kind and special tokens are those that such a corpus is built with anyway.
+        told = [word for word in told if not word.startswith(("tokenizer.kind=", "tokenizer.specials="))]
+        return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *told]
     return [
         *("corpus", "build", source, f"out={out}"),
         *(_kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),

@@ -127,8 +127,8 @@ class Block:
     can be computed back from, so that no layer keeps anything for the backward pass (`reversible`,
     arXiv:2001.04451, section 3). What reads such a stack reads both, one after the other along the width."""
     ffn: str | tuple[str, ...] = "gelu"
-    """`gelu` (exact), `gelu-tanh`, `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`; or `package.module:NAME`, a
-    function of a tensor."""
+    """`gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`;
+    or `package.module:NAME`, a function of a tensor."""
     attention_bias: bool | str = True
     """Whether attention's linear maps carry a bias; `no-keys`: those that make keys do not (DeBERTa)."""
     ffn_bias: bool = True

@@ -27,11 +27,14 @@ class Family:
     """Longest sequence with a learned position; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
     """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or, in the place of a table
-    of tokens, `characters`, of which each word is made (ELMo), or `patch`, of an image, through one map (ViT)."""
+    of tokens, `characters`, of which each word is made (ELMo), or `patch`, of an image, through one map (ViT). With
+    `patch` and `token` the first stack reads images, the others texts, each by tables of its own width (CLIP)."""
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """Of red, green and blue from 0 to 1: what is subtracted where images are read."""
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """What they are divided by then."""
+    patch_bias: bool = True
+    """Whether the map of patches carries a bias."""
     embedding_scale: str = "none"
     """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
     first_position: int = 0
@@ -40,8 +43,8 @@ class Family:
     """Number of segment ids (BERT: 2)."""
     tasks: int = 0
     """Number of ids of tasks, one of which a row is of (ERNIE 2.0: 4)."""
-    embedding_norm: bool = False
-    """A norm right after the sum of the inputs, one for each stack (BERT, BART)."""
+    embedding_norm: bool | tuple[str, ...] = False
+    """A norm right after the sum of the inputs, one for each stack (BERT, BART), or for those that are named."""
     stacks: dict[str, Block] = field(default_factory=dict)
     """Name -> block, in the order data flows: `encoder`, `decoder` or both. The first reads the batch's plain fields,
     each other those that begin with its name: `decoder_tokens`."""
@@ -77,7 +80,8 @@ class Family:
     init: str = "normal"
     """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules.
     `fan-in`: each map by the root of its inputs, tables by 1 (PaLM). `glorot`: each map by the root of the mean of its
-    inputs and outputs, tables by that of the width (the released code of the Transformer)."""
+    inputs and outputs, tables by that of the width (the released code of the Transformer). `vit`, `clip`: as in theirs.
+    """
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
@@ -127,13 +131,21 @@ class Family:
 
     @property
     def reads_images(self) -> bool:
-        """Whether rows are patches of an image; the vocabulary is then that of their labels."""
+        """Whether some rows are patches of an image; without tokens beside them the vocabulary is that of labels."""
         return "patch" in self.inputs
+
+    def reads_patches(self, stack: str) -> bool:
+        """Whether the rows of a stack are patches."""
+        return self.reads_images and ("token" not in self.inputs or stack == next(iter(self.stacks)))
+
+    def has_embedding_norm(self, stack: str) -> bool:
+        """Whether a norm stands right after the sum of a stack's inputs."""
+        return self.embedding_norm if isinstance(self.embedding_norm, bool) else stack in self.embedding_norm
 
     @property
     def has_tokens(self) -> bool:
         """Whether there is a table of tokens at the input."""
-        return not (self.reads_characters or self.reads_images)
+        return "token" in self.inputs or not (self.reads_characters or self.reads_images)
 
     @property
     def is_recurrent(self) -> bool:

@@ -57,8 +57,28 @@ class ModelSpec:
 
     @property
     def positions(self) -> int:
-        """Rows of a table of learned positions."""
-        return self.context + self.family.first_position
+        """Rows of the first stack's table of learned positions."""
+        return self.positions_of(next(iter(self.family.stacks)))
+
+    def context_of(self, stack: str) -> int:
+        """Longest sequence of a stack with a learned position."""
+        own = self.size.stacks[stack].context if stack in self.size.stacks else None
+        return self.context if own is None else own
+
+    def positions_of(self, stack: str) -> int:
+        """Rows of a stack's table of learned positions."""
+        return self.context_of(stack) + self.family.first_position
+
+    def table_width(self, stack: str) -> int:
+        """Of the tables at the input of a stack: one for all, but where some read images and others texts."""
+        own = self.family.reads_images and self.family.has_tokens
+        return self.size_of(stack).table_width if own else self.size.table_width
+
+    @property
+    def token_width(self) -> int:
+        """Of the token table."""
+        of_text = (name for name in self.family.stacks if not self.family.reads_patches(name))
+        return self.table_width(next(of_text, next(iter(self.family.stacks))))
 
     def output_width(self, stack: str) -> int:
         """Of what a stack gives."""
@@ -90,10 +110,11 @@ class ModelSpec:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest row, where places are rows of a table; None where any length has places."""
+        """Tokens of the longest text, where places are rows of a table; None where any length has places."""
         blocks = self.family.stacks.values()
         tables = any(block.position in ("learned", "axial") or block.last_layer == "mask-decoder" for block in blocks)
-        return self.context if tables else None
+        of_text = (name for name in self.family.stacks if not self.family.reads_patches(name))
+        return self.context_of(next(of_text, next(iter(self.family.stacks)))) if tables else None
 
 
 def published(family: Family, size: str) -> ModelSpec:

@@ -64,6 +64,12 @@ SPECIALS: dict[str, SpecialSet] = {
         single=BERT.single,
         pair=BERT.pair,
     ),
+    # The end of a text has the largest id, by which CLIP finds it, and stands for what is behind it.
+    "clip": SpecialSet(
+        last=("<|startoftext|>", "<|endoftext|>"),
+        roles={"begin": "<|startoftext|>", "end": "<|endoftext|>", "pad": "<|endoftext|>"},
+        single="<|startoftext|> $A <|endoftext|>",
+    ),
     # Also mT5's.
     "t5": SpecialSet(
         first=("<pad>", "</s>", "<unk>"),

@@ -101,7 +101,10 @@ def test_a_data_rank_compares_its_own_rows_with_all() -> None:
 def refused(name: str, wrong: Callable[[Tensor], Tensor]) -> str:
     """What is said of a head one of whose functions gives something else."""
     really = getattr(PairsHead, name)
-    with patch.object(PairsHead, name, lambda *given: wrong(really(*given))), pytest.raises(UserError) as error:
+    with (
+        patch.object(PairsHead, name, lambda *given, **batch: wrong(really(*given, **batch))),
+        pytest.raises(UserError) as error,
+    ):
         first_step(Layout(microbatch=4), 0.0)
     return str(error.value)
 
@@ -141,7 +144,9 @@ def both_passes(layout: Layout) -> tuple[Tensor, Tensor] | None:
 
     engine = Engine(tiny(FAMILY, dropout=0.3), layout, ADAM, losses=losses_of(FAMILY), seed=7)
     really, given = PairsHead.features, []
-    with patch.object(PairsHead, "features", lambda *streams: given.append(really(*streams)) or given[-1]):
+    with patch.object(
+        PairsHead, "features", lambda *streams, **batch: given.append(really(*streams, **batch)) or given[-1]
+    ):
         mine = micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)
         engine.step(mine if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
     if not given:
@@ -164,7 +169,7 @@ def passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, flo
     from megaptm.parallel.engine import Engine
 
     engine, really, asked = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
-    with patch.object(PairsHead, "features", lambda *given: asked.append(1) or really(*given)):
+    with patch.object(PairsHead, "features", lambda *given, **batch: asked.append(1) or really(*given, **batch)):
         found = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
     return len(asked), found
 

@@ -45,7 +45,7 @@ class PairsHead(ContrastHead):
         self.sides = nn.ModuleDict({one.stack: Linear.of(brick.maps[one.stack]) for one in brick.readings})
         self.temperature = Linear.of(brick.maps["temperature"])
 
-    def features(self, *streams_SBD: Tensor) -> Tensor:
+    def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         sides = [
             F.normalize(side(x[0]).float(), dim=-1) for side, x in zip(self.sides.values(), streams_SBD, strict=True)
         ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import CHANNELS, IGNORED, IMAGE, MASKED_PATCH, PATCH
+from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, Size, change
@@ -45,7 +46,40 @@ def vit_batch(rows: int, *, seed: int, both: bool = True) -> dict[str, Tensor]:
 
 def vit_model(*, layers: int = 2, both: bool = True, noise: float = 0.1) -> Model:
     """In eval mode, its weights moved so that no bias is 0 and no norm 1."""
-    model = build_model(tiny_vit(layers=layers, both=both))
+    return _moved(build_model(tiny_vit(layers=layers, both=both)), noise)
+
+
+TEXT = 8
+"""Places of a text."""
+END = VOCABULARY - 1
+"""The id that ends a text, the largest, as in CLIP's vocabulary."""
+
+
+def tiny_clip(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
+    """Half of the layers are of either side; texts are narrower."""
+    text = Size(layers=layers // 2, width=16, heads=2, ffn=32, context=TEXT)
+    size = Size(layers=layers // 2, width=32, heads=4, ffn=64, patch=SIDE, stacks={"text": text})
+    return ModelSpec(family=CLIP, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
+
+
+def clip_batch(rows: int, *, seed: int, all_asked: bool = False) -> dict[str, Tensor]:
+    """Images of noise with texts of noise, of several lengths; every third image has none."""
+    images = vit_batch(rows, seed=seed, both=False)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, END, (rows, TEXT), generator=generator)
+    end = torch.randint(2, TEXT, (rows,), generator=generator)
+    tokens[torch.arange(TEXT) >= end[:, None]] = END
+    if not all_asked:
+        end[1::3] = IGNORED
+    return {"tokens": images["tokens"], "patches": images["patches"], "text_tokens": tokens, "text_end": end}
+
+
+def clip_model(*, layers: int = 4, noise: float = 0.1) -> Model:
+    """As `vit_model`."""
+    return _moved(build_model(tiny_clip(layers=layers)), noise)
+
+
+def _moved(model: Model, noise: float) -> Model:
     fill(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():

@@ -127,12 +127,9 @@ def test_a_row_that_is_no_image_is_refused(sequence, size):
         ImageLabels(size=size).check(tiny_special(), sequence)
 
 
-def test_what_cannot_be_decoded_or_has_no_label_is_one_sentence():
+def test_what_cannot_be_decoded_is_one_sentence():
     with pytest.raises(UserError, match="cannot be decoded"):
         made(ImageLabels(size=8), picture(width=200, height=200)[:-900])
-    piece = [DocumentSlice(np.array([1, 2]), slots=0, blobs={"jpg": picture()})]
-    with pytest.raises(UserError, match="has a text and no label"):
-        ImageLabels(size=8).make(piece, context())
 
 
 def test_held_out_images_are_not_spoiled():

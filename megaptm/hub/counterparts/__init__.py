@@ -11,6 +11,7 @@ from megaptm.hub.counterparts import bigbird, deberta, electra, longformer
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
+from megaptm.hub.counterparts.clip import CLIP
 from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
 from megaptm.hub.counterparts.distilbert import DISTILBERT, TINYBERT
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
@@ -56,6 +57,7 @@ COUNTERPARTS = (
     TRANSFORMER,
     REFORMER,
     VIT,
+    CLIP,
     longformer.LONGFORMER,
     longformer.FROM_ROBERTA,
     bigbird.BIGBIRD,

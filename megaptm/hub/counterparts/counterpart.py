@@ -25,6 +25,8 @@ class Counterpart:
     """Class in `transformers`; its `config_class` is the config's."""
     model_type: str = ""
     """Of their config, where it is not our family's name. Several may have one, with other values of `fixed`."""
+    sections: tuple[str, ...] = ()
+    """Of a config whose models have one each: the sections, in which `text_config.hidden_size` is a field."""
     import_only: bool = False
     """Whether ours begins as theirs and computes more: it is imported, and theirs is no export of it."""
     numbers: dict[str, str]

@@ -1,0 +1,53 @@
+"""Drawn shapes in colors, with texts that say what is there: what tests and tiny configs learn pairs from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NUMBER = 2048
+SIDE = 32
+"""Pixels of a side of an image."""
+COLORS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
+SHAPES = ("circle", "square", "triangle", "cross")
+SIZES = {"small": (5, 7), "large": (9, 12)}
+"""Pixels from the middle of a shape to its rim."""
+TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
+
+
+def write_shapes(folder: Path, *, texts: bool = False) -> None:
+    """`folder/red circle/0017.png` ...; `texts`: with `0017.txt` beside each, which sometimes says how large it is. The
+    same files each time."""
+    from PIL import Image, ImageDraw
+
+    rng = np.random.default_rng(0)
+    for number in range(NUMBER):
+        color, shape, size = (str(rng.choice(names)) for names in ([*COLORS], SHAPES, [*SIZES]))
+        radius = int(rng.integers(*SIZES[size], endpoint=True))
+        x, y = rng.integers(radius, SIDE - radius, 2).tolist()
+        ground = rng.normal(rng.integers(20, 236), 6, (SIDE, SIDE, 1)) + rng.normal(0, 6, (SIDE, SIDE, 3))
+        image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
+        shade = tuple((np.array(COLORS[color]) + rng.integers(-25, 26, 3)).clip(0, 255).tolist())
+        _draw(ImageDraw.Draw(image), shape, x, y, radius, shade)
+        path = folder / f"{color} {shape}" / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+        if texts:
+            said = f"{size} {color} {shape}" if rng.integers(2) else f"{color} {shape}"
+            path.with_suffix(".txt").write_text(str(rng.choice(TEXTS)).format(said))
+
+
+def _draw(draw: Any, shape: str, x: int, y: int, radius: int, color: tuple[int, ...]) -> None:
+    box = (x - radius, y - radius, x + radius, y + radius)
+    if shape == "circle":
+        draw.ellipse(box, fill=color)
+    elif shape == "square":
+        draw.rectangle(box, fill=color)
+    elif shape == "triangle":
+        draw.polygon([(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)], fill=color)
+    else:
+        arm = max(1, radius // 3)
+        draw.rectangle((x - radius, y - arm, x + radius, y + arm), fill=color)
+        draw.rectangle((x - arm, y - radius, x + arm, y + radius), fill=color)

@@ -1,0 +1,261 @@
+"""Images with texts: files beside each other into plain webdataset shards, and the ids of texts into an index of those.
+
+Three rounds of jobs: a shard is read, and the texts of what is kept are noted; a tokenizer learns from these, unless
+one is given; each text is encoded, and its ids are in the index, so that a shard somebody else made stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.corpus.training import TRAINING_BYTES
+from data_pipeline.corpus.work import JobRunner, key_of
+from data_pipeline.document import Dropped
+from data_pipeline.images.folders import NAMES, ImageFile
+from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.recipe import TokenizerRecipe
+from megaptm.data.files import array_of, npy_bytes, tar_header
+from megaptm.data.manifest import TEXTS, text_columns
+from megaptm.data.shards import TOKENS, ShardInfo
+from megaptm.data.table import index_name
+from megaptm.errors import UserError
+from megaptm.storage import AtomicFile, hash_of, write_whole
+from megaptm.tokenizers import Tokenizer, load, train
+
+MOST_TEXT_BYTES = 1 << 20
+"""Of a `.txt` or `.json`."""
+BESIDE = (".txt", ".json")
+"""Suffixes of files that have the text of the image of the same name; the first that is there counts."""
+SHARDS = "shards"
+"""Folder of unfinished work where finished shards and indexes wait."""
+BLOCK = 512
+"""Bytes of a tar."""
+
+
+class RefusedText(Exception):  # noqa: N818  # no end, a reason
+    """Why a text is left out, with its image."""
+
+
+def text_of(content: bytes, field: str | None) -> str:
+    """The text in a file, or in the field of a JSON object, its spaces and lines one space each."""
+    if len(content) > MOST_TEXT_BYTES:
+        raise RefusedText(f"text of more than {MOST_TEXT_BYTES >> 20} MiB")
+    try:
+        said = content.decode()
+    except UnicodeDecodeError:
+        raise RefusedText("text that is no UTF-8") from None
+    if field is not None:
+        try:
+            found = json.loads(said)
+        except ValueError:
+            raise RefusedText("damaged .json") from None
+        said = found.get(field) if isinstance(found, dict) else None
+        if not isinstance(said, str):
+            raise RefusedText("image without text")
+    # A lone half of a pair, which JSON can spell, is no character.
+    said = " ".join(said.encode(errors="ignore").decode().split())
+    if not said:
+        raise RefusedText("image without text")
+    if not any(character.isalnum() for character in said):
+        raise RefusedText("text without letters or digits")
+    return said
+
+
+def pairs_below(folder: Path, dropped: Dropped) -> Iterator[tuple[ImageFile, str]]:
+    """Images below a folder, however deep, each with the path of its text; what has no other half is counted."""
+    for place, below, names in os.walk(folder):
+        below.sort()
+        there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if name.endswith(suffix)}
+        stems = {Path(name).stem for name in names if Path(name).suffix.lower() in NAMES}
+        for name in sorted(names):
+            path, shown = Path(place, name), Path(place, name).relative_to(folder).as_posix()
+            if path.suffix.lower() in BESIDE:
+                if path.stem not in stems:
+                    dropped.add("text without image", shown)
+            elif path.suffix.lower() not in NAMES or name.startswith("."):
+                dropped.add("no suffix of an image", shown)
+            elif path.stem not in there:
+                dropped.add("image without text", shown)
+            elif not path.is_file() or not Path(place, there[path.stem]).is_file():
+                dropped.add("no plain file", shown)
+            else:
+                status = path.stat()
+                yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), there[path.stem]
+
+
+@dataclass(frozen=True)
+class PackJob:
+    """What a worker needs to put files into a shard."""
+
+    folder: str
+    files: tuple[ImageFile, ...]
+    texts: tuple[str, ...]
+    """Name of the file with the text of each, which lies beside it."""
+    changed: tuple[int, ...]
+    """When each text was."""
+    first: int
+    """The number of the first file in the corpus; numbers are the keys of samples."""
+    field: str
+    """Of a `.json`."""
+    limits: ImageLimits
+
+
+@dataclass
+class PackedShard:
+    """A tar without an index."""
+
+    name: str
+    samples: int
+    dropped: Dropped
+
+
+def pack(job: PackJob) -> PackedShard:
+    """Write a shard as `webdataset` has it: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
+    found = PackedShard(f"{key_of(pack, job)}.tar", 0, Dropped())
+    with AtomicFile(Path(job.folder, found.name)) as unfinished, unfinished.open("xb") as tar:
+        for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
+            path = Path(file.path)
+            try:
+                if file.size > MOST_BYTES:
+                    raise RefusedText(f"more than {MOST_BYTES >> 20} MiB")
+                text = text_of(path.with_name(beside).read_bytes(), job.field if beside.endswith(".json") else None)
+                image = look(path.read_bytes(), job.limits)
+            except RefusedText as reason:
+                found.dropped.add(str(reason), file.name)
+                continue
+            except OSError as error:
+                found.dropped.add("unreadable", file.name, said=str(error))
+                continue
+            if isinstance(image, RefusedImage):
+                found.dropped.add(image.reason, file.name, said=image.said)
+                continue
+            note = json.dumps({"height": image.height, "source": file.name, "width": image.width}, ensure_ascii=False)
+            for suffix, content in ((image.suffix, image.content), ("txt", text.encode()), ("json", note.encode())):
+                tar.write(tar_header(f"{number:012d}.{suffix}", len(content)) + content + bytes(-len(content) % BLOCK))
+            found.samples += 1
+        tar.write(bytes(2 * BLOCK))
+    return found
+
+
+def save_texts(stem: Path, texts: Sequence[str]) -> None:
+    """What is kept of a shard, for the rounds after this."""
+    write_whole(stem.with_suffix(".texts"), "".join(json.dumps(text) + "\n" for text in texts).encode())
+
+
+def read_texts(folder: str, shard: str) -> list[str]:
+    return [json.loads(line) for line in Path(folder, shard).with_suffix(".texts").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class LearnJob:
+    """What a worker needs to train a tokenizer."""
+
+    folder: str
+    shards: tuple[tuple[str, str], ...]
+    """Name, and the hash of what was noted of it."""
+    recipe: TokenizerRecipe
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder, f"tokenizer-{key_of(learn, self)}")
+
+
+def learn(job: LearnJob) -> int:
+    """Train a tokenizer and write it; returns its number of ids."""
+    recipe = job.recipe
+    tokenizer = train(
+        recipe.kind,
+        _sample(job),
+        vocabulary=recipe.vocabulary,
+        specials=recipe.specials,
+        lowercase=recipe.lowercase,
+        sentinels=recipe.sentinels,
+        digits=recipe.digits,
+    )
+    tokenizer.save(job.path)
+    return tokenizer.vocabulary
+
+
+def _sample(job: LearnJob) -> Iterator[str]:
+    left = TRAINING_BYTES[job.recipe.kind]
+    for name, _ in job.shards:
+        for text in read_texts(job.folder, name):
+            yield text
+            left -= len(text.encode())
+            if left < 0:
+                return
+
+
+@dataclass(frozen=True)
+class EncodeJob:
+    """What a worker needs to finish an index."""
+
+    folder: str
+    info: ShardInfo
+    """As the first round has it: its index has places and no ids."""
+    tokenizer: str
+    fingerprint: str
+    dtype: str
+    """One of `TEXTS`."""
+    columns: int
+    """Of the first round's index."""
+
+
+def encode(job: EncodeJob) -> ShardInfo:
+    """Write the index of a shard with the ids of its texts, under a name of its own."""
+    tokenizer, found = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
+    assert found is not None
+    content = Path(job.folder, index_name(job.info.name)).read_bytes()
+    places = array_of(content, np.dtype("<i8"), (job.columns,)).copy()
+    kind = np.dtype(found[1]).newbyteorder("<")
+    ids = np.zeros((len(places), 8 * text_columns(job.dtype) // kind.itemsize), kind)
+    for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
+        kept = encoded[: int(found[2])]
+        ids[number, : len(kept)] = kept
+        places[number, TOKENS] = len(kept)
+    rows = np.concatenate([places, ids.view("<i8")], 1)
+    # Some kinds of tokenizers have no id for some texts.
+    rows = rows[rows[:, TOKENS] > 0]
+    name = f"{key_of(encode, job)}.tar"
+    write_whole(Path(job.folder, index_name(name)), npy_bytes(rows))
+    return replace(
+        job.info,
+        name=name,
+        samples=len(rows),
+        tokens=int(rows[:, TOKENS].sum()),
+        index_sha256=hash_of(str(Path(job.folder, index_name(name)))),
+    )
+
+
+def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: JobRunner) -> tuple[Tokenizer, str]:
+    """That of the recipe, or one that learns from the texts of these shards; and where it is."""
+    if recipe.folder is not None:
+        place = str(Path(recipe.folder).expanduser())
+    else:
+        known = tuple((info.name, info.index_sha256) for info in infos)
+        job = LearnJob(str(work.folder / SHARDS), known, recipe)
+        work.run("tokenizer", learn, [job])
+        place = str(job.path)
+    tokenizer = load(Path(place))
+    if tokenizer.special.begin is None or tokenizer.special.end is None:
+        raise UserError(
+            "a tokenizer of images' texts needs a token that begins a text and one that ends it: use "
+            "tokenizer.specials=clip (roberta, albert), or a folder of one that has them."
+        )
+    return tokenizer, place
+
+
+def with_ids(
+    infos: Sequence[ShardInfo], tokenizer: Tokenizer, place: str, *, longest: int, columns: int, work: JobRunner
+) -> tuple[str, list[ShardInfo]]:
+    """The manifest's `dtype`, and the shards with the ids of their texts in indexes of other names."""
+    dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{longest}]"
+    folder = str(work.folder / SHARDS)
+    jobs = [EncodeJob(folder, info, place, tokenizer.fingerprint, dtype, columns) for info in infos]
+    return dtype, work.run("encode", encode, jobs)

@@ -1,0 +1,178 @@
+"""Images with texts to a corpus: which pairs are kept, ids of texts in the index, given shards as they are."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from data_pipeline.commands import read_image_settings
+from data_pipeline.images.texts import RefusedText, text_of
+from data_pipeline.recipe import TokenizerRecipe
+from data_pipeline.verify import verify_corpus
+from megaptm.data import Loader, open_mix
+from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
+from megaptm.tokenizers import load as load_tokenizer
+from tests.data_pipeline.images.pictures import BAD, build, picture, write_tar
+
+SMALL = TokenizerRecipe(vocabulary=270, specials="clip")
+IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "said"),
+    [
+        (b"  \n\t", None, "image without text"),
+        (b"\xff\xfe", None, "text that is no UTF-8"),
+        (b"-- ... !", None, "text without letters or digits"),
+        (bytes(1 << 21), None, "text of more than 1 MiB"),
+        (b"{", "caption", "damaged .json"),
+        (b"[1]", "caption", "image without text"),
+        (b'{"text": "a"}', "caption", "image without text"),
+        (b'{"caption": 3}', "caption", "image without text"),
+    ],
+)
+def test_a_text_that_says_nothing_is_left_out_with_a_reason(content, field, said):
+    with pytest.raises(RefusedText, match=said):
+        text_of(content, field)
+
+
+def test_spaces_and_lines_are_one_space_each():
+    assert text_of(b" a\ncat \t here ", None) == "a cat here"
+    assert text_of(b'{"caption": "a\\ud800 cat"}', "caption") == "a cat"
+
+
+def texts_in(corpus: Corpus, split: str = "train") -> list[str]:
+    tokenizer = load_tokenizer(corpus.folder / "tokenizer")
+    return [tokenizer.decode(ids) for ids in corpus.documents(split, "hash")]
+
+
+def test_a_folder_of_pairs_is_packed_and_what_has_no_other_half_is_counted(tmp_path):
+    source = tmp_path / "source"
+    (source / "deep/er").mkdir(parents=True)
+    for number in range(4):
+        (source / f"deep/er/{number}.jpg").write_bytes(picture(seed=number))
+        (source / f"deep/er/{number}.txt").write_text(f"photo number {number}")
+    (source / "noted.png").write_bytes(picture("PNG"))
+    (source / "noted.json").write_text(json.dumps({"caption": "with a note"}))
+    (source / "lonely.jpg").write_bytes(picture())
+    (source / "nothing.txt").write_text("no image has this name")
+    (source / "cut.jpg").write_bytes(BAD["cut.jpg"][0])
+    (source / "cut.txt").write_text("a damaged one")
+    (source / "mute.jpg").write_bytes(picture())
+    (source / "mute.txt").write_text(" ")
+    (source / "notes.md").write_text("?")
+    report = build(source, tmp_path / "corpus", texts=True, tokenizer=SMALL, validation=0.0)
+    assert report.dropped == {
+        "image without text": 2,
+        "text without image": 1,
+        "no suffix of an image": 1,
+        "damaged": 1,
+    }
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert sorted(texts_in(corpus)) == [*(f"photo number {number}" for number in range(4)), "with a note"]
+    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+    with tarfile.open(tmp_path / "corpus/train-000000.tar") as tar:
+        names = [member.name for member in tar]
+    assert sorted(name.split(".")[1] for name in names) == ["jpg"] * 4 + ["json"] * 5 + ["png"] + ["txt"] * 5
+    again = build(source, tmp_path / "again", texts=True, tokenizer=SMALL, validation=0.0)
+    assert again.id == report.id
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Shards that somebody else made, and a corpus of them."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "shards").mkdir()
+    for shard in range(3):
+        files = {
+            f"{shard}{n:03}.{suffix}": one
+            for n in range(6)
+            for suffix, one in (("jpg", picture(seed=n)), ("txt", f"shard {shard}, photo {n}".encode()))
+        }
+        files |= {
+            f"{shard}100.json": json.dumps({"caption": f"shard {shard}, noted"}).encode(),
+            f"{shard}100.png": picture("PNG"),
+            f"{shard}101.jpg": picture(),
+            f"{shard}102.txt": b"no image",
+            f"{shard}103.jpg": picture(),
+            f"{shard}103.txt": b"\xff",
+        }
+        write_tar(folder / f"shards/{shard}.tar", files)
+    before = {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
+    report = build(folder / "shards", folder / "corpus", texts=True, tokenizer=SMALL, validation=0.3, longest=30)
+    assert {path.name: path.read_bytes() for path in (folder / "shards").iterdir()} == before
+    return folder, report
+
+
+def test_given_shards_stay_and_their_texts_are_in_the_index(given):
+    folder, report = given
+    assert report.dropped == {"image without text": 3, "text without image": 3, "text that is no UTF-8": 3}
+    corpus = Corpus.open(folder / "corpus")
+    assert corpus.manifest.dtype == "uint16[30]"
+    assert [corpus.split(name).samples for name in ("train", "validation")] == [14, 7]
+    found = [*texts_in(corpus), *texts_in(corpus, "validation")]
+    wanted = [f"shard {shard}, {what}" for shard in range(3) for what in (*(f"photo {n}" for n in range(6)), "noted")]
+    assert sorted(found) == sorted(wanted)
+    for path in (folder / "corpus").glob("*.tar"):
+        assert path.resolve().parent == folder / "shards"
+    assert all(check.good for check in verify_corpus(folder / "corpus"))
+
+
+def test_pairs_are_the_same_whatever_loads_them(given):
+    """Pixels and ids of a sample depend on its number, and on nobody who reads it."""
+    folder, _ = given
+    special = load_tokenizer(folder / "corpus/tokenizer").special
+    told = {"objective": IMAGE_TEXT, "sequence": 17, "seed": 3, "special": special}
+    mix = open_mix({str(folder / "corpus"): 1.0}, **told)
+    with Loader(mix, batch=4, microbatch=2, workers=1) as loader:
+        read = [batch for _, batches in islice(loader, 3) for batch in batches]
+    for number, batch in enumerate(read):
+        for row in range(2):
+            sample = mix.sample(2 * number + row)
+            assert all(np.array_equal(batch[name][row].numpy(), field) for name, field in sample.items())
+            end = int(sample["text_end"])
+            tokens = sample["text_tokens"]
+            assert (tokens[0], tokens[end]) == (special.begin, special.end)
+            assert special.end not in tokens[:end]
+            assert (tokens[end:] == special.end).all()
+            assert end <= 11
+
+
+def test_a_long_text_keeps_its_end(given):
+    folder, _ = given
+    special = load_tokenizer(folder / "corpus/tokenizer").special
+    told = {"sequence": 17, "seed": 3, "special": special}
+    mix = open_mix({str(folder / "corpus"): 1.0}, objective={"image-text": {"size": 8, "texts": 5}}, **told)
+    sample = mix.sample(0)
+    assert (sample["text_end"], sample["text_tokens"][4]) == (4, special.end)
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ({"image-labels": {"size": 8}}, "has images with texts, and objective image-labels reads others.*texts=false"),
+        ("masked-lm", "needs a tokenizer with a `cls` token"),
+    ],
+)
+def test_another_objective_is_told_what_it_lacks(given, objective, said):
+    special = load_tokenizer(given[0] / "corpus/tokenizer").special
+    with pytest.raises(UserError, match=said):
+        open_mix({str(given[0] / "corpus"): 1.0}, objective=objective, sequence=17, seed=0, special=special)
+
+
+def test_a_tokenizer_without_ends_is_refused(given, tmp_path):
+    without = TokenizerRecipe(vocabulary=270, specials="gpt2")
+    with pytest.raises(UserError, match="needs a token that begins a text"):
+        build(given[0] / "shards", tmp_path / "corpus", texts=True, tokenizer=without, validation=0.3)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_words_of_the_command_say_what_differs_from_the_usual_tokenizer():
+    assert read_image_settings(["texts=true", "tokenizer.vocabulary=300"])["tokenizer"]["specials"] == "clip"
+    assert read_image_settings(["tokenizer=there"]) == {"tokenizer": {"folder": "there"}} | {}
+    assert "specials" not in read_image_settings(["tokenizer.kind=wordpiece"])["tokenizer"]

@@ -1,0 +1,317 @@
+"""CLIP: as many parameters as published, the same as Hugging Face's in features, loss and every gradient, there and
+back, and learning which text is of which image."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import megaptm
+from data_pipeline.recipe import TokenizerRecipe
+from megaptm.batch import IGNORED
+from megaptm.config import load, resolve_model
+from megaptm.data import Loader, open_mix
+from megaptm.errors import UserError
+from megaptm.families.clip import CLIP
+from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.inference.image_text import class_vectors, retrieval
+from megaptm.inference.loaded_model import LoadedModel
+from megaptm.models import Model, build_model, fill, initial_value
+from megaptm.models.image_text import LARGEST
+from megaptm.models.model import even_chunks
+from megaptm.objectives.pixels import from_patches
+from megaptm.plan.count import count
+from megaptm.spec import published
+from megaptm.tokenizers import load as load_tokenizer
+from tests.data_pipeline.images.pictures import build, picture
+from tests.models.vision import SIDE, TEXT, clip_batch, clip_model
+
+CONFIGS = Path(__file__).parents[2] / "configs/clip"
+HEAD = "image-text"
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [("b-32", 151_277_313), ("b-16", 149_620_737), ("l-14", 427_616_513), ("l-14-336", 427_944_193)],
+)
+def test_the_formula_gives_the_published_count(size, number):
+    assert count(published(CLIP, size)) == number
+
+
+def test_the_formula_counts_what_is_built():
+    model = clip_model()
+    rows = model.spec.padded_vocabulary - model.spec.vocabulary
+    built = sum(parameter.numel() for parameter in model.parameters()) - rows * model.spec.token_width
+    assert count(model.spec, with_heads=True) == built
+
+
+def pixel_values(patches: torch.Tensor) -> torch.Tensor:
+    """As Hugging Face's processor gives them."""
+    images = np.stack([from_patches(one, SIDE) for one in patches.numpy()])
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (CLIP.pixel_mean, CLIP.pixel_std))
+    return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def theirs_in(folder: Path) -> transformers.PreTrainedModel:
+    """With transformers' own loader, which must find every key and no other."""
+    found, told = transformers.CLIPModel.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert not told["mismatched_keys"]
+    return found.eval()
+
+
+def differences(folder: Path) -> tuple[float, float]:
+    """The largest of any feature, cosine or the loss, and of the gradient of any parameter."""
+    model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
+    to_hugging_face(model.spec, weights_of(model), None, folder)
+    theirs = theirs_in(folder)
+    said = theirs(input_ids=batch["text_tokens"], pixel_values=pixel_values(batch["patches"]), return_loss=True)
+    features = model(batch, features=True)[HEAD]
+    images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
+    loss, number = model(batch)[HEAD]
+    gaps = [images - said.image_embeds, texts - said.text_embeds]
+    gaps += [scale.mean() * images @ texts.t() - said.logits_per_image, loss / number - said.loss]
+    said.loss.backward()
+    (loss / number).backward()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(parameter.grad)
+    gradients = from_hugging_face(theirs).weights
+    moved = [(one.grad - gradients[name]).abs().max().item() for name, one in model.named_parameters()]
+    return max(gap.abs().max().item() for gap in gaps), max(moved)
+
+
+def test_features_cosines_loss_and_every_gradient_are_hugging_faces(tmp_path):
+    assert max(differences(tmp_path / "theirs")) <= 1e-5
+
+
+def test_an_exported_model_comes_back(tmp_path):
+    model = clip_model()
+    to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")
+    found = from_hugging_face(tmp_path / "out")
+    assert found.weights.keys() == weights_of(model).keys()
+    assert all(found.weights[name].equal(weight) for name, weight in weights_of(model).items())
+    assert (found.spec.context, found.spec.context_of("text"), found.spec.vocabulary) == (10, TEXT, 150)
+    assert found.spec.size_of("text") == model.spec.size_of("text")
+
+
+def test_the_temperature_stays_at_a_hundred_and_may_come_back():
+    model, batch = clip_model(), clip_batch(4, seed=1)
+    scale = model.head[HEAD].scale
+    slopes = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            scale.fill_(LARGEST + 1)
+        scale.grad = None
+        last = model(batch, features=True)[HEAD][:, -1]
+        assert torch.allclose(last, torch.full_like(last, 100.0))
+        (sign * last.sum()).backward()
+        slopes.append(scale.grad.item())
+    assert slopes[0] > 0
+    assert slopes[1] == 0
+
+
+def test_a_row_without_a_text_is_compared_with_none():
+    model, batch = clip_model(), clip_batch(6, seed=2)
+    asked = batch["text_end"] != IGNORED
+    with torch.no_grad():
+        some, few = model(batch)[HEAD], model({name: field[asked] for name, field in batch.items()})[HEAD]
+    assert some[1] == few[1] == asked.sum()
+    assert some[0].item() == pytest.approx(few[0].item(), rel=1e-6)
+
+
+def test_what_stands_behind_a_text_changes_nothing():
+    model, batch = clip_model(), clip_batch(4, seed=3, all_asked=True)
+    other = batch["text_tokens"].clone()
+    other[torch.arange(TEXT) > batch["text_end"][:, None]] = 7
+    with torch.no_grad():
+        assert model(batch)[HEAD][0].equal(model({**batch, "text_tokens": other})[HEAD][0])
+
+
+def test_parts_of_a_pipeline_are_the_whole():
+    model, batch = clip_model(), clip_batch(4, seed=4)
+    stream, weights = None, weights_of(model)
+    for chunk in even_chunks(model.spec, 4):
+        part = Model(model.spec, chunk).eval()
+        part.load_state_dict({name: weights[name] for name in part.state_dict()})
+        with torch.no_grad():
+            stream = part(batch, stream)
+    with torch.no_grad():
+        whole = model(batch)
+    assert stream[HEAD][0].item() == pytest.approx(whole[HEAD][0].item(), rel=1e-6)
+
+
+def test_an_untrained_model_begins_as_the_papers():
+    spec = replace(published(CLIP, "b-32"), vocabulary=256)
+    with torch.device("meta"):
+        shapes = {name: one.shape for name, one in build_model(spec).named_parameters()}
+
+    def std(name: str) -> float:
+        return initial_value(spec, name, tuple(shapes[name]), 1).std().item()
+
+    assert initial_value(spec, "head.image-text.scale", (1,), 1).exp().item() == pytest.approx(1 / 0.07, rel=1e-6)
+    assert std("head.image-text.text.weight") == pytest.approx(512**-0.5, rel=0.02)
+    assert std("head.image-text.image.weight") == pytest.approx(768**-0.5, rel=0.02)
+    assert std("text.3.ffn.down.weight") == pytest.approx((512 * 24) ** -0.5, rel=0.02)
+    assert std("image.3.ffn.up.weight") == pytest.approx((2 * 768) ** -0.5, rel=0.02)
+    assert std("embed.text_position.weight") == pytest.approx(0.01, rel=0.05)
+    assert std("embed.patch.project.weight") == pytest.approx((3 * 3 * 32**2) ** -0.5, rel=0.02)
+    assert math.exp(LARGEST) == pytest.approx(100)
+
+
+def vocabulary(size: int) -> TokenizerRecipe:
+    return TokenizerRecipe(vocabulary=size, specials="clip")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Two that share a busy core wait for each other more than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Drawn shapes with texts, and with labels."""
+    folder = tmp_path_factory.mktemp("shapes")
+    build("shapes", folder / "pairs", texts=True, validation=0.1, tokenizer=vocabulary(320))
+    build("shapes", folder / "labels", validation=0.1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(corpora):
+    """The tiny config's model, half as deep, after some steps by plain torch; as a run's checkpoint would be."""
+    overrides = ["model.layers=2", "model.width=48", "model.ffn=96", "model.stacks.text.layers=1"]
+    overrides += [f"data.mix={{{corpora / 'pairs'}: 1}}", f"run={corpora / 'run'}", "model.vocabulary=320"]
+    config = load(CONFIGS / "tiny.yaml", overrides)
+    tokenizer = load_tokenizer(corpora / "pairs/tokenizer")
+    mix = open_mix(config.data.mix, objective=config.objective, sequence=17, seed=1, special=tokenizer.special)
+    model = build_model(resolve_model(config))
+    fill(model, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
+    with Loader(mix, batch=64, microbatch=64) as loader:
+        for step, [batch] in islice(loader, 120):
+            for group in optimizer.param_groups:
+                group["lr"] = 2e-3 * min(1, (step + 1) / 20)
+            loss, number = model(batch)[HEAD]
+            optimizer.zero_grad()
+            (loss / number).backward()
+            optimizer.step()
+    model.eval().requires_grad_(False)
+    folder = corpora / "pairs/tokenizer"
+    return LoadedModel(corpora, config, 120, model, tokenizer, folder)
+
+
+def test_it_knows_classes_by_their_names(run, corpora):
+    """Held-out shapes of sixteen kinds, of which the most frequent is one in eleven."""
+    found = run.zero_shot(corpus=corpora / "labels", templates=["a photo of a {}.", "a picture of one {}."])
+    assert found.names[0] == "blue circle"
+    assert len(found.cosines) > 150
+    assert found.chance < 0.12
+    assert found.accuracy() > 2 * found.chance
+
+
+def test_images_and_texts_find_each_other(run):
+    found = retrieval(run)
+    assert found.pairs > 150
+    for shares in (found.texts_of_images, found.images_of_texts):
+        assert shares[1] > 4 / found.pairs
+        assert shares[10] > 3 * 10 / found.pairs
+
+
+def test_vectors_are_of_length_one_and_do_not_depend_on_the_batch(run):
+    texts = ["a photo of a red circle.", "blue", "a yellow cross on a plain ground, and much more that nobody reads"]
+    vectors = run.encode(texts)
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(3))
+    assert torch.allclose(run.encode(texts[:1]), vectors[:1], atol=1e-6)
+    images = [picture("PNG", 32, 32, seed=number) for number in range(3)]
+    seen = run.encode_images(images)
+    assert torch.allclose(run.encode_images(images[1]), seen[1:2], atol=1e-6)
+    said = run.zero_shot(["red", "blue"], images)
+    assert said.cosines.allclose(seen @ class_vectors(run, ["red", "blue"]).t(), atol=1e-6)
+    assert {*said.said} <= {"red", "blue"}
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda run, corpora: run.zero_shot(["a"], corpus=corpora / "pairs"), "has no labels"),
+        (lambda run, corpora: run.zero_shot(["a"], corpus=corpora / "labels"), "names has 1, and .* 16 labels"),
+        (lambda run, corpora: run.zero_shot(["a"]), "give images, or a corpus"),
+        (lambda run, corpora: run.zero_shot(["a"], [b"no image"]), r"images\[0\] cannot be decoded"),
+        (lambda run, corpora: run.zero_shot(["a"], [picture()], templates=["a photo"]), "has no {}"),
+        (lambda run, corpora: run.encode([]), "texts is empty"),
+        (lambda run, corpora: run.encode_images([corpora / "none.png"]), "cannot be read"),
+        (lambda run, corpora: run.generate("a"), "reads images, and cannot generate"),
+    ],
+)
+def test_what_it_cannot_be_asked_is_one_sentence(run, corpora, ask, said):
+    with pytest.raises(UserError, match=said):
+        ask(run, corpora)
+
+
+def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
+    model = run.model
+    to_hugging_face(
+        model.spec, weights_of(model), run.tokenizer_folder, tmp_path / "out", objective=run.config.built_objective
+    )
+    theirs = theirs_in(tmp_path / "out")
+    images = [Image.open(io.BytesIO(picture("PNG", 32, 32, seed=number))) for number in range(2)]
+    texts = ["a photo of a red circle.", "a green cross"]
+    prepared = transformers.CLIPProcessor.from_pretrained(tmp_path / "out")(
+        text=texts, images=images, return_tensors="pt", padding=True
+    )
+    said = theirs(**prepared)
+    assert torch.allclose(said.text_embeds, run.encode(texts), atol=1e-5)
+    seen = run.encode_images([picture("PNG", 32, 32, seed=number) for number in range(2)])
+    assert torch.allclose(said.image_embeds, seen, atol=1e-5)
+    back = megaptm.load(tmp_path / "out")
+    assert torch.allclose(back.encode(texts), run.encode(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.sequence=197", r"data.sequence \(197\) must not exceed the 50 learned positions"),
+        (
+            "objective={image-text: {texts: 99}}",
+            r"99 text_tokens .* 77 learned positions \(model.stacks.text.context\)",
+        ),
+        ("objective=image-labels", "it makes tokens, and this family reads tokens and text_tokens"),
+        ("model.embedding=64", "model.embedding means nothing to clip"),
+        ("layout.tensor=16", "must divide the 12 attention heads"),
+    ],
+)
+def test_what_a_config_cannot_mean_is_one_sentence(override, said):
+    with pytest.raises(UserError, match=said):
+        load(CONFIGS / "b-32.yaml", [override])
+
+
+@pytest.mark.parametrize("size", ["b-32", "b-16", "l-14", "l-14-336"])
+def test_recipes_are_those_of_the_papers_tables(size):
+    """arXiv:2103.00020, tables 18 and 19."""
+    config = load(CONFIGS / f"{size}.yaml")
+    told, spec = config.optimizer, resolve_model(config)
+    rate = {"b-32": 5e-4, "b-16": 5e-4, "l-14": 4e-4, "l-14-336": 2e-5}[size]
+    assert spec == replace(published(CLIP, size), family=spec.family)
+    assert (told.lr, told.betas, told.eps, told.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.2)
+    assert (told.warmup_steps, told.decay, told.final, told.clip) == (2000, "cosine", 0.0, None)
+    epochs = 1 if size == "l-14-336" else 32
+    assert (config.train.batch, config.train.steps) == (32_768, round(400e6 * epochs / 32_768))
