@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from megaptm.families import CATALOGUE, RECURRENT, WORDS
+from megaptm.families import FAMILIES
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
 
@@ -77,4 +77,4 @@ def families_of(nodeid: str) -> set[str]:
     found = re.search(r"\[(.*)\]$", nodeid)
     words = re.split(r"-(?!v?\d|banded)|[ /,]", found.group(1)) if found else []
     file = Path(nodeid.partition("::")[0]).stem.removeprefix("test_").removesuffix("_run").replace("_", "-")
-    return {*CATALOGUE, *RECURRENT, *WORDS} & {*words, file}
+    return {*FAMILIES} & {*words, file}

@@ -3,7 +3,8 @@
 from megaptm.bricks import attention, feedforward, recurrent
 from megaptm.bricks.brick import BRICKS, Brick, Map, MemoryTraffic, SavedBytes, brick_of, register
 from megaptm.bricks.chunk import ModelChunk, chunks
-from megaptm.bricks.heads import HEADS, HeadBrick, heads, register_head
+from megaptm.bricks.head import HeadBrick
+from megaptm.bricks.heads import HEADS, heads, register_head
 from megaptm.bricks.layer import (
     SubLayer,
     convolution_map,

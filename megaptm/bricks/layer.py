@@ -154,7 +154,7 @@ def norm_parameters(block: Block, width: int) -> int:
 def final_norm(block: Block, size: Size) -> int:
     """Parameters of the norm that closes a stack, where it has one."""
     has_one = block.norm_place != "post" and not block.is_recurrent
-    return norm_parameters(block, size.width * (2 if block.reversible else 1)) if has_one else 0
+    return norm_parameters(block, size.width * block.streams) if has_one else 0
 
 
 def input_tables(family: Family) -> dict[str, int]:

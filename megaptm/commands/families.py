@@ -12,7 +12,6 @@ from megaptm.errors import UserError
 if TYPE_CHECKING:
     from megaptm.config import Layout
     from megaptm.families.words import WordFamily
-    from megaptm.spec import Family
 
 
 @click.command()
@@ -28,21 +27,15 @@ def families(name: str | None, as_json: bool) -> None:
       megaptm families
       megaptm families gpt3
     """
-    from megaptm.families import CATALOGUE, RECURRENT, VISION, WORDS, find_family
+    from megaptm.families import FAMILIES, find_family
     from megaptm.families.words import WordFamily
 
     if name is None:
-        chosen: list[Family | WordFamily] = [
-            *(CATALOGUE | RECURRENT | VISION).values(),
-            *WORDS.values(),
-        ]
+        chosen = [*FAMILIES.values()]
     elif (found := find_family(name)) is not None:
         chosen = [found]
     else:
-        raise UserError(
-            f"{name} is no family: it may be {', '.join([*CATALOGUE, *RECURRENT, *VISION, *WORDS])}, or "
-            "package.module:NAME."
-        )
+        raise UserError(f"{name} is no family: it may be {', '.join(FAMILIES)}, or package.module:NAME.")
     if as_json:
         print_json(
             {
@@ -127,10 +120,10 @@ def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
     """Config of the family that comes with megaptm -> devices -> the layout that it has for so many."""
     from megaptm.config import load, offered_devices
     from megaptm.config.shipped import CONFIGS
-    from megaptm.families import CATALOGUE, RECURRENT, VISION
+    from megaptm.families import FAMILIES
 
     name = family.name
-    if (CATALOGUE | RECURRENT | VISION).get(name) is not family:
+    if FAMILIES.get(name) is not family:
         return {}
     return {
         f"{name}/{path.stem}": {devices: load(path, [f"devices={devices}"]).layout for devices in offered_devices(path)}

@@ -15,7 +15,7 @@ from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
-from megaptm.families import CATALOGUE, RECURRENT, VISION, WORDS, find_family
+from megaptm.families import FAMILIES, WORDS, find_family
 from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
 from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
@@ -121,8 +121,7 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        known = [*CATALOGUE, *RECURRENT, *VISION, *WORDS]
-        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, known)}"
+        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, FAMILIES)}"
         return
     sizes = [*family.sizes, "custom"]
     needed = ("width",) if isinstance(family, WordFamily) else NEEDED_BY_CUSTOM

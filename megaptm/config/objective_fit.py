@@ -22,10 +22,8 @@ ANY_SEQUENCE = 512
 
 def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     """Stack -> places of a row of it, and of the queries beside its text."""
-    return {
-        stack: length + (batch.num_predicted or 0 if family.stacks[stack].query_stream else 0)
-        for stack, length in batch.lengths(family.prefixes).items()
-    }
+    asked = batch.num_predicted or 0
+    return {stack: family.places(stack, tokens, asked) for stack, tokens in batch.lengths(family.prefixes).items()}
 
 
 def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:

@@ -65,6 +65,9 @@ CATALOGUE: dict[str, Family] = {
     )
 }
 
+FAMILIES: dict[str, Family | WordFamily] = {**CATALOGUE, **RECURRENT, **VISION, **WORDS}
+"""All of them, in the order in which they are listed."""
+
 
 def find_family(name: str) -> Family | WordFamily | None:
     """A family of the catalogue, one beside it, or the user's own, `package.module:NAME`; None where it is none.
@@ -72,7 +75,7 @@ def find_family(name: str) -> Family | WordFamily | None:
     Raises a `UserError` where the user's own cannot be had.
     """
     if not is_plugin(name):
-        return (CATALOGUE | RECURRENT | VISION).get(name) or WORDS.get(name)
+        return FAMILIES.get(name)
     found = load_plugin(name, "model.family", "family")
     if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")

@@ -330,7 +330,7 @@ class Stack(nn.ModuleDict):
             self["final"] = Dropout(dropout, region="residual")
         if block.norm_place != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
-                size.width * (2 if block.reversible else 1),
+                size.width * block.streams,
                 kind=block.norm,
                 eps=block.norm_eps,
                 dropout=dropout if block.final_dropout else 0.0,

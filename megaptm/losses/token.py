@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks.heads import ROWS_PROJECTED
+from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
 
 ROWS_DRAWN = 256

@@ -15,17 +15,15 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
 from megaptm.bricks.heads import (
     BidirectionalHeadBrick,
-    ImageLabelHeadBrick,
-    ImageTextHeadBrick,
     LanguageHeadBrick,
     MaskedHeadBrick,
-    MaskedPatchHeadBrick,
     PermutationHeadBrick,
     ReplacedHeadBrick,
     RowClassHeadBrick,
     SpanBoundaryHeadBrick,
     TokenClassHeadBrick,
 )
+from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm

@@ -45,15 +45,12 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
-    """Stack -> places of a row of it between chunks: of both streams of a reversible one, and of the queries beside the
-    text."""
+    """Stack -> places of a row of it between chunks, of all its streams."""
     lengths = {}
     for name, prefix in family.prefixes.items():
-        lengths[name] = batch[f"{prefix}tokens"].shape[1]
-        if family.stacks[name].reversible:
-            lengths[name] *= 2
-        if family.stacks[name].query_stream and (asked := batch.get(f"{prefix}masked_positions")) is not None:
-            lengths[name] += asked.shape[1]
+        asked = batch.get(f"{prefix}masked_positions")
+        places = family.places(name, batch[f"{prefix}tokens"].shape[1], 0 if asked is None else asked.shape[1])
+        lengths[name] = family.stacks[name].streams * places
     return lengths
 
 

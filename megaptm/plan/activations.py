@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, runs, sublayers
 from megaptm.bricks.feedforward import ROWS_FED
-from megaptm.bricks.heads import HeadBrick, LossBytes
+from megaptm.bricks.head import HeadBrick, LossBytes
 from megaptm.bricks.patches import patch_map
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaptm.bricks import heads, sublayers
-from megaptm.bricks.heads import ROWS_PROJECTED
+from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.plan import costs
 from megaptm.plan.costs import OperationTime
 from megaptm.plan.machine import Machine

@@ -63,9 +63,8 @@ class Workload:
 
     @property
     def between(self) -> int:
-        """Places of a row between stages: of both streams of a reversible stack."""
-        twice = (name for name, block in self.spec.family.stacks.items() if block.reversible)
-        return self.stream + sum(self.lengths[name] for name in twice)
+        """Places of a row between stages, of all streams of each stack."""
+        return sum(self.spec.family.stacks[name].streams * length for name, length in self.lengths.items())
 
     @property
     def tokens(self) -> int:

@@ -217,6 +217,11 @@ class Block:
         return self.residual == "reversible"
 
     @property
+    def streams(self) -> int:
+        """Residual streams side by side: two of reversible layers."""
+        return 2 if self.reversible else 1
+
+    @property
     def distance_rows(self) -> int:
         """Of the table of distances; 0 without one."""
         if "disentangled" not in self.words:

@@ -138,6 +138,11 @@ class Family:
         """Whether the rows of a stack are patches."""
         return self.reads_images and ("token" not in self.inputs or stack == next(iter(self.stacks)))
 
+    def places(self, stack: str, tokens: int, asked: int) -> int:
+        """Places of a row of a stack: its tokens, and the queries beside them, one for each place that is asked about
+        (XLNet)."""
+        return tokens + (asked if self.stacks[stack].query_stream else 0)
+
     def has_embedding_norm(self, stack: str) -> bool:
         """Whether a norm stands right after the sum of a stack's inputs."""
         return self.embedding_norm if isinstance(self.embedding_norm, bool) else stack in self.embedding_norm

@@ -82,7 +82,7 @@ class ModelSpec:
 
     def output_width(self, stack: str) -> int:
         """Of what a stack gives."""
-        return self.size_of(stack).width * (2 if self.family.stacks[stack].reversible else 1)
+        return self.size_of(stack).width * self.family.stacks[stack].streams
 
     @property
     def axial(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import pytest
 from megaptm.config import Config, load, resolve_model
 from megaptm.config.model import resolved
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.spec import change
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -65,14 +65,14 @@ def test_a_later_change_of_what_a_family_shares_changes_no_config_that_was_writt
     assert (written.model.share, written.model.groups, written.model.cycle) == (("attention", "ffn"), 2, 1)
     albert = CATALOGUE["albert"]
     apart = change(albert, stacks={"encoder": change(albert.last_block, share=(), groups=3, cycle=4)})
-    monkeypatch.setitem(CATALOGUE, "albert", apart)
+    monkeypatch.setitem(FAMILIES, "albert", apart)
     assert resolve_model(Config.model_validate_json(written.model_dump_json())).family.last_block.owners(12) == [0, 6]
 
 
 def test_what_stacks_share_each_in_its_way_is_no_number_of_the_config(monkeypatch):
     t5 = CATALOGUE["t5"]
     stacks = t5.stacks | {"decoder": change(t5.last_block, share=("ffn",))}
-    monkeypatch.setitem(CATALOGUE, "t5", change(t5, stacks=stacks))
+    monkeypatch.setitem(FAMILIES, "t5", change(t5, stacks=stacks))
     written = load(CONFIGS / "t5" / "tiny.yaml")
     assert (written.model.share, written.model.groups) == (None, 1)
     assert {name: block.share for name, block in resolve_model(written).family.stacks.items()} == {

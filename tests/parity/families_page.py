@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from megaptm.families import CATALOGUE, RECURRENT, VISION, WORDS
+from megaptm.families import CATALOGUE, FAMILIES, WORDS
 from megaptm.families.words import WordFamily, WordSpec
 from megaptm.hub.counterparts import models_of
 from megaptm.plan.count import count
@@ -66,7 +66,8 @@ def page() -> str:
     seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) or {}
     rows = (
         _row(family, recorded[family.name], seconds.get(family.name))
-        for family in (CATALOGUE | RECURRENT | VISION).values()
+        for family in FAMILIES.values()
+        if isinstance(family, Family)
     )
     return HEAD + "".join(rows) + WORD_HEAD + "".join(map(_word_row, WORDS.values()))
 

@@ -1,0 +1,98 @@
+"""Heads of models that read images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks.brick import Map
+from megaptm.bricks.head import HeadBrick, LossBytes
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+
+class ImageLabelHeadBrick(HeadBrick):
+    """Which label an image has, by what is said of it as a whole: a table and a bias a label (ViT, arXiv:2010.11929,
+    3.1). Papers leave it out."""
+
+    name = "image-label"
+    answers = "image_label"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if spec.family.tied:
+            raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set tied=False.")
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+    @property
+    def rows(self) -> int:
+        return self.width + 1
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        return [(self.width, self.spec.vocabulary)]
+
+    def multiply_adds(self, positions: int) -> int:
+        """One of them is projected."""
+        return super().multiply_adds(1)
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """The same; all are gathered."""
+        one = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
+        return LossBytes(one.saved + 2 * (positions - 1) * self.width * element, one.transient)
+
+
+class MaskedPatchHeadBrick(HeadBrick):
+    """The mean color, of 512, of patches that were hidden (ViT, arXiv:2010.11929, appendix B.1.2)."""
+
+    name = "masked-patch"
+    answers = "patch_colors"
+    projects = False
+    classes = 512
+    predicted_only = True
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"classify": Map(self.width, self.classes, True)}
+
+
+class ImageTextHeadBrick(HeadBrick):
+    """Images and texts that find each other in the whole batch, both ways (CLIP, arXiv:2103.00020, figure 3): a map
+    of each to one space, as wide as the texts' stack, and a temperature. Papers count it."""
+
+    name = "image-text"
+    answers = "text_end"
+    projects = False
+    contrasts = True
+    others = 1
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if len(self.readings) != 2:
+            raise UserError(f"{spec.name}: the {self.name} head reads two stacks, of images and of texts: name both.")
+
+    @property
+    def embedding(self) -> int:
+        """Width of the space in which images and texts are compared."""
+        return self.spec.size_of(self.readings[1].stack).width
+
+    @property
+    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return 2 * self.embedding + 1
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {
+            stack: Map(self.spec.output_width(stack), self.embedding, False)
+            for stack in [reading.stack for reading in self.readings]
+        }
+
+    @property
+    def published(self) -> int:
+        return self.parameters
+
+    def multiply_adds(self, positions: int) -> int:
+        """Of one place of either."""
+        return super().multiply_adds(1)
