@@ -9,8 +9,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from data_pipeline.corpus.output import CorpusOutput, building
@@ -31,9 +33,10 @@ from data_pipeline.images.folders import (
 )
 from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
+from data_pipeline.images.repeated import repeated
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
-from data_pipeline.images.texts import SHARDS, PackJob, pack, pairs_below, text_tokenizer, with_ids
+from data_pipeline.images.texts import SHARDS, PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
 from data_pipeline.progress import Stages
 from megaptm import __version__
 from megaptm.data.manifest import LABELS
@@ -68,12 +71,11 @@ def build_images(
         source = _folder(recipe.source, output, texts=recipe.texts)
         held_out = None if recipe.held_out is None else _folder(recipe.held_out, output, texts=recipe.texts)
         given, dropped = given_shards(source), Dropped()
+        files: dict[str, list[ImageFile]] = {}
         beside: dict[str, str] = {}
-        if given:
-            files = {}
-        elif recipe.texts:
+        if not given and recipe.texts:
             files, beside = _pairs(recipe, source, held_out, dropped)
-        else:
+        elif not given:
             files = _files(recipe, source, held_out, dropped)
         shards = _given(recipe, given, held_out) if given else {}
         paths = [path for some in shards.values() for path in some]
@@ -88,7 +90,7 @@ def build_images(
         if given or recipe.texts:
             results = _indexed(recipe, shards, work)
         if recipe.texts:
-            dtype, tokenizer, results = _with_texts(recipe, results, work)
+            dtype, tokenizer, results = _with_texts(recipe, results, work, dropped)
         if given or recipe.texts:
             infos = {split: [*_linked(split, results[split], shards[split], output)] for split in SPLITS}
             names = [] if recipe.texts else _names(recipe, results)
@@ -191,18 +193,40 @@ def _packed(
     return written
 
 
-def _with_texts(recipe: ImageRecipe, results: Results, work: JobRunner) -> tuple[str, Tokenizer, Results]:
+def _with_texts(
+    recipe: ImageRecipe, results: Results, work: JobRunner, dropped: Dropped
+) -> tuple[str, Tokenizer, Results]:
     """The manifest's `dtype`, the tokenizer, and the shards with indexes that have ids."""
     learned = [result.info for result in results["train"] if result.info]
     if not learned:
         return LABELS, label_tokenizer([]), results  # which is told in a moment
     tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work)
     columns, finished = 2 * len(FIELDS), {}
-    for split, some in results.items():
-        infos = [result.info for result in some if result.info]
-        dtype, encoded = with_ids(infos, tokenizer, place, longest=recipe.longest, columns=columns, work=work)
-        ids = iter(encoded)
-        finished[split] = [dataclasses.replace(one, info=next(ids)) if one.info else one for one in some]
+    every = [result.info for split in SPLITS for result in results[split] if result.info]
+    rows = [np.zeros(0, np.int64)] * len(every)
+    if recipe.duplicates != "keep":
+        # Those held out come last, so that none of them is one that was learned from.
+        seen = [sketches(info, work, columns) for info in every]
+        again = repeated(chain.from_iterable(one.tolist() for one in seen), near=recipe.duplicates == "near")
+        rows = [np.flatnonzero([*islice(again, len(one))]) for one in seen]
+        reason = "an image that looks the same was there" if recipe.duplicates == "near" else "the image was there"
+        dropped.add_many(reason, sum(map(len, rows)))
+    dtype, encoded = with_ids(
+        every,
+        [tuple(one.tolist()) for one in rows],
+        tokenizer,
+        place,
+        longest=recipe.longest,
+        columns=columns,
+        work=work,
+    )
+    ids = iter(encoded)
+    for split in SPLITS:
+        finished[split] = [
+            dataclasses.replace(one, info=(left if left.samples else None)) if one.info else one
+            for one in results[split]
+            for left in [next(ids) if one.info else None]
+        ]
     return dtype, tokenizer, finished
 
 
@@ -255,7 +279,7 @@ def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[Path]], work: Jo
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
     # What was packed here was looked at.
-    looked = dataclasses.replace(recipe.limits, check="header")
+    looked = recipe.limits if recipe.duplicates == "near" else dataclasses.replace(recipe.limits, check="header")
     jobs = [
         GivenShardJob(folder, str(path), status.st_size, status.st_mtime_ns, field, limits, recipe.texts)
         for split in SPLITS

@@ -16,6 +16,7 @@ from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
 from data_pipeline.images.folders import FIELDS, ImageShardResult
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
 from megaptm.data.files import npy_bytes
 from megaptm.data.shards import ShardInfo
@@ -96,8 +97,11 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
             result.dropped.add("another format than its suffix says", where)
             continue
         places = [place if one == suffix else (0, 0) for one in FIELDS[1:]]
-        # The number of tokens is not known yet where a text has more than one.
-        rows.append((sample.label or 0, 1, *(number for pair in places for number in pair)))
+        # Where a text has more tokens than one these are not known yet: in their place is what the image looks like.
+        first = sample.label or 0
+        if job.texts:
+            first = found.sketch if job.limits.sketch else file_sketch(sample.content)
+        rows.append((first, 1, *(number for pair in places for number in pair)))
         size += place[1]
         result.oddities.update(found.oddities)
         if job.texts:

@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from data_pipeline.images.repeated import picture_sketch
 from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, open_image, rgb
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class ImageLimits:
     """The longer side is at most so many times the shorter."""
     check: Literal["pixels", "header"] = "pixels"
     """Whether each image is decoded once, which finds what was cut off; or only its header is read."""
+    sketch: bool = False
+    """Whether it is also said what each looks like, where it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class KeptImage:
     height: int
     oddities: tuple[str, ...] = ()
     """What will be converted when it is read: `grey`, `CMYK`, `16 bits`, `animated: first picture` ..."""
+    sketch: int = 0
+    """What it looks like, where that was asked (`repeated.picture_sketch`)."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +85,17 @@ def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | Refu
     if image.mode == "F":
         return RefusedImage("pixels that are no colors", f"mode {image.mode}")
     oddities = _oddities(image)
-    suffix = FORMATS.get(image.format or "")
+    suffix, sketch = FORMATS.get(image.format or ""), 0
     if limits.check == "pixels" or suffix is None:
         picture = rgb(image)  # decodes all of it
+        sketch = picture_sketch(picture) if limits.sketch else 0
         if suffix is None:
             # GIF, BMP, TIFF ...: readers of webdataset know the others.
             encoded = io.BytesIO()
             picture.save(encoded, "PNG")
-            return KeptImage("png", encoded.getvalue(), width, height, (*oddities, f"{image.format} to PNG"))
-    return KeptImage(suffix, content, width, height, oddities)
+            oddities = (*oddities, f"{image.format} to PNG")
+            return KeptImage("png", encoded.getvalue(), width, height, oddities, sketch)
+    return KeptImage(suffix, content, width, height, oddities, sketch)
 
 
 def _oddities(image: Image) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pydantic import Field
 from data_pipeline.images.look import ImageLimits
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.config.yamls import read_override
+from megaptm.errors import UserError
 
 DIGITS = "digits"
 """In the place of a folder: the 1,797 handwritten digits, 8 x 8 pixels of grey, that scikit-learn brings."""
@@ -30,6 +31,9 @@ class ImageRecipe:
     """Whether images come with texts: `.txt`, or a field of `.json`, of the same name, or key of a shard."""
     text: str = "caption"
     """The field of `.json` that has the text, where there is no `.txt`."""
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    """Of images with texts, those whose image was there before: kept, or left out where the file is the same, or where
+    it looks the same."""
     tokenizer: TokenizerRecipe = TOKENIZER
     """Of texts."""
     longest: Annotated[int, Field(ge=1, le=4096)] = 75
@@ -60,7 +64,7 @@ class ImageRecipe:
         that is known by its fingerprint."""
         told = asdict(self)
         if not self.texts:
-            for name in ("texts", "text", "tokenizer", "longest"):
+            for name in ("texts", "text", "duplicates", "tokenizer", "longest"):
                 del told[name]
         elif self.tokenizer.folder is not None:
             del told["tokenizer"]
@@ -69,8 +73,18 @@ class ImageRecipe:
     @property
     def limits(self) -> ImageLimits:
         return ImageLimits(
-            smallest=self.smallest, most_pixels=self.most_pixels, stretched=self.stretched, check=self.check
+            smallest=self.smallest,
+            most_pixels=self.most_pixels,
+            stretched=self.stretched,
+            check=self.check,
+            sketch=self.duplicates == "near",
         )
+
+    def __post_init__(self) -> None:
+        if self.duplicates != "keep" and not self.texts:
+            raise UserError(f"duplicates ({self.duplicates}) are left out of images with texts: add texts=true.")
+        if self.duplicates == "near" and self.check == "header":
+            raise UserError("duplicates=near looks at pixels, and check=header does not: leave out either.")
 
 
 def read_image_settings(words: Sequence[str]) -> dict[str, Any]:

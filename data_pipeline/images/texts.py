@@ -22,7 +22,7 @@ from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, loo
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
 from megaptm.data.manifest import TEXTS, text_columns
-from megaptm.data.shards import TOKENS, ShardInfo
+from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
 from megaptm.storage import AtomicFile, hash_of, write_whole
@@ -55,9 +55,10 @@ def text_of(content: bytes, field: str | None) -> str:
             found = json.loads(said)
         except ValueError:
             raise RefusedText("damaged .json") from None
-        said = found.get(field) if isinstance(found, dict) else None
-        if not isinstance(said, str):
+        found = found.get(field) if isinstance(found, dict) else None
+        if not isinstance(found, str):
             raise RefusedText("image without text")
+        said = found
     # A lone half of a pair, which JSON can spell, is no character.
     said = " ".join(said.encode(errors="ignore").decode().split())
     if not said:
@@ -205,6 +206,8 @@ class EncodeJob:
     """One of `TEXTS`."""
     columns: int
     """Of the first round's index."""
+    left_out: tuple[int, ...]
+    """Rows of it that come again."""
 
 
 def encode(job: EncodeJob) -> ShardInfo:
@@ -213,12 +216,14 @@ def encode(job: EncodeJob) -> ShardInfo:
     assert found is not None
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
     places = array_of(content, np.dtype("<i8"), (job.columns,)).copy()
+    places[:, TOKENS_AT] = 0  # there was what images look like
     kind = np.dtype(found[1]).newbyteorder("<")
     ids = np.zeros((len(places), 8 * text_columns(job.dtype) // kind.itemsize), kind)
     for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
         kept = encoded[: int(found[2])]
         ids[number, : len(kept)] = kept
         places[number, TOKENS] = len(kept)
+    places[[*job.left_out], TOKENS] = 0
     rows = np.concatenate([places, ids.view("<i8")], 1)
     # Some kinds of tokenizers have no id for some texts.
     rows = rows[rows[:, TOKENS] > 0]
@@ -251,11 +256,27 @@ def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: Jo
     return tokenizer, place
 
 
+def sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:
+    """int64 [samples]: what the images of a shard look like, by the first round."""
+    content = Path(work.folder, SHARDS, index_name(info.name)).read_bytes()
+    return array_of(content, np.dtype("<i8"), (columns,))[:, TOKENS_AT]
+
+
 def with_ids(
-    infos: Sequence[ShardInfo], tokenizer: Tokenizer, place: str, *, longest: int, columns: int, work: JobRunner
+    infos: Sequence[ShardInfo],
+    left_out: Sequence[tuple[int, ...]],
+    tokenizer: Tokenizer,
+    place: str,
+    *,
+    longest: int,
+    columns: int,
+    work: JobRunner,
 ) -> tuple[str, list[ShardInfo]]:
     """The manifest's `dtype`, and the shards with the ids of their texts in indexes of other names."""
     dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{longest}]"
     folder = str(work.folder / SHARDS)
-    jobs = [EncodeJob(folder, info, place, tokenizer.fingerprint, dtype, columns) for info in infos]
+    jobs = [
+        EncodeJob(folder, info, place, tokenizer.fingerprint, dtype, columns, rows)
+        for info, rows in zip(infos, left_out, strict=True)
+    ]
     return dtype, work.run("encode", encode, jobs)

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from megaptm.batch import IMAGE, PATCH
-from megaptm.data import open_mix
+from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
@@ -228,7 +228,7 @@ def _content(image: Image) -> bytes:
         raise UserError(f"{image} cannot be read ({error.strerror}): name a file of an image.") from None
 
 
-def _batches(mix: object, number: int, each: int = 64) -> Iterator[dict[str, Tensor]]:
+def _batches(mix: Mix, number: int, each: int = 64) -> Iterator[dict[str, Tensor]]:
     for at in range(0, number, each):
         yield as_tensors(stacked(mix, range(at, min(at + each, number))))
 

@@ -14,10 +14,13 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import megaptm
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED
+from megaptm.bricks import heads
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
@@ -29,7 +32,7 @@ from megaptm.models import Model, build_model, fill, initial_value
 from megaptm.models.image_text import LARGEST
 from megaptm.models.model import even_chunks
 from megaptm.objectives.pixels import from_patches
-from megaptm.plan.count import count
+from megaptm.plan.count import count, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
@@ -52,6 +55,21 @@ def test_the_formula_counts_what_is_built():
     rows = model.spec.padded_vocabulary - model.spec.vocabulary
     built = sum(parameter.numel() for parameter in model.parameters()) - rows * model.spec.token_width
     assert count(model.spec, with_heads=True) == built
+
+
+def test_operations_equal_those_that_torch_counts():
+    """No gradient goes to pixels; one place of either side is mapped. What compares rows is a step's, not a row's."""
+    model, batch = clip_model(), clip_batch(3, seed=1, all_asked=True)
+    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(batch)[HEAD][0].backward()
+    spec = model.spec
+    [brick] = heads(spec).values()
+    # The temperature is a feature of a row, and no part of a product.
+    compared = 6 * 2 * 3 * 3 * brick.embedding
+    expected = step_flops(spec, rows=3, lengths={"image": spec.context, "text": TEXT}) + compared
+    assert counter.get_total_flops() == expected
+    assert brick.compare_multiply_adds(3, 3) * 6 >= compared
 
 
 def pixel_values(patches: torch.Tensor) -> torch.Tensor:

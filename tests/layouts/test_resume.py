@@ -48,8 +48,11 @@ IN_EACH_RUN = (("gpt2", "bf16"), ("t5", "fp32"))
 @pytest.mark.parametrize(
     ("family", "precision"),
     [
-        pytest.param(*case, marks=[] if case in IN_EACH_RUN else pytest.mark.drill)
-        for case in product(KINDS, ("bf16", "fp32"))
+        *(
+            pytest.param(*case, marks=[] if case in IN_EACH_RUN else pytest.mark.drill)
+            for case in product(KINDS, ("bf16", "fp32"))
+        ),
+        pytest.param("clip", "fp32", marks=pytest.mark.drill),  # whose rows are compared over the batch
     ],
 )
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import tarfile
 from itertools import islice
 
 import numpy as np
 import pytest
+from PIL import Image
+from rich.console import Console
 
-from data_pipeline.commands import read_image_settings
+from data_pipeline.commands import inspect, read_image_settings
+from data_pipeline.images.repeated import picture_sketch, repeated
 from data_pipeline.images.texts import RefusedText, text_of
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
@@ -17,7 +22,7 @@ from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.tokenizers import load as load_tokenizer
-from tests.data_pipeline.images.pictures import BAD, build, picture, write_tar
+from tests.data_pipeline.images.pictures import BAD, build, encoded, picture, pixels, write_tar
 
 SMALL = TokenizerRecipe(vocabulary=270, specials="clip")
 IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
@@ -143,6 +148,16 @@ def test_pairs_are_the_same_whatever_loads_them(given):
             assert end <= 11
 
 
+def test_what_a_model_sees_of_a_pair_is_shown(given):
+    console = Console(file=io.StringIO(), width=100)
+    told = "{image-text: {size: 8, texts: 40}}"
+    inspect(str(given[0] / "corpus"), objective=told, count=2, sequence=17, console=console)
+    shown = console.file.getvalue()
+    assert "16 patches of 12 numbers" in shown
+    assert "must find: \n" not in shown
+    assert re.search(r"must find: shard \d, (photo \d|noted)", shown)
+
+
 def test_a_long_text_keeps_its_end(given):
     folder, _ = given
     special = load_tokenizer(folder / "corpus/tokenizer").special
@@ -176,3 +191,53 @@ def test_words_of_the_command_say_what_differs_from_the_usual_tokenizer():
     assert read_image_settings(["texts=true", "tokenizer.vocabulary=300"])["tokenizer"]["specials"] == "clip"
     assert read_image_settings(["tokenizer=there"]) == {"tokenizer": {"folder": "there"}} | {}
     assert "specials" not in read_image_settings(["tokenizer.kind=wordpiece"])["tokenizer"]
+
+
+def test_sketches_know_an_image_again():
+    image = Image.fromarray(pixels(120, 90, seed=3))
+    first = picture_sketch(image)
+    brighter = Image.fromarray((np.asarray(image) * 0.8 + 40).astype(np.uint8))
+    for other in (image.resize((64, 48)), brighter, Image.open(io.BytesIO(encoded(image, "JPEG", quality=40)))):
+        assert [*repeated([first, picture_sketch(other)], near=True)] == [False, True]
+    noise = np.random.default_rng(0).integers(256, size=(40, 9, 9, 3)).astype(np.uint8)
+    assert not any(repeated([picture_sketch(Image.fromarray(one)) for one in noise], near=True))
+
+
+def test_near_sketches_are_found_whichever_bits_differ():
+    """As comparing each with each would."""
+    rng = np.random.default_rng(1)
+    known = [int(one) for one in rng.integers(-(1 << 63), 1 << 63, 30)]
+    flipped = [one ^ sum(1 << int(bit) for bit in rng.choice(62, 3, replace=False)) for one in known]
+    far = [one ^ sum(1 << int(bit) for bit in rng.choice(62, 4, replace=False)) for one in known]
+    assert [*repeated(known + flipped, near=True)] == [False] * 30 + [True] * 30
+    assert not any(repeated(known + far, near=True))
+    assert [*repeated(known + flipped + known, near=False)] == [False] * 60 + [True] * 30
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "kept", "reason"),
+    [("exact", 4, "the image was there"), ("near", 3, "an image that looks the same was there")],
+)
+def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason):
+    (tmp_path / "source").mkdir()
+    image = Image.fromarray(pixels(120, 90, seed=3))
+    files = [
+        encoded(image, "PNG"),
+        encoded(image, "PNG"),
+        encoded(image.resize((80, 60)), "JPEG"),
+        *(encoded(Image.fromarray(pixels(90, 70, seed=seed)), "PNG") for seed in (5, 7)),
+    ]
+    for number, content in enumerate(files):
+        suffix = "jpg" if content[:2] == b"\xff\xd8" else "png"
+        (tmp_path / f"source/{number}.{suffix}").write_bytes(content)
+        (tmp_path / f"source/{number}.txt").write_text(f"text {number}")
+    told = {"texts": True, "tokenizer": SMALL, "validation": 0.0, "duplicates": duplicates}
+    report = build(tmp_path / "source", tmp_path / "corpus", **told)
+    assert report.dropped == {reason: 5 - kept}
+    assert report.splits["train"]["images"] == len(texts_in(Corpus.open(tmp_path / "corpus"))) == kept
+    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+
+
+def test_duplicates_of_labeled_images_are_refused(tmp_path):
+    with pytest.raises(UserError, match="add texts=true"):
+        build(tmp_path, tmp_path / "corpus", duplicates="near")
