@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.config import CommunicationConfig, Layout
+from megaptm.checkpoint.store import Store
+from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill
-from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny
+from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny, train_and_save
 from tests.models.pairs import PairsHead
 from tests.ranks import run_ranks
 
@@ -200,3 +202,37 @@ def test_both_passes_take_the_same_kernel_of_attention() -> None:
     assert len(asked) == 2 * 4
     assert not any(asked)
     assert after
+
+
+EVERY_GRADIENT = {
+    "DP2": Layout(microbatch=2, data=2),
+    "DP4": Layout(microbatch=2, data=4),
+    "TP2 x DP2": Layout(microbatch=2, tensor=2, data=2),
+    "PP2": Layout(microbatch=2, pipeline=2),
+}
+
+
+def moved(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], float]:
+    """All weights of CLIP after a step of plain descent, which moves each by its gradient; and the loss."""
+    plain = OptimizerConfig(name="sgd", lr=1.0)
+    [first, *_] = run_ranks(layout.processes, train_and_save, "clip", layout, str(folder), 0, 1, "fp32", 0.0, 0, plain)
+    reader = Store(folder).load(1).reader
+    names = [name for name in reader.names() if name.startswith("weight/")]
+    return {name: reader.read(name) for name in names}, first["losses"][0]
+
+
+@pytest.fixture(scope="module")
+def moved_alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], float]:
+    return moved(Layout(microbatch=8), tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("layout", EVERY_GRADIENT)
+def test_loss_and_every_gradient_of_clip_are_those_of_one_process(
+    moved_alone: tuple[dict[str, Tensor], float], tmp_path: Path, layout: str
+) -> None:
+    weights, loss = moved(EVERY_GRADIENT[layout], tmp_path)
+    assert loss == pytest.approx(moved_alone[1], rel=1e-6)
+    assert weights.keys() == moved_alone[0].keys()
+    assert "weight/head.image-text.scale" in weights
+    assert max((weights[name] - one).abs().max().item() for name, one in moved_alone[0].items()) <= 1e-6

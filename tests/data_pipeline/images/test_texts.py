@@ -10,8 +10,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
 from rich.console import Console
+from tokenizers import pre_tokenizers
 
 from data_pipeline.commands import inspect, read_image_settings
 from data_pipeline.images.repeated import picture_sketch, repeated
@@ -221,11 +223,12 @@ def test_near_sketches_are_found_whichever_bits_differ():
 def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason):
     (tmp_path / "source").mkdir()
     image = Image.fromarray(pixels(120, 90, seed=3))
+    noise = np.random.default_rng(0).integers(256, size=(2, 9, 9, 3))
     files = [
         encoded(image, "PNG"),
         encoded(image, "PNG"),
         encoded(image.resize((80, 60)), "JPEG"),
-        *(encoded(Image.fromarray(pixels(90, 70, seed=seed)), "PNG") for seed in (5, 7)),
+        *(encoded(Image.fromarray(one.astype(np.uint8)), "PNG") for one in noise),
     ]
     for number, content in enumerate(files):
         suffix = "jpg" if content[:2] == b"\xff\xd8" else "png"
@@ -241,3 +244,22 @@ def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason)
 def test_duplicates_of_labeled_images_are_refused(tmp_path):
     with pytest.raises(UserError, match="add texts=true"):
         build(tmp_path, tmp_path / "corpus", duplicates="near")
+
+
+def test_a_tokenizer_of_published_models_is_taken_as_it_is(given, tmp_path):
+    """Lower-cased, with the end of each word marked: as `transformers` has it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e</w>"), ("p", "h"), ("ph", "o"), ("s", "h"), ("a", "r"), ("ar", "d</w>")]
+    pieces = [*alphabet, *(f"{one}</w>" for one in alphabet), *("".join(merge) for merge in merges)]
+    ids = {piece: number for number, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
+    theirs = transformers.CLIPTokenizer(vocab=ids, merges=merges)
+    theirs.save_pretrained(tmp_path / "theirs")
+    told = {"texts": True, "tokenizer": TokenizerRecipe(folder=str(tmp_path / "theirs")), "validation": 0.3}
+    build(given[0] / "shards", tmp_path / "corpus", **told)
+    corpus = Corpus.open(tmp_path / "corpus")
+    found = [ids_.tolist() for ids_ in corpus.documents("train")]
+    wanted = {f"shard {shard}, photo {n}" for shard in range(3) for n in range(6)}
+    known = {tuple(theirs(text.upper())["input_ids"][1:-1]) for text in wanted}
+    assert len({tuple(one) for one in found} & known) == 12
+    special = load_tokenizer(tmp_path / "corpus/tokenizer").special
+    assert (special.begin, special.end) == (theirs.bos_token_id, theirs.eos_token_id)
