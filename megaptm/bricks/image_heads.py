@@ -58,6 +58,10 @@ class MaskedPatchHeadBrick(HeadBrick):
         return {"classify": Map(self.width, self.classes, True)}
 
 
+ROWS_COMPARED = 1024
+"""Rows whose images and texts are compared with all at once (`models.image_text`): of 32,768 they hold 0.5 GB."""
+
+
 class ImageTextHeadBrick(HeadBrick):
     """Images and texts that find each other in the whole batch, both ways (CLIP, arXiv:2103.00020, figure 3): a map
     of each to one space, as wide as the texts' stack, and a temperature. Papers count it."""
@@ -96,3 +100,7 @@ class ImageTextHeadBrick(HeadBrick):
     def multiply_adds(self, positions: int) -> int:
         """Of one place of either."""
         return super().multiply_adds(1)
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """What some rows say of all is computed again, some after others, in the backward pass."""
+        return super().compare_bytes(min(own, ROWS_COMPARED), rows)

@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
+from megaptm.bricks.image_heads import ROWS_COMPARED
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
 from megaptm.spec import ModelSpec
@@ -44,7 +47,16 @@ class ImageTextHead(ContrastHead):
         return torch.cat([*(F.normalize(side.float(), dim=-1) for side in sides), scale.expand(len(rows), 1)], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """[R]; a row without a text is compared with none, and none with it."""
+        """[R]; a row without a text is compared with none, and none with it. Of many rows what they say of all is
+        computed again in the backward pass, `ROWS_COMPARED` at a time."""
+        rows = range(*own.indices(len(features_NF)))
+        if len(rows) <= ROWS_COMPARED:
+            return self._compared(features_NF, answers_N, own)
+        parts = [slice(at, min(at + ROWS_COMPARED, rows.stop)) for at in range(rows.start, rows.stop, ROWS_COMPARED)]
+        again = partial(checkpoint, self._compared, features_NF, answers_N, use_reentrant=False)
+        return torch.cat([again(part) for part in parts])
+
+    def _compared(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
         width = features_NF.shape[1] // 2
         images_NE, texts_NE, scale_N1 = features_NF.split([width, width, 1], dim=-1)
         # The same of each row: the mean's gradient is the whole one's share for each.

@@ -28,7 +28,7 @@ from megaptm.families.clip import CLIP
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.models import Model, build_model, fill, initial_value
+from megaptm.models import Model, build_model, fill, image_text, initial_value
 from megaptm.models.image_text import LARGEST
 from megaptm.models.model import even_chunks
 from megaptm.objectives.pixels import from_patches
@@ -150,6 +150,21 @@ def test_a_row_without_a_text_is_compared_with_none():
         some, few = model(batch)[HEAD], model({name: field[asked] for name, field in batch.items()})[HEAD]
     assert some[1] == few[1] == asked.sum()
     assert some[0].item() == pytest.approx(few[0].item(), rel=1e-6)
+
+
+def test_many_rows_are_compared_some_after_others(monkeypatch):
+    model, batch = clip_model(), clip_batch(7, seed=6)
+    features = model(batch, features=True)[HEAD].detach()
+    answers, found = batch["text_end"], []
+    for most in (1024, 2):
+        monkeypatch.setattr(image_text, "ROWS_COMPARED", most)
+        whole = features.clone().requires_grad_()
+        losses = model.head[HEAD].compare(whole, answers, slice(1, 6))
+        [gradient] = torch.autograd.grad(losses.sum(), whole)
+        found.append((losses, gradient))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
+    assert found[0][0].shape == (5,)
 
 
 def test_what_stands_behind_a_text_changes_nothing():
