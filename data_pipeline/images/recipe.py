@@ -18,6 +18,8 @@ DIGITS = "digits"
 SHAPES = "shapes"
 """The same: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
+OF_TEXTS = ("text", "duplicates", "tokenizer", "longest")
+"""Settings that only images with texts have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class ImageRecipe:
         that is known by its fingerprint."""
         told = asdict(self)
         if not self.texts:
-            for name in ("texts", "text", "duplicates", "tokenizer", "longest"):
+            for name in ("texts", *OF_TEXTS):
                 del told[name]
         elif self.tokenizer.folder is not None:
             del told["tokenizer"]
@@ -81,8 +83,11 @@ class ImageRecipe:
         )
 
     def __post_init__(self) -> None:
-        if self.duplicates != "keep" and not self.texts:
-            raise UserError(f"duplicates ({self.duplicates}) are left out of images with texts: add texts=true.")
+        usual = {name: type(self).__dataclass_fields__[name].default for name in OF_TEXTS}
+        if not self.texts and (said := [name for name in OF_TEXTS if getattr(self, name) != usual[name]]):
+            raise UserError(f"{said[0]} is of images with texts: add texts=true, or leave it out.")
+        if self.texts and self.classes is not None:
+            raise UserError("classes names labels, and images with texts have none: leave it out, or texts=true.")
         if self.duplicates == "near" and self.check == "header":
             raise UserError("duplicates=near looks at pixels, and check=header does not: leave out either.")
 

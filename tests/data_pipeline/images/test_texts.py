@@ -241,9 +241,21 @@ def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason)
     assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
 
 
-def test_duplicates_of_labeled_images_are_refused(tmp_path):
-    with pytest.raises(UserError, match="add texts=true"):
-        build(tmp_path, tmp_path / "corpus", duplicates="near")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"duplicates": "near"}, "duplicates is of images with texts: add texts=true"),
+        ({"tokenizer": SMALL}, "tokenizer is of images with texts"),
+        ({"texts": True, "classes": "names.txt"}, "classes names labels"),
+        ({"texts": True, "duplicates": "near", "check": "header"}, "looks at pixels"),
+        ({"texts": True}, "no image is left to build from.*1 image without text"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):
+    (tmp_path / "1.png").write_bytes(picture("PNG"))
+    with pytest.raises(UserError, match=said):
+        build(tmp_path, tmp_path / "corpus", **options)
+    assert not (tmp_path / "corpus").exists()
 
 
 def test_a_tokenizer_of_published_models_is_taken_as_it_is(given, tmp_path):

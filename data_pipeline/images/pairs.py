@@ -1,0 +1,97 @@
+"""The build of a corpus of images with texts, round by round of `images.texts`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.corpus.output import CorpusOutput
+from data_pipeline.corpus.work import JobRunner
+from data_pipeline.document import Dropped
+from data_pipeline.images.folders import FIELDS, ImageFile, deal
+from data_pipeline.images.recipe import ImageRecipe
+from data_pipeline.images.repeated import repeated
+from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
+from data_pipeline.images.texts import SHARDS, PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
+
+
+def find_pairs(
+    recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
+) -> tuple[dict[str, list[ImageFile]], dict[str, str]]:
+    """Split -> images with a text beside them; and, by the path of an image, the name of the file that has it."""
+    found, held = dict(pairs_below(source, dropped)), dict(pairs_below(held_out, dropped)) if held_out else {}
+    splits = {"train": [*found], "validation": [*held]} if held_out else split_by_hash(recipe, found)
+    return splits, {file.path: beside for file, beside in (found | held).items()}
+
+
+def packed(
+    recipe: ImageRecipe,
+    files: Mapping[str, Sequence[ImageFile]],
+    beside: Mapping[str, str],
+    work: JobRunner,
+    dropped: Dropped,
+) -> dict[str, list[Path]]:
+    """Split -> plain shards of images and their texts, which are then read as those of others are."""
+    jobs, splits, first = [], [], 0
+    for split in SPLITS:
+        for shard in deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
+            names = tuple(beside[file.path] for file in shard)
+            changed = tuple(
+                Path(file.path).with_name(name).stat().st_mtime_ns for file, name in zip(shard, names, strict=True)
+            )
+            folder = str(work.folder / SHARDS)
+            jobs.append(PackJob(folder, shard, names, changed, first, recipe.text, recipe.limits))
+            splits.append(split)
+            first += len(shard)
+    written: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for split, result in zip(splits, work.run("look and write", pack, jobs), strict=True):
+        dropped.merge(result.dropped)
+        if result.samples:
+            written[split].append(work.folder / SHARDS / result.name)
+    return written
+
+
+def with_texts(
+    recipe: ImageRecipe,
+    results: Results,
+    shards: Mapping[str, Sequence[Path]],
+    work: JobRunner,
+    output: CorpusOutput,
+    dropped: Dropped,
+) -> FinishedShards:
+    """The shards with indexes that have the ids of their texts."""
+    learned = [result.info for result in results["train"] if result.info]
+    if not learned:
+        return labeled(results, dict.fromkeys(SPLITS, ()), [])  # which is told in a moment
+    tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work)
+    columns, finished = 2 * len(FIELDS), {}
+    every = [result.info for split in SPLITS for result in results[split] if result.info]
+    rows = [np.zeros(0, np.int64)] * len(every)
+    if recipe.duplicates != "keep":
+        # Those held out come last, so that none of them is one that was learned from.
+        seen = [sketches(info, work, columns) for info in every]
+        again = repeated(chain.from_iterable(one.tolist() for one in seen), near=recipe.duplicates == "near")
+        rows = [np.flatnonzero([*islice(again, len(one))]) for one in seen]
+        reason = "an image that looks the same was there" if recipe.duplicates == "near" else "the image was there"
+        dropped.add_many(reason, sum(map(len, rows)))
+    dtype, encoded = with_ids(
+        every,
+        [tuple(one.tolist()) for one in rows],
+        tokenizer,
+        place,
+        longest=recipe.longest,
+        columns=columns,
+        work=work,
+    )
+    ids = iter(encoded)
+    for split in SPLITS:
+        finished[split] = [
+            dataclasses.replace(one, info=(left if left.samples else None)) if one.info else one
+            for one in results[split]
+            for left in [next(ids) if one.info else None]
+        ]
+    return FinishedShards(finished, linked(finished, shards, output), [], dtype, tokenizer)

@@ -1,0 +1,69 @@
+"""Splits of a corpus of images: who is in which, and shards that are put in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.corpus.output import CorpusOutput
+from data_pipeline.images.folders import ImageFile, ImageShardResult, hashed
+from data_pipeline.images.recipe import ImageRecipe
+from data_pipeline.images.texts import SHARDS
+from megaptm.data.manifest import LABELS
+from megaptm.data.shards import ShardInfo
+from megaptm.data.table import index_name
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers.labels import label_tokenizer
+
+SPLITS = ("train", "validation")
+Results = Mapping[str, Sequence[ImageShardResult]]
+"""Split -> of each shard."""
+
+
+@dataclass(frozen=True)
+class FinishedShards:
+    """Shards that are in place, and what the corpus says of them."""
+
+    results: Results
+    infos: Mapping[str, Sequence[ShardInfo]]
+    names: Sequence[str]
+    """Of labels."""
+    dtype: str
+    tokenizer: Tokenizer
+
+
+def labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
+    """Of images whose labels have these names."""
+    return FinishedShards(results, infos, names, LABELS, label_tokenizer(names))
+
+
+def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
+    """By hashes of their names."""
+    below = int(recipe.validation * 2**64)
+    splits: dict[str, list[ImageFile]] = {"train": [], "validation": []}
+    for file in found:
+        splits["validation" if hashed(file.name, recipe.seed) < below else "train"].append(file)
+    return splits
+
+
+def linked(results: Results, shards: Mapping[str, Sequence[Path]], output: CorpusOutput) -> dict[str, list[ShardInfo]]:
+    """Split -> the shards as they are, by links under their names in the corpus, with an index beside each; those that
+    were packed here are moved."""
+    return {split: [*_with_index(split, results[split], shards[split], output)] for split in SPLITS}
+
+
+def _with_index(
+    split: str, results: Sequence[ImageShardResult], paths: Sequence[Path], output: CorpusOutput
+) -> Iterator[ShardInfo]:
+    kept = [(result.info, path) for result, path in zip(results, paths, strict=True) if result.info]
+    for number, (info, path) in enumerate(kept):
+        named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
+        if path.is_relative_to(output.scratch):
+            output.place(path, named.name)
+        else:
+            os.symlink(path, output.folder / named.name)
+        output.place(output.scratch / SHARDS / index_name(info.name), named.index_name)
+        yield named
