@@ -450,3 +450,26 @@ def test_reformer_has_the_released_recipe():
 def test_a_pattern_number_of_a_family_without_the_pattern_is_refused():
     with pytest.raises(UserError, match=r"model\.window is of window attention, which bigbird has not"):
         load(CONFIGS / "bigbird/base.yaml", ["model.window=64"])
+
+
+def test_distilbert_takes_three_epochs_of_berts_text_in_batches_of_4k():
+    """arXiv:1910.01108, section 3: up to 4,000 examples by accumulation; the rest is the released script's: 3 epochs,
+    5e-4, warm-up over 5%, no decay, a gradient of 5."""
+    found = config("distilbert/base")
+    steps, rows = found.train.steps, found.train.batch
+    assert (rows, found.data.sequence) == (4096, 512)
+    assert steps * rows * 512 == pytest.approx(3 * 4.3e9, rel=0.01)
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.decay, optimizer.weight_decay, optimizer.clip) == (5e-4, "linear", 0.0, 5.0)
+    assert optimizer.warmup_steps == pytest.approx(0.05 * steps, abs=1)
+
+
+@pytest.mark.parametrize("size", ["4x312", "6x768"])
+def test_tinyberts_first_stage_is_three_epochs_of_wikipedia(size):
+    """arXiv:1909.10351, section 4.2: rows of 128, 3 epochs; the released script's batch of 256 and warm-up over 10%."""
+    found = config(f"tinybert/{size}")
+    steps = found.train.steps
+    assert (found.train.batch, found.data.sequence, found.optimizer.lr) == (256, 128, 1e-4)
+    assert steps * 256 * 128 == pytest.approx(3 * 3.3e9, rel=0.01)
+    assert found.optimizer.warmup_steps == steps // 10
+    assert (found.distill.objective, found.distill.logits) == (0.0, 0.0)
