@@ -17,7 +17,7 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import Objective, objective_of
-from megaptm.objectives.objective import RowLength
+from megaptm.objectives.objective import RowLength, Weight
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -369,9 +369,6 @@ class TrackConfig(Section):
     """MLflow tracking address, without a password; absent: mlflow.db beside the run folder, for all runs there."""
     experiment: str = "megaptm"
     """MLflow experiment."""
-
-
-Weight = Annotated[float, Field(ge=0.0)]
 
 
 class DistillConfig(Section):

@@ -60,20 +60,20 @@ def augment(
     """Sentences that differ from `text` and from each other, in the order in which they were made: a function of the
     text, the seed and the model.
 
-    `nearest`: the words that are nearest to one, so many of them; without it words of several pieces are left as they
-    are. The masked language model reads the text with a mask, and behind it the text as it is.
+    `nearest`: the words that are nearest to one, so many of them; without it words of several pieces, or of none, are
+    left as they are. The masked language model reads the text with a mask, and behind it the text as it is.
     """
     parts = PARTS.findall(text)
     pieces = [loaded.tokenizer.encode(part).tolist() for part in parts]
     changed = [
         at for at, part in enumerate(parts) if part[0].isalnum() and pieces[at] and part.lower() not in settings.kept
     ]
-    likely = _likely(loaded, pieces, [at for at in changed if len(pieces[at]) == 1], settings.candidates)
-    candidates = {
-        at: likely[at] if at in likely else [*nearest(parts[at], settings.candidates)]
-        for at in changed
-        if at in likely or nearest is not None
-    }
+    unknown = loaded.tokenizer.unknown
+    whole = [at for at in changed if len(pieces[at]) == 1 and pieces[at] != [unknown]]
+    likely = _likely(loaded, pieces, whole, settings.candidates)
+    if nearest is not None:
+        likely |= {at: [*nearest(parts[at], settings.candidates)] for at in changed if at not in likely}
+    candidates = {at: likely[at] for at in changed if at in likely}
     digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     made = dict.fromkeys(_copy(parts, candidates, settings.probability, rng) for _ in range(settings.copies))

@@ -30,8 +30,6 @@ def parts_of(text: str) -> list[str]:
 def test_words_give_way_as_often_as_is_said_to_candidates_alone(bert: LoadedModel) -> None:
     text = "kept cat xylophonist by queen zugzwang"
     words, settings = parts_of(text), Augmentation(copies=400, candidates=3)
-    single = {at for at, word in enumerate(words) if len(bert.tokenizer.encode(word)) == 1}
-    assert {2, 5} & single == set()
     made = [parts_of(one) for one in augment(bert, text, near, settings=settings)]
     seen = {at: {one[at] for one in made} - {words[at]} for at in range(len(words))}
     assert seen[3] == set(), "a function word stays"

@@ -154,11 +154,11 @@ def test_nothing_is_lost_where_the_student_is_the_teacher(family: str) -> None:
     losses: Any = student(batch, teacher=teacher)
     found = {name: loss.item() for name, (loss, _) in losses.items() if name.startswith("distill-")}
     assert {*found} == {f"distill-{hook}" for hook in (*ALL, *asked)}
-    assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-6)
+    assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-5)
     # Another seed is another teacher, and nothing is as it was.
     fill(teacher, seed=8)
     losses = student(batch, teacher=teacher)
-    assert min(losses[name][0].item() for name in found) > 1e-5
+    assert min(losses[name][0].item() for name in found) > 5e-5
 
 
 @pytest.mark.parametrize("drops", [True, False], ids=["on a CPU", "on an accelerator"])
