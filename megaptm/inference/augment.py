@@ -26,8 +26,6 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 """Words of English that say how others belong together: as the released code does, they are left as they are."""
 PARTS = re.compile(r"\w+|\W+")
 """Words, and what stands between them."""
-CONTINUES = "##"
-"""What pieces of a word but the first begin with in a WordPiece vocabulary."""
 AT_ONCE = 64
 """Rows."""
 
@@ -104,10 +102,8 @@ def _likely(loaded: LoadedModel, pieces: list[list[int]], places: list[int], num
             f"the text has {len(ids)} tokens, and is read twice: {length} are more than the {loaded.spec.longest} that "
             "the model reads; cut it up."
         )
-    whole = [
-        id_ not in special.specials and not tokenizer.name(id_).startswith(CONTINUES)
-        for id_ in range(tokenizer.vocabulary)
-    ]
+    # No marks, no special tokens, and no pieces that go on with a word, which begin with ##.
+    whole = [tokenizer.name(id_).isalnum() for id_ in range(tokenizer.vocabulary)]
     rows = torch.tensor([special.cls, *ids, special.sep, *ids, special.sep]).repeat(len(places), 1)
     at = torch.tensor([1 + int(begins[place]) for place in places], dtype=torch.long)
     rows.scatter_(1, at[:, None], special.mask)

@@ -34,6 +34,30 @@ class States(NamedTuple):
     """What single layers give."""
 
 
+class Lesson(NamedTuple):
+    """A batch, and what a student and its teacher say of it."""
+
+    student: Model
+    said: States
+    teacher: Model
+    told: States
+    batch: dict[str, Tensor]
+
+    def ends(self, stack: str) -> tuple[Tensor, Tensor]:
+        """What the stack of either gives, gathered."""
+        return (
+            self.student.gather_sequence(self.said.streams[stack]),
+            self.teacher.gather_sequence(self.told.streams[stack]),
+        )
+
+    def states(self, stack: str, mine: int, layer: int) -> tuple[Tensor, Tensor]:
+        """What a layer of the student and one of the teacher give, gathered."""
+        return (
+            self.student.gather_sequence(self.said.inner[Reading(stack, mine)]),
+            self.teacher.gather_sequence(self.told.inner[Reading(stack, layer)]),
+        )
+
+
 class DistillationLosses(nn.Module):
     """Losses of a student that hears its teacher, each a sum over places; and the maps to the teacher's width.
 
@@ -65,11 +89,17 @@ class DistillationLosses(nn.Module):
         """Name of a loss -> its sum, and the places that it is of."""
         with torch.no_grad():
             told = teacher.states(batch)
-        found: dict[str, Tensor] = {}
-        for hook in self.wanted.weights:
-            terms = [*getattr(self, f"_{hook}")(student, said, teacher, told, batch)]
-            found[f"{LOSS}{hook}"] = torch.stack(terms).sum()
-        return {name: (loss, self.count(name, batch).float()) for name, loss in found.items()}
+        lesson = Lesson(student, said, teacher, told, batch)
+        of_hook = {
+            "logits": self._logits,
+            "answers": self._answers,
+            "cosine": self._cosine,
+            "embeddings": self._embeddings,
+            "hidden": self._hidden,
+            "scores": self._scores,
+        }
+        losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](lesson)]).sum() for hook in self.wanted.weights}
+        return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
 
     def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
         """How many places a loss is of."""
@@ -83,62 +113,44 @@ class DistillationLosses(nn.Module):
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
 
-    def _logits(
-        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
-    ) -> Iterator[Tensor]:
-        ours = _projection(student, self.head, said)
+    def _logits(self, lesson: Lesson) -> Iterator[Tensor]:
+        ours = _projection(lesson.student, self.head, lesson.said)
         with torch.no_grad():
-            theirs = _projection(teacher, self.head, told)
-        yield self.soft(ours, theirs, self._asked(batch).t().flatten())
+            theirs = _projection(lesson.teacher, self.head, lesson.told)
+        yield self.soft(ours, theirs, self._asked(lesson.batch).t().flatten())
 
-    def _answers(
-        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
-    ) -> Iterator[Tensor]:
+    def _answers(self, lesson: Lesson) -> Iterator[Tensor]:
         for name in self.wanted.questions:
-            ours_BC = _classes(student, name, said)
+            ours_BC = _classes(lesson.student, name, lesson.said)
             with torch.no_grad():
-                theirs_BC = _classes(teacher, name, told)
+                theirs_BC = _classes(lesson.teacher, name, lesson.told)
             losses_B = soft_class_loss(ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.soft)
-            yield torch.where(batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
+            yield torch.where(lesson.batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
 
-    def _cosine(
-        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
-    ) -> Iterator[Tensor]:
-        ours, theirs = (
-            model.gather_sequence(states.streams[self.last]) for model, states in ((student, said), (teacher, told))
-        )
+    def _cosine(self, lesson: Lesson) -> Iterator[Tensor]:
+        ours, theirs = lesson.ends(self.last)
         apart_SB = 1 - F.cosine_similarity(ours.float(), theirs.float(), dim=-1)
-        yield self._over_places(apart_SB, self.last, batch)
+        yield self._over_places(apart_SB, self.last, lesson.batch)
 
-    def _embeddings(
-        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
-    ) -> Iterator[Tensor]:
+    def _embeddings(self, lesson: Lesson) -> Iterator[Tensor]:
         for stack in self.spec.family.stacks:
-            ours, theirs = (
-                model.gather_sequence(states.inner[Reading(stack, EMBEDDED)])
-                for model, states in ((student, said), (teacher, told))
-            )
-            yield self._over_places(self.apart("embeddings", ours, theirs), stack, batch)
+            apart_SB = self.apart("embeddings", *lesson.states(stack, EMBEDDED, EMBEDDED))
+            yield self._over_places(apart_SB, stack, lesson.batch)
 
-    def _hidden(
-        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
-    ) -> Iterator[Tensor]:
+    def _hidden(self, lesson: Lesson) -> Iterator[Tensor]:
         for stack, layers in self.wanted.layers.items():
             for mine, layer in enumerate(layers):
-                ours = student.gather_sequence(said.inner[Reading(stack, mine)])
-                theirs = teacher.gather_sequence(told.inner[Reading(stack, layer)])
-                apart_SB = self.apart("hidden", ours, theirs) * self.wanted.weight_of(mine)
-                yield self._over_places(apart_SB, stack, batch)
+                apart_SB = self.apart("hidden", *lesson.states(stack, mine, layer)) * self.wanted.weight_of(mine)
+                yield self._over_places(apart_SB, stack, lesson.batch)
 
-    def _scores(
-        self, student: Model, said: States, teacher: Model, told: States, batch: dict[str, Tensor]
-    ) -> Iterator[Tensor]:
+    def _scores(self, lesson: Lesson) -> Iterator[Tensor]:
         for stack, layers in self.wanted.layers.items():
-            heads = self.spec.size_of(stack).heads
+            heads, batch = self.spec.size_of(stack).heads, lesson.batch
             for mine, layer in enumerate(layers):
-                ours_BHSS = student.attention_scores(stack, mine, said.inner[Reading(stack, mine - 1)], batch)
+                read = lesson.said.inner[Reading(stack, mine - 1)], lesson.told.inner[Reading(stack, layer - 1)]
+                ours_BHSS = lesson.student.attention_scores(stack, mine, read[0], batch)
                 with torch.no_grad():
-                    theirs_BHSS = teacher.attention_scores(stack, layer, told.inner[Reading(stack, layer - 1)], batch)
+                    theirs_BHSS = lesson.teacher.attention_scores(stack, layer, read[1], batch)
                 apart_BS = (ours_BHSS - theirs_BHSS).square().mean(-1).sum(1) / heads * self.wanted.weight_of(mine)
                 yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
 
