@@ -6,7 +6,9 @@ One layer's attention, forward and backward, one row, heads 64 wide. Operations 
 memory is the most that is allocated at a time, queries, keys and values left out. A slope is that of the logarithms,
 from the shortest row to the longest: 2 is quadratic, 1 linear. `scores` is attention that keeps all scores, up to 4,096
 places; `fused` is torch's own, whose memory is linear too, but whose operations are not. Reformer's four hashes are
-chosen for rows of 65,536 places and more: a place is compared with 2,048 others however short its row.
+chosen for rows of 65,536 places and more: a place is compared with 2,048 others however short its row. Transformer-XL
+reads a text of so many places segment after segment; its maps are counted, too, and what each segment keeps for its
+backward pass is kept to the end of the text, where a run lets go of it after each.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm.bricks.attention import HashedAttentionBrick
+from megaptm.bricks.attention import HashedAttentionBrick, RelativeAttentionBrick
 from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow, SparseBlocks
 from megaptm.families import CATALOGUE
 from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.mask import Mask
+from megaptm.layers.relative import RelativeAttention, distance_sines
 from megaptm.layers.sparse import attend_by_tiles
 from megaptm.spec import Size
 
-KEY = 64
+KEY, SEGMENT = 64, 512
 MOST_SCORES = 4096
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of queries, keys and values [S, 1, H, K]."""
@@ -50,6 +53,26 @@ def by_hashes(heads: int) -> Attention:
     block, size = CATALOGUE["reformer"].last_block.at(2), Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
     attend = HashedAttend(HashedAttentionBrick(block, size, size.width), dropout=0.0)
     return lambda q, k, v: attend.forward(q, v, None, attend.buckets(q))
+
+
+def by_segments(heads: int) -> Attention:
+    """As Transformer-XL reads a text: each segment sees itself and the one before. Keys and values are its own."""
+    block, size = CATALOGUE["transformer-xl"].last_block, Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
+    layer = RelativeAttention(RelativeAttentionBrick(block, size, size.width), dropout=0.0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    bias = torch.zeros(KEY, heads)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found, past = [], q.new_zeros(0, 1, size.width)
+        for segment in q.flatten(2).split(SEGMENT):
+            seen = torch.ones(len(segment), len(past) + len(segment), dtype=torch.bool).tril(len(past))
+            sines = distance_sines(len(segment), len(past), width=size.width, both_sides=False)
+            found.append(layer(segment, seen[None, None], sines, None, past, bias, bias))
+            past = segment.detach()
+        return torch.cat(found)
+
+    return attend
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -74,6 +97,7 @@ def contenders(heads: int) -> dict[str, Attention]:
         "gpt3_banded": by_tiles(BANDED),
         "reformer_local": by_tiles(LOCAL),
         "reformer_hashed": by_hashes(heads),
+        "transformer_xl": by_segments(heads),
     }
 
 
@@ -142,7 +166,7 @@ def main() -> None:
         of_operations, of_memory = slopes[name]
         print(f"METRIC {name}_operations_slope {of_operations:.3f} ratio goal <=1.2")
         print(f"METRIC {name}_memory_slope {of_memory:.3f} ratio goal <=1.15")
-        if name != "reformer_hashed":
+        if name not in ("reformer_hashed", "transformer_xl"):
             print(f"METRIC {name}_over_fused {seconds['fused'] / seconds[name]:.2f} ratio goal >=3")
 
 

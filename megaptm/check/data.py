@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config
@@ -46,6 +47,18 @@ def corpora(case: Case) -> Iterator[Finding]:
                 yield finding
         if good and not case.mistakes:
             yield from _mix(config)
+    yield from _vectors(case.config)
+
+
+def _vectors(config: Config) -> Iterator[Finding]:
+    """The file that words begin with, where there is one; what is in it is read when the run begins."""
+    if (path := config.model.vectors) is None:
+        return
+    try:
+        with Path(path).expanduser().open("rb"):
+            yield Finding("data", "good", f"model.vectors ({path}) can be read.")
+    except OSError as error:
+        yield Finding("data", "fault", f"model.vectors ({path}) cannot be read ({error.strerror}): correct the path.")
 
 
 @contextmanager

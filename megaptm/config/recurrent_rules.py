@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaptm.batch import LONGEST_WORD
 from megaptm.config.model import OF_CHARACTERS
 from megaptm.config.schema import Layout, ModelConfig
 from megaptm.spec import ModelSpec
@@ -48,12 +49,14 @@ def recurrent_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     for key in OF_CHARACTERS:
         if getattr(model, key) is not None and not family.reads_characters:
             yield f"model.{key} means nothing to {family.name}, which has a table of tokens; remove it."
-    if model.vectors is not None and (family.reads_characters or size.cutoffs):
+    if model.vectors is not None and (family.reads_characters or family.reads_images or size.cutoffs):
         yield f"model.vectors means nothing to {family.name}, which has no one table of words; remove it."
     if model.negatives is not None and "bidirectional-lm" not in family.heads:
         yield f"model.negatives means nothing to {family.name}, whose losses compare all tokens; remove it."
     if family.reads_characters and not size.filters:
         yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
+    if (widest := max((characters for characters, _ in size.filters), default=0)) > LONGEST_WORD:
+        yield f"model.filters has one that reads {widest} characters, and words have {LONGEST_WORD} here; narrow it."
     if family.is_recurrent and size.remembered and not family.reads_characters:
         yield f"model.memory ({size.remembered}) means nothing to {family.name}: texts are read apart; remove it."
     elif family.is_recurrent and size.remembered > 1:

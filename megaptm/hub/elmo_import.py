@@ -51,7 +51,7 @@ class ElmoCells(Record):
     cell_clip: float
     proj_clip: float
     dim: _Number
-    n_layers: _Number
+    n_layers: Annotated[int, Field(ge=1, le=1_000)]
 
 
 class ElmoCharacters(Record):
@@ -64,7 +64,9 @@ class ElmoFilters(Record):
     """Its `char_cnn`."""
 
     activation: str
-    filters: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
+    filters: Annotated[
+        list[Annotated[list[_Number], Field(min_length=2, max_length=2)]], Field(min_length=1, max_length=100)
+    ]
     n_highway: Annotated[int, Field(ge=0, le=100)]
     embedding: ElmoCharacters
     n_characters: _Number
@@ -115,11 +117,15 @@ def find_files(folder: Path) -> ElmoFiles:
 
 
 def _only(folder: Path, pattern: str, wanted: str, other: str | None = None) -> Path:
-    found = sorted(folder.glob(pattern)) or (sorted(folder.glob(other)) if other else [])
+    found = _files(folder, pattern) or (_files(folder, other) if other else [])
     if len(found) == 1:
         return found[0]
     many = f"has {found[0].name} and {found[1].name}: leave one" if found else f"has no {pattern}: put {wanted}, there"
     raise UserError(f"{folder} {many}.")
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return [one for one in sorted(folder.glob(pattern)) if one.is_file()]
 
 
 def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
@@ -128,7 +134,7 @@ def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
         whole = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
     shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(whole, spec).items()}
     if files.weights.suffix == ".hdf5":
-        theirs = read_hdf5(files.weights, shapes)
+        theirs = _finite(read_hdf5(files.weights, shapes), files.weights)
     else:
         theirs = _of_shapes(dict(read_tensors(files.weights)), shapes, files.weights)
     weights = from_bilm(theirs, spec)
@@ -141,13 +147,21 @@ def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
     return ImportedModel(spec, weights, {name: tuple(one.shape) for name, one in whole.items() if name not in weights})
 
 
+def _finite(tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:
+    """float32; a `UserError` where one is none."""
+    found = {name: tensor.float() for name, tensor in tensors.items()}
+    if name := next((name for name, tensor in found.items() if not tensor.isfinite().all()), None):
+        raise UserError(f"{place}: {name} has numbers that are infinite or none: fetch it again.")
+    return found
+
+
 def _of_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], place: Path) -> dict[str, Tensor]:
     for name, shape in shapes.items():
         if name not in tensors:
             raise UserError(f"{place} has no {name}: it is of another model than its options say.")
         if (found := tuple(tensors[name].shape)) != shape:
             raise UserError(f"{place}: {name} is {found}, and by options and words {shape}: they are of two models.")
-    return {name: tensors[name].float() for name in shapes}
+    return _finite({name: tensors[name] for name in shapes}, place)
 
 
 def _options(file: Path) -> ElmoOptions:

@@ -31,8 +31,10 @@ def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
     try:
         with library.File(path, "r") as file:
             return {name: _read(library, file, name, shape, path) for name, shape in shapes.items()}
+    except UserError:
+        raise
     # A damaged file fails in as many ways as there are things in it.
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path} is no HDF5 file, or damaged ({error}): fetch it again.") from None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
@@ -50,7 +51,9 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.pattern is not None:
-            object.__setattr__(self, "table", _table_of(self.pattern, max(self.length), self.device))
+            # A dry run's tensors have no numbers: they are no one else's.
+            table = _table_of(self.pattern, max(self.length), self.device, detect_fake_mode())
+            object.__setattr__(self, "table", table)
 
     def within(self, pattern: Pattern | None) -> Mask:
         """The same, with a pattern; itself, where that hides nothing."""
@@ -180,7 +183,7 @@ class Mask:
 
 
 @functools.lru_cache(maxsize=256)
-def _table_of(pattern: Pattern, length: int, device: torch.device) -> Tensor | None:
+def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object) -> Tensor | None:
     """Copied there once."""
     table = pattern.table(length)
     return None if table is None else torch.from_numpy(table).to(device)

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.autograd.function import once_differentiable
 
-from megaptm.bricks.pattern import SparseBlocks, Tile
+from megaptm.bricks.pattern import Pattern, SparseBlocks
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.mask import Mask
@@ -49,8 +50,10 @@ class Marked:
 
     def put(self, x_SBHK: Tensor, given_GBHK: Tensor) -> Tensor:
         """x with something else at these positions."""
-        row, slot = self.real.nonzero(as_tuple=True)
-        return x_SBHK.index_put((self.places[row, slot], row), given_GBHK[slot, row])
+        # Places that rows are filled up with are others of the same row: to these goes what is there.
+        put_GBHK = torch.where(self.real.t()[:, :, None, None], given_GBHK, self.take(x_SBHK))
+        rows = torch.arange(len(self.places), device=self.places.device)
+        return x_SBHK.index_put((self.places.t(), rows), put_GBHK)
 
     def are_seen(self, mask: Mask, query: Tensor) -> Tensor:
         """Whether some queries [q, 1] see the marked positions, [B, 1, q, G]."""
@@ -84,6 +87,34 @@ def attend_by_tiles(
     seed = seed_of_stream(q_SBHK.device) if dropout else 0
     mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
     return mixed
+
+
+@dataclass(frozen=True, eq=False)
+class _Tile:
+    """A `Tile` of the pattern whose numbers of blocks are on the device."""
+
+    queries: slice
+    keys: slice | Tensor
+    exact: bool
+
+
+def _tiles_of(mask: Mask) -> list[_Tile]:
+    assert mask.pattern is not None
+    # A dry run's tensors have no numbers: they are no one else's.
+    return _tiles_on(mask.pattern, mask.length[0], mask.device, detect_fake_mode())
+
+
+@lru_cache(maxsize=256)
+def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object) -> list[_Tile]:
+    """Numbers of blocks are copied there once: who would send them in each layer of each step waited for it."""
+    return [
+        _Tile(
+            tile.queries,
+            tile.keys if isinstance(tile.keys, slice) else torch.from_numpy(tile.keys).to(device),
+            tile.exact,
+        )
+        for tile in pattern.tiles(length)
+    ]
 
 
 @dataclass(frozen=True)
@@ -142,13 +173,12 @@ class _ByTiles(torch.autograd.Function):
         return grad_q_SBHK, grad_k, grad_v, grad_marked_k, grad_marked_v, None
 
 
-def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[Tile, Tensor, Tensor, Tensor, Tensor | None]]:
+def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
     """Each tile, its scaled queries [N, q, K] and keys [N, k + G, K], the weights [N, q, k + G] of these, and what
     dropout multiplies them by."""
     q_SNK, seen = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
-    assert work.mask.pattern is not None
-    for tile in work.mask.pattern.tiles(len(q_SBHK)):
+    for tile in _tiles_of(work.mask):
         q, k = q_SNK[tile.queries].transpose(0, 1) * work.scale, keys.take(tile)
         scores = torch.bmm(q, k.transpose(1, 2))
         if (visible := seen.of(tile)) is not None:
@@ -170,7 +200,7 @@ class _Seen:
         self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)[:, None, None, None]
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
-    def of(self, tile: Tile) -> Tensor | None:
+    def of(self, tile: _Tile) -> Tensor | None:
         """Booleans that broadcast to [B, H, q, k + G]; None where all is seen."""
         query, key = self.places[tile.queries][:, None], self._keys(tile)
         seen = self._by_place(tile, query, key)
@@ -186,16 +216,16 @@ class _Seen:
         shape = (*own.shape[:2], len(query))
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
 
-    def _keys(self, tile: Tile) -> Tensor:
+    def _keys(self, tile: _Tile) -> Tensor:
         """Places that broadcast to [B, H, q, k]."""
         if isinstance(tile.keys, slice):
             return self.places[tile.keys]
         assert isinstance(self.mask.pattern, SparseBlocks)
         block = self.mask.pattern.block
-        starts = torch.from_numpy(tile.keys).to(self.places.device) * block
+        starts = tile.keys * block
         return (starts[:, :, None] + torch.arange(block, device=starts.device)).flatten(1)[None, :, None]
 
-    def _by_place(self, tile: Tile, query: Tensor, key: Tensor) -> Tensor | None:
+    def _by_place(self, tile: _Tile, query: Tensor, key: Tensor) -> Tensor | None:
         if not isinstance(tile.keys, slice):
             ragged = len(self.places) % (key.shape[-1] // tile.keys.shape[1])
             return (key < len(self.places)).expand(1, -1, len(query), -1) if ragged else None
@@ -224,7 +254,7 @@ class _Side:
         self.grad_NSK: Tensor | None = None
         self.grad_NGK: Tensor | None = None
 
-    def take(self, tile: Tile) -> Tensor:
+    def take(self, tile: _Tile) -> Tensor:
         """[N, k + G, K]"""
         if isinstance(tile.keys, slice):
             x_NkK = self.x_NSK[:, tile.keys]
@@ -233,7 +263,7 @@ class _Side:
             x_NkK = blocks[self._blocks(tile.keys)].view(len(self.x_NSK), -1, self.x_NSK.shape[2])
         return x_NkK if self.x_NGK is None else torch.cat([x_NkK, self.x_NGK], dim=1)
 
-    def add(self, tile: Tile, grad_NkK: Tensor) -> None:
+    def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
         """To the gradients of what `take` gave."""
         if self.grad_NSK is None:
             self.grad_NSK = self._zeros_like(self.x_NSK)
@@ -261,9 +291,8 @@ class _Side:
     def _zeros_like(x: Tensor) -> Tensor:
         return torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device)
 
-    def _blocks(self, keys: np.ndarray) -> Tensor:
+    def _blocks(self, keys: Tensor) -> Tensor:
         """[N x blocks], numbers of blocks among those of all rows and heads."""
         each = self.x_NSK.shape[1] // self.block
-        rows = len(self.x_NSK) // len(keys)
-        numbers = np.arange(len(self.x_NSK)).reshape(rows, -1, 1) * each + keys
-        return torch.from_numpy(numbers.ravel()).to(self.x_NSK.device)
+        first = torch.arange(len(self.x_NSK), device=keys.device) * each
+        return (first.view(-1, len(keys), 1) + keys).flatten()

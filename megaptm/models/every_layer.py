@@ -1,14 +1,15 @@
 """What every layer of a model of two directions says of texts, and their weighted sum (ELMo)."""
 
-# L layers, S words of a text, B texts, C characters of a word, D width
+# L layers, S words of a text, B texts, C characters of a word, D width, I and O features that a task reads and says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from megaptm.errors import UserError
 from megaptm.layers.past import Past
 from megaptm.models.model import NOTHING_PAST, Model
 
@@ -63,6 +64,45 @@ class ScalarMix(nn.Module):
     def penalty(self, strength: float) -> Tensor:
         """What is added to a loss to keep the weights together, and the mix near the mean of the layers."""
         return strength * self.weights.square().sum()
+
+
+PLACES = ("input", "output")
+
+
+class TaskWithLayers(nn.Module):
+    """A task's model with a mix of layers beside what it reads, beside what it says, or beside both, each mix with
+    weights of its own (arXiv:1802.05365, 3.3). The layers get no gradient where they were made without."""
+
+    def __init__(
+        self,
+        task: nn.Module,
+        layers: int,
+        *,
+        at: Collection[str] = ("input",),
+        norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        """`task` maps [B, S, I + D] with a mix at the input, and [B, S, I] without, to [B, S, O]; a `UserError` where
+        `at` is none of `PLACES`, or no place."""
+        super().__init__()
+        if not at or not {*at} <= {*PLACES}:
+            raise UserError(f"at is {', '.join(at) or 'empty'}: a mix of layers is at the input, the output, or both.")
+        self.task = task
+        self.mixes = nn.ModuleDict({place: ScalarMix(layers, norm=norm, dropout=dropout) for place in at})
+
+    def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+        """[B, S, O + D] with a mix at the output, and [B, S, O] without; `here_BS` as `ScalarMix` has it."""
+        said_BSO = self.task(self._beside("input", x_BSI, layers_LBSD, here_BS))
+        return self._beside("output", said_BSO, layers_LBSD, here_BS)
+
+    def _beside(self, place: str, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+        if place not in self.mixes:
+            return x_BSI
+        return torch.cat([x_BSI, self.mixes[place](layers_LBSD, here_BS)], -1)
+
+    def penalty(self, strength: float) -> Tensor:
+        """That of all mixes."""
+        return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 
 def _normed(x_BSD: Tensor, here_BS: Tensor, eps: float = 1e-12) -> Tensor:

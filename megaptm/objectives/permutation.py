@@ -30,8 +30,6 @@ class PermutationLM(Objective):
     texts: `A sep B sep cls`. A follows the first half, and so does B that, or it is from elsewhere; nothing is asked
     about that. In each half some places are asked, in an order in which all that is not asked comes first; the first
     half sees nothing of the second (the released code, `data_utils.py`).
-
-    A ends anywhere; in the released code with a sentence, which here no corpus has to know.
     """
 
     partial: Annotated[int, Option(ge=2, le=64)] = 6
@@ -43,6 +41,9 @@ class PermutationLM(Objective):
     """Whether every second row of the batch reads its text from the end (3.1: half of the batch)."""
     elsewhere: Share = 0.5
     """Share of rows whose second text is from elsewhere in the corpus (the released code, after BERT)."""
+    sentences: bool = False
+    """Whether A ends with a sentence, and a text from elsewhere begins with one, as in the released code; else
+    anywhere. Where no sentence ends in a place that A may end at, one is cut."""
 
     name = "permutation-lm"
     losses: ClassVar = {"permutation-lm": 1.0}
@@ -54,7 +55,8 @@ class PermutationLM(Objective):
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("words",) if self.units == "words" else ()
+        known = {"words": self.units == "words", "sentences": self.sentences}
+        return tuple(name for name, asked in known.items() if asked)
 
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}
@@ -95,11 +97,15 @@ class PermutationLM(Objective):
         assert special.cls is not None
         assert special.sep is not None
         half, asked = sequence // 2, sequence // self.partial
-        text, begins = self._text([part for part in piece if not part.elsewhere], special, piece[0].backward)
-        border = half + int(rng.integers(1, len(text) - half))  # both texts have a token
+        text, begins, breaks = self._text([part for part in piece if not part.elsewhere], special, piece[0].backward)
+        border = self._border(breaks, half, rng)
         if other := [part for part in piece if part.elsewhere]:
-            theirs = zip((text, begins), self._text(other, special, piece[0].backward), strict=True)
-            text, begins = (np.concatenate([one[:border], another[: len(one) - border]]) for one, another in theirs)
+            *theirs, breaks = self._text(other, special, piece[0].backward)
+            at = next(iter(np.flatnonzero(breaks[: border + 1])), 0)
+            text, begins = (
+                np.concatenate([one[:border], another[at : at + len(one) - border]])
+                for one, another in zip((text, begins), theirs, strict=True)
+            )
         sep, cls = (np.array([id_], dtype=np.int64) for id_ in (special.sep, special.cls))
         no_word = np.ones(1, dtype=bool)
         tokens = np.concatenate([text[:border], sep, text[border:], sep, cls])
@@ -125,12 +131,16 @@ class PermutationLM(Objective):
             "backward": np.array(piece[0].backward, dtype=np.int64),
         }
 
-    def _text(
-        self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a row, each document closed by `end`, and which of them begin a word, as they are read."""
+    def _border(self, breaks: np.ndarray, half: int, rng: np.random.Generator) -> int:
+        """Where the second text begins: both have a token of what is behind the first half."""
+        ends = half + 1 + np.flatnonzero(breaks[half + 1 :])
+        return int(rng.choice(ends)) if len(ends) else half + int(rng.integers(1, len(breaks) - half))
+
+    def _text(self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool) -> tuple[np.ndarray, ...]:
+        """The tokens of a row, each document closed by `end`; and, as they are read, which of them begin a word, and
+        which a sentence, where that is asked for."""
         assert special.end is not None
-        tokens, begins = [], []
+        tokens, begins, breaks = [], [], []
         for part in piece:
             end = np.full(part.slots, special.end, dtype=np.int64)
             word = np.ones(len(part.tokens), dtype=bool)
@@ -138,14 +148,18 @@ class PermutationLM(Objective):
                 word[:] = False
                 word[part.annotations["words"]] = True
                 word[:1] = True  # what was cut in two is a word by itself
+            sentence = np.zeros(len(part.tokens) + len(end), dtype=bool)
+            if self.sentences:
+                sentence[part.annotations["sentences"]] = True
+            breaks += [sentence]
             tokens += [part.tokens.astype(np.int64), end]
             begins += [word, np.ones(len(end), dtype=bool)]
-        text, first = np.concatenate(tokens), np.concatenate(begins)
+        text, word, sentence = np.concatenate(tokens), np.concatenate(begins), np.concatenate(breaks)
         if backward:
-            # Read from the end, a word begins with its last token.
-            last = np.append(first[1:], True)
-            return text[::-1].copy(), last[::-1].copy()
-        return text, first
+            # Read from the end, a word begins with its last token, and so does a sentence.
+            last = np.append(word[1:], True), np.append(sentence[1:], False)
+            return text[::-1].copy(), *(one[::-1].copy() for one in last)
+        return text, word, sentence
 
 
 def spans(begins: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -26,7 +26,7 @@ NoisePower = Annotated[float, Field(ge=0, le=2)]
 Threshold = Annotated[float, Field(ge=0, le=1)]
 MinimumCount = Annotated[int, Field(ge=1)]
 
-HUFFMAN = "hierarchical-softmax"
+HUFFMAN, SOFTMAX = "hierarchical-softmax", "softmax"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class WordWindows(Objective):
     """Words to a side of the widest window."""
     shrink: bool = True
     """Whether each window is as wide as a draw from 1 to `window`, or as wide as that always."""
-    output: Literal["negative-sampling", "hierarchical-softmax"] = "negative-sampling"
-    """How a word is told from others: from some that are drawn, or along its path in a Huffman tree."""
+    output: Literal["negative-sampling", "hierarchical-softmax", "softmax"] = "negative-sampling"
+    """How a word is told from others: from some that are drawn, along its path in a Huffman tree, or from all, which is
+    what the others stand for (arXiv:1310.4546, equation 2), and takes as long for each answer as there are words."""
     negatives: Negatives = 5
     """Words that are drawn for each that is asked (negative-sampling)."""
     noise_power: NoisePower = 0.75

@@ -123,7 +123,9 @@ def absolute_paths(config: Config) -> Config:
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
     data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache": cache})
     objective = with_files(config.objective, _absolute)
-    wanted = {"run": _absolute(config.run), "data": data, "objective": objective}
+    vectors = config.model.vectors and _absolute(config.model.vectors)
+    model = config.model.model_copy(update={"vectors": vectors})
+    wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.distill is not None:
         # A teacher that is trained on is not another one in the midst of a run.
         teacher = _absolute(config.distill.teacher)

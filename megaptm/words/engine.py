@@ -15,13 +15,13 @@ import torch
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Layout
 from megaptm.families.words import WordSpec
-from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
+from megaptm.objectives.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
-from megaptm.words.vocabulary import COUNTS, WordTables, word_tables, words_to_learn
+from megaptm.words.vocabulary import COUNTS, WordTables, read_counts, word_tables, words_to_learn
 
 NONE = np.zeros(0, np.int64)
 
@@ -100,7 +100,7 @@ class WordEngine:
             yield TensorPiece(COUNTS, shape, (0,), shape, torch.from_numpy(self.counts))
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        self._know(reader.read(COUNTS).numpy())
+        self._know(read_counts(reader, self.spec.vocabulary))
         self._in.restore(reader)
         self._out.restore(reader)
 
@@ -143,6 +143,8 @@ class WordEngine:
     @property
     def _of_nothing(self) -> float:
         """The loss of a question to which all answers are as likely as not, or more."""
+        if self.task.output == SOFTMAX:
+            return math.log(len(self._tables.words))
         most = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
         return most * math.log(2)
 
@@ -161,11 +163,11 @@ class WordEngine:
         return found
 
     def _drawn(self) -> tuple[Any, ...]:
-        """What windows and noise are drawn by."""
+        """What windows and answers are drawn by, and what words are made of."""
         tables, task = self._tables, self.task
-        negatives = 0 if task.output == HUFFMAN else task.negatives
-        noise = (negatives, tables.accept, tables.alias)
-        return task.window, task.shrink, *noise, tables.points, tables.codes, *self._bags
+        negatives = 0 if task.output in (HUFFMAN, SOFTMAX) else task.negatives
+        answers = (negatives, tables.accept, tables.alias, tables.points, tables.codes, tables.words)
+        return task.window, task.shrink, *answers, *self._bags
 
     def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
         """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""

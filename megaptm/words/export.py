@@ -14,6 +14,7 @@ from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import AtomicFile
 from megaptm.words.fasttext_file import fasttext_model
 from megaptm.words.vectors import WordVectors, vectors_of
+from megaptm.words.vocabulary import written_word
 
 
 def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
@@ -26,14 +27,14 @@ def glove_text(vectors: WordVectors) -> Iterator[bytes]:
     """A line a word, and none before: the word and its numbers, exactly."""
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
         # The shortest digits that are read back as the same fp32.
-        yield f"{word} {' '.join(map(str, row))}\n".encode()
+        yield written_word(word) + f" {' '.join(map(str, row))}\n".encode()
 
 
 def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
     """The same line, then each word, a space, its fp32 numbers, and a newline, as word2vec writes with -binary 1."""
     yield _heading(vectors)
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
-        yield word.encode() + b" " + row.tobytes() + b"\n"
+        yield written_word(word) + b" " + row.tobytes() + b"\n"
 
 
 def safetensors(vectors: WordVectors) -> Iterator[bytes]:

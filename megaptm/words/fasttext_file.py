@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.objectives.windows import CBOW, HUFFMAN, WordWindows
+from megaptm.objectives.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.words.vectors import whole_table, word_spec_of
-from megaptm.words.vocabulary import COUNTS, words_of
+from megaptm.words.vocabulary import read_counts, words_of, written_word
 
 MAGIC, VERSION = 793712314, 12
-NEGATIVE_SAMPLING, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 1, 2
+NEGATIVE_SAMPLING, FULL_SOFTMAX, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 3, 1, 2
 """Numbers of its enumerations."""
 RATE_UPDATES = 100
 """Words after which its trainer lowers the rate; nothing reads it in a model that is trained."""
@@ -33,17 +33,18 @@ def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
             "fastText builds another tree of the same counts when it reads a file, to which our nodes do not belong: "
             "use fasttext-vec."
         )
-    tokenizer, counts = load_tokenizer(checkpoint.tokenizer), checkpoint.checkpoint.reader.read(COUNTS).numpy()
+    tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
     ids = words_of(counts, tokenizer.special.specials, task.min_count)
     model = CBOW_MODEL if isinstance(task, CBOW) else SKIP_GRAM_MODEL
+    loss = FULL_SOFTMAX if task.output == SOFTMAX else NEGATIVE_SAMPLING
     epochs = checkpoint.config.data.epochs or 1
     yield struct.pack("<ii", MAGIC, VERSION)
     yield struct.pack("<6i", size.width, task.window, epochs, task.min_count, task.negatives, 1)
-    yield struct.pack("<6i", NEGATIVE_SAMPLING, model, size.buckets, *size.ngrams, RATE_UPDATES)
+    yield struct.pack("<6i", loss, model, size.buckets, *size.ngrams, RATE_UPDATES)
     yield struct.pack("<d", task.subsample)
     yield struct.pack("<3i2q", len(ids), len(ids), 0, int(counts[ids].sum()), -1)
     for id_ in ids.tolist():
-        yield tokenizer.name(id_).encode() + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
+        yield written_word(tokenizer.name(id_)) + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
     table = whole_table(checkpoint, "input")
     yield from _matrix(np.concatenate([table[ids], table[spec.vocabulary :]]))
     yield from _matrix(whole_table(checkpoint, "output")[ids])

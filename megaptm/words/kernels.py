@@ -112,6 +112,39 @@ def _path(word, points, codes, rows, labels):
     return n
 
 
+@njit(cache=True, nogil=True)
+def _all(word, words, rows, labels):
+    """`rows` := all words."""
+    for t in range(words.shape[0]):
+        rows[t], labels[t] = words[t], 1.0 if words[t] == word else 0.0
+    return words.shape[0]
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def _ask_all(hidden, out_RD, rows, labels, n, rate, scores, error):
+    """Ask a hidden vector which of n rows it is, by a softmax over them: all move at once, and its own move is left in
+    `error`. Returns the loss. `scores` [n] is room to work in."""
+    most, told = -np.inf, 0.0
+    for t in range(n):
+        score = np.float32(0.0)
+        for d in range(hidden.shape[0]):
+            score += hidden[d] * out_RD[rows[t], d]
+        scores[t], most = score, max(most, score)
+        if labels[t] == 1.0:
+            told = score
+    total = 0.0
+    for t in range(n):
+        scores[t] = math.exp(scores[t] - most)
+        total += scores[t]
+    for t in range(n):
+        move = np.float32((labels[t] - scores[t] / total) * rate)
+        for d in range(hidden.shape[0]):
+            error[d] += move * out_RD[rows[t], d]
+        for d in range(hidden.shape[0]):
+            out_RD[rows[t], d] += move * hidden[d]
+    return math.log(total) + most - told
+
+
 @njit(cache=True, nogil=True, fastmath=FAST)
 def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error):
     """Ask a hidden vector for n answers, one after the other, each moving its row; the hidden vector's own move is left
@@ -178,6 +211,7 @@ def learn(
     alias,
     points,
     codes,
+    words,
     starts,
     pieces,
     rate,
@@ -189,16 +223,16 @@ def learn(
 ):
     """Learn from a row's words, place by place; returns loss and number of answers.
 
-    `negatives` 0: along the tree. `starts` [V + 1] and `pieces`: the rows of each word and its pieces; empty: a word
-    has one row, its own. `in_places` and `out_places`: where rows lie in tables that hold only those that are touched;
-    empty: the tables are whole.
+    `negatives` 0: by a softmax over `words`, or with none along the tree. `starts` [V + 1] and `pieces`: the rows of
+    each word and its pieces; empty: a word has one row, its own. `in_places` and `out_places`: where rows lie in tables
+    that hold only those that are touched; empty: the tables are whole.
 
     In skip-gram each word around says the one in the middle, as in the C code of word2vec and in gensim; where words
     have pieces the one in the middle says each around it, as in fastText.
     """
     width, count = in_RD.shape[1], kept.shape[0]
-    rows = np.empty(max(negatives + 1, points.shape[1]), np.int64)
-    labels = np.empty(rows.shape[0], np.float32)
+    rows = np.empty(max(negatives + 1, points.shape[1], words.shape[0]), np.int64)
+    labels, scores = np.empty(rows.shape[0], np.float32), np.empty(words.shape[0], np.float64)
     hidden, error = np.empty(width, np.float32), np.empty(width, np.float32)
     loss, asked = 0.0, 0
     placed, bags = in_places.shape[0] > 0, starts.shape[0] > 0
@@ -214,6 +248,8 @@ def learn(
             answer = kept[j] if bags and not cbow else kept[i]
             if negatives > 0:
                 n, state = _noise(answer, negatives, accept, alias, rows, labels, state)
+            elif words.shape[0] > 0:
+                n = _all(answer, words, rows, labels)
             else:
                 n = _path(answer, points, codes, rows, labels)
             if placed:
@@ -223,7 +259,10 @@ def learn(
             asked += 1
             if not cbow and not bags:
                 at = in_places[kept[j]] if placed else kept[j]
-                loss += _ask(in_RD[at], out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
+                if words.shape[0] > 0:
+                    loss += _ask_all(in_RD[at], out_RD, rows, labels, n, speed, scores, error)
+                else:
+                    loss += _ask(in_RD[at], out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
                 for d in range(width):
                     in_RD[at, d] += error[d]
                 continue
@@ -242,7 +281,10 @@ def learn(
             share = np.float32(1.0 / summed)
             for d in range(width):
                 hidden[d] *= share
-            loss += _ask(hidden, out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
+            if words.shape[0] > 0:
+                loss += _ask_all(hidden, out_RD, rows, labels, n, speed, scores, error)
+            else:
+                loss += _ask(hidden, out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
             for k in range(first if cbow else i, last if cbow else i + 1):
                 if cbow and k == i:
                     continue
@@ -268,6 +310,7 @@ def touch(
     alias,
     points,
     codes,
+    words,
     starts,
     pieces,
     in_moves,
@@ -275,7 +318,7 @@ def touch(
 ):
     """Count how often `learn` will move each row, int64 [rows] of either table. It draws what that draws."""
     count, bags = kept.shape[0], starts.shape[0] > 0
-    rows = np.empty(max(negatives + 1, points.shape[1]), np.int64)
+    rows = np.empty(max(negatives + 1, points.shape[1], words.shape[0]), np.int64)
     labels = np.empty(rows.shape[0], np.float32)
     for i in range(count):
         first, last, state = _window(borders, count, i, window, shrink, state)
@@ -287,6 +330,8 @@ def touch(
             answer = kept[j] if bags and not cbow else kept[i]
             if negatives > 0:
                 n, state = _noise(answer, negatives, accept, alias, rows, labels, state)
+            elif words.shape[0] > 0:
+                n = _all(answer, words, rows, labels)
             else:
                 n = _path(answer, points, codes, rows, labels)
             for t in range(n):

@@ -21,7 +21,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedErro
 from megaptm.run.corpora import RunCorpora
 from megaptm.words.network_windows import AskedWindows, judged_windows, next_words, outside_of, tagged_words
 from megaptm.words.networks import build_network
-from megaptm.words.vocabulary import COUNTS, words_of
+from megaptm.words.vocabulary import COUNTS, read_counts, words_of
 
 WINDOWS = 4096
 """Passed at once."""
@@ -67,7 +67,7 @@ class NetworkEngine:
                 yield TensorPiece(name, tuple(tensor.shape), at, tuple(mine.shape), mine)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        self._know(reader.read(COUNTS).numpy(), step=step)
+        self._know(read_counts(reader, self.spec.vocabulary), step=step)
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(reader.read(f"weight/{name}"))

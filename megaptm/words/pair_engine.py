@@ -46,6 +46,8 @@ class PairEngine:
         self.counts = np.zeros(0, np.int64)
         self.pairs: PairTable
         self.held_out: PairTable
+        self._share = 1.0
+        """Of the words that are learned from as many are held out."""
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Change the weight of the loss, which moves nothing: AdaGrad divides by it."""
@@ -61,8 +63,8 @@ class PairEngine:
         takes_part[words_to_learn(self.spec, self.counts, special, self.task)] = True
         self.pairs = self._table("train", takes_part, 1.0)
         # As often as they would come in as much text as is learned from: else each would be off by the same.
-        share = self.corpora.tokens("validation") / self.corpora.tokens("train")
-        self.held_out = self._table("validation", takes_part, share)
+        self._share = self.corpora.tokens("validation") / self.corpora.tokens("train")
+        self.held_out = self._table("validation", takes_part, self._share)
         train, most = self.config.train, self.config.data.epochs
         if most is not None and train.steps > most * self.pairs.steps:
             raise UserError(
@@ -94,7 +96,7 @@ class PairEngine:
         """Learn the pairs of a step; raises `DivergedError` on every process where the loss is not finite, or is that
         of a run past learning."""
         pairs = self.pairs.of_step(step)
-        result = self._through([pairs], lr)
+        result = self._through([pairs], lr, x_max=self.task.x_max)
         of_nothing = self._of_nothing(pairs)
         (mean,) = result.losses.values()
         # Of pairs that all come once there is nothing to know, and vectors are never quite zeros: hence the one.
@@ -106,11 +108,13 @@ class PairEngine:
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
-        """Of some steps' worth of the pairs of held-out text."""
+        """Of some steps' worth of the pairs of held-out text, each weighed by how often it came there: one that came
+        once says little, whatever it comes to in more text."""
         assert microbatches is not None
-        return self._through([self.held_out.of_step(number) for number in microbatches], 0.0)
+        steps = [self.held_out.of_step(number) for number in microbatches]
+        return self._through(steps, 0.0, x_max=self.task.x_max / self._share)
 
-    def _through(self, steps: list[Pairs], rate: float) -> StepResult:
+    def _through(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:
         """All rounds: what is off of each pair, squared and weighed, in the mean."""
         losses, task = np.zeros(LANES), self.task
         lanes, first = self._words.held.shape[1], self._words.first_lane
@@ -120,7 +124,7 @@ class PairEngine:
                 mine = slice(*pairs.rounds[round_ : round_ + 2])
                 kernels.learn_pairs(
                     *(self._words.flat, self._contexts.flat, pairs.words[mine], pairs.contexts[mine]),
-                    *(pairs.counts[mine], lanes, first, round_, task.x_max, task.alpha, rate, bias_rate, losses),
+                    *(pairs.counts[mine], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
                 )
             self._contexts.turn(round_)
         asked = sum(len(pairs.words) for pairs in steps)

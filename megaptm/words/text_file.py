@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from megaptm.errors import UserError
 
 KEY = "model.vectors"
+LONGEST_LINE = 1 << 20
+"""Characters: of a file without lines, such as one that is packed, no more is read."""
 
 
 def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
@@ -20,12 +23,17 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     table_VD = table_VD.clone()
     try:
         with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
+            first = 1
+            for number, line in _lines(file, path):
                 word, *numbers = line.rstrip().split(" ")
                 if number == 1 and len(numbers) == 1:
+                    first = 2
                     continue
-                if len(numbers) < width:
-                    raise UserError(f"{KEY}: line {number} of {path} has {len(numbers)} numbers, the table {width}.")
+                if len(numbers) < width or (number == first and _are_numbers(numbers[:-width])):
+                    raise UserError(
+                        f"{KEY}: line {number} of {path} has {len(numbers)} numbers, the table {width}: give a text "
+                        "file of vectors as wide as model.embedding."
+                    )
                 # A word may have spaces in it, as a few of GloVe's do.
                 word = " ".join([word, *numbers[:-width]])
                 if (row := rows.get(word)) is not None:
@@ -37,11 +45,29 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     return table_VD
 
 
+def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
+    """From 1 on."""
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
+        if len(line) == LONGEST_LINE:
+            raise UserError(f"{KEY}: line {number} of {path} is no word and its numbers: give a text file of vectors.")
+        yield number, line
+
+
+def _are_numbers(words: Sequence[str]) -> bool:
+    """Whether there are any, and none is a word."""
+    try:
+        return bool([float(word) for word in words])
+    except ValueError:
+        return False
+
+
 def _numbers(words: Sequence[str], line: int, path: str) -> Tensor:
     try:
         vector = torch.tensor([float(word) for word in words])
     except ValueError:
-        raise UserError(f"{KEY}: line {line} of {path} is no word and its numbers.") from None
+        raise UserError(
+            f"{KEY}: line {line} of {path} is no word and its numbers: give a text file of vectors."
+        ) from None
     if not vector.isfinite().all():
-        raise UserError(f"{KEY}: line {line} of {path} has a number that is not finite.")
+        raise UserError(f"{KEY}: line {line} of {path} has a number that is not finite: leave that line out.")
     return vector

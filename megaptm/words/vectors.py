@@ -19,7 +19,7 @@ from megaptm.objectives.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.words.subwords import pieces_of
-from megaptm.words.vocabulary import COUNTS, words_of
+from megaptm.words.vocabulary import read_counts, words_of
 
 LOOKED_THROUGH = 20_000
 """Words, for one that is spelled like a word that has no vector."""
@@ -129,7 +129,7 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
     published (section 4.2)."""
     spec = word_spec_of(checkpoint)
     task = checkpoint.config.built_objective
-    tokenizer, counts = load_tokenizer(checkpoint.tokenizer), checkpoint.checkpoint.reader.read(COUNTS).numpy()
+    tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
     least = task.min_count if isinstance(task, WordWindows | GloVe) else 1
     ids = words_of(counts, tokenizer.special.specials, least)
     words = [tokenizer.name(id_) for id_ in ids.tolist()]

@@ -5,20 +5,35 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from megaptm.checkpoint.tensors import TensorReader
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.pairs import GloVe
-from megaptm.objectives.windows import HUFFMAN, WordWindows
+from megaptm.objectives.windows import HUFFMAN, SOFTMAX, WordWindows
 
 COUNTS = "counts"
 """The tensor of a checkpoint that says how often each word came in the corpus."""
 
 ALWAYS = 1 << 32
+
+
+def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:
+    """int64 [V] of a checkpoint; a `UserError` where they are none: compiled code looks words up in what follows from
+    them, and asks no more."""
+    found = reader.read(COUNTS)
+    if found.dtype != torch.int64 or tuple(found.shape) != (vocabulary,) or bool((found < 0).any()):
+        raise UserError(
+            f"{reader.folder}: {COUNTS} is not how often each of {vocabulary:,} words comes: take another checkpoint."
+        )
+    counts: np.ndarray = found.numpy()
+    return counts
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,8 @@ class WordTables:
     """int64 [V, P]: inner nodes from the root to each word, then -1; of no width without a tree."""
     codes: np.ndarray
     """float32 [V, P]: the turn that is taken at each."""
+    words: np.ndarray
+    """int64 [N]: all that a softmax tells a word from; empty without."""
 
 
 def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -> WordTables:
@@ -43,9 +60,10 @@ def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -
     counted[counted < task.min_count] = 0
     tree = task.output == HUFFMAN
     points, codes = huffman(counted) if tree else (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-    noise = np.zeros(0) if tree else np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
-    accept, alias = alias_table(noise)
-    return WordTables(thresholds(counted, task.subsample), accept, alias, points, codes)
+    drawn = np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
+    accept, alias = alias_table(drawn if task.output not in (HUFFMAN, SOFTMAX) else np.zeros(0))
+    words = np.flatnonzero(counted) if task.output == SOFTMAX else np.zeros(0, np.int64)
+    return WordTables(thresholds(counted, task.subsample), accept, alias, points, codes, words)
 
 
 def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
@@ -54,6 +72,16 @@ def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.n
     often[sorted(special)] = 0
     order = np.argsort(-often, kind="stable")
     return order[often[order] >= min_count]
+
+
+def written_word(word: str) -> bytes:
+    """In UTF-8; a `UserError` where files that separate words by spaces, line ends and zeros cannot say it."""
+    if not word or re.search(r"[\s\0]", word):
+        raise UserError(
+            f"the word {word!r} cannot be told from others in a file of this format: take --format safetensors, or a "
+            "tokenizer of words."
+        )
+    return word.encode()
 
 
 def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], task: WordWindows | GloVe) -> np.ndarray:

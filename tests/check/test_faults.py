@@ -7,6 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from megaptm.check.data import corpora
+from megaptm.check.finding import Case, look
+from megaptm.config import load
 from tests.check.conftest import saying
 from tests.check.plants import (
     another_config,
@@ -47,6 +50,7 @@ from tests.check.plants import (
     truncated_shard,
     two_tokenizers,
 )
+from tests.drills.program import ROOT
 
 MACHINE = ("--machine", "this-cpu")
 
@@ -276,3 +280,13 @@ def test_every_mistake_of_a_config_is_told_and_the_rest_is_looked_at(bench):
     for words in expected:
         assert [words in fault for fault in faults].count(True) == 1, faults
     assert any(one["topic"] == "folder" and one["state"] == "good" for one in findings)
+
+
+@pytest.mark.parametrize(("there", "state"), [(True, "good"), (False, "fault")])
+def test_a_file_of_vectors_is_looked_for(tmp_path, there, state):
+    path = tmp_path / "glove.txt"
+    if there:
+        path.write_text("a 1 2\n")
+    config = load(ROOT / "configs/cove/tiny.yaml", [f"model.vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
+    _, found = look([("data", corpora)], Case(config=config, hashing="none"))
+    assert (found.state, str(path) in found.says) == (state, True)

@@ -33,10 +33,8 @@ RULES = {
     "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(factor_from=16)),
     "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
 }
-WAIT_IN_LAYERS = {"longformer", "bigbird"}
-"""Families whose layers wait: the host finds out which tokens are marked, and sends the numbers of blocks."""
 CASES = {
-    **{family: Case(family, DATA) for family in CATALOGUE if family not in WAIT_IN_LAYERS},
+    **{family: Case(family, DATA) for family in CATALOGUE},
     "rotation": Case("queries and keys turned by place", DATA),
     "contrast": Case("two towers, compared over all rows", DATA),
     "contrast, first stage": Case("two towers, compared over all rows", WHOLE),

@@ -28,6 +28,8 @@ STEP = {
 }
 # Shapes of the micro-batches, for the other tensor ranks.
 SHAPES = {"broadcast_object_list: megaptm/parallel/batches.py share_batches": 4}
+# How many tokens of a row are marked at most, in each of two layers of two micro-batches.
+MARKS = {"number: megaptm/layers/sparse.py of": 4}
 
 
 @pytest.fixture(scope="module")
@@ -75,5 +77,5 @@ def without_lines(places):
 )
 def test_the_host_waits_for_the_device_where_it_must_and_nowhere_else(guard, name):
     waits = counted(guard, name in OFTEN)[name]["waits"]
-    allowed = STEP | (SHAPES if CASES[name].layout.tensor > 1 else {})
+    allowed = STEP | (SHAPES if CASES[name].layout.tensor > 1 else {}) | (MARKS if name == "longformer" else {})
     assert without_lines(waits) == allowed, f"in lines: {json.dumps(waits, indent=1)}"

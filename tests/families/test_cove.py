@@ -219,8 +219,14 @@ def test_words_begin_with_vectors_of_a_file(tmp_path):
     (tmp_path / "short.txt").write_text("b 0.5 -1\na 1\n")
     (tmp_path / "words.txt").write_text("b so much\n")
     (tmp_path / "others.txt").write_text("z 9 9\n")
+    (tmp_path / "wide.txt").write_text("b 0.5 -1 2\n")
+    (tmp_path / "wide heading.txt").write_text("1 3\nb 0.5 -1 2\n")
+    (tmp_path / "packed.txt").write_text("b" * (1 << 20))
     for name, sentence in (
         ("short", "line 2 of .* has 1 numbers, the table 2"),
+        ("wide", "line 1 of .* has 3 numbers, the table 2: give a text file of vectors as wide as model.embedding"),
+        ("wide heading", "line 2 of .* has 3 numbers"),
+        ("packed", "line 1 of .* is no word and its numbers"),
         ("words", "line 1 of .* is no word and its numbers"),
         ("others", "has none of the 4 words"),
         ("absent", "cannot be read"),

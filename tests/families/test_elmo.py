@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
 from megaptm.losses.sampled import draw_negatives, sampled_cross_entropy
 from megaptm.models import build_model, fill
-from megaptm.models.every_layer import ScalarMix, every_layer, reversed_texts
+from megaptm.models.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
 from megaptm.objectives.spelling import spelled
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count
@@ -198,6 +198,31 @@ def test_what_is_added_to_a_loss_keeps_weights_together_and_dropout_is_on_the_su
     assert half.eval()(layers, here).equal(plain)
 
 
+@pytest.mark.parametrize("at", [("input",), ("output",), ("input", "output")])
+def test_a_task_has_a_mix_beside_what_it_reads_and_says(at):
+    generator = torch.Generator().manual_seed(0)
+    layers, here = torch.randn(3, 2, 4, 6, generator=generator), torch.ones(2, 4, dtype=torch.bool)
+    x = torch.randn(2, 4, 5, generator=generator)
+    task = torch.nn.Linear(11 if "input" in at else 5, 7)
+    both = TaskWithLayers(task, 3, at=at)
+    with torch.no_grad():
+        for number, mix_ in enumerate(both.mixes.values()):
+            mix_.weights.copy_(torch.tensor([0.3, -0.7, 1.1]) * (1 - 2 * number))
+    mixes = {place: mix_(layers, here) for place, mix_ in both.mixes.items()}
+    said = task(torch.cat([x, mixes["input"]], -1) if "input" in at else x)
+    wanted = torch.cat([said, mixes["output"]], -1) if "output" in at else said
+    assert both(x, layers, here).equal(wanted)
+    both(x, layers, here).square().sum().backward()
+    assert all(mix_.weights.grad.abs().max() > 0 for mix_ in both.mixes.values())
+    assert both.penalty(0.5).item() == pytest.approx(0.5 * (0.09 + 0.49 + 1.21) * len(at))
+
+
+@pytest.mark.parametrize("at", [(), ("middle",)])
+def test_a_mix_that_is_nowhere_is_refused(at):
+    with pytest.raises(UserError, match="a mix of layers is at the input, the output, or both"):
+        TaskWithLayers(torch.nn.Identity(), 3, at=at)
+
+
 def test_it_learns_by_drawn_words_and_with_states_that_go_on():
     model = build_model(tiny_elmo())
     fill(model, seed=1)
@@ -233,6 +258,7 @@ def test_it_learns_by_drawn_words_and_with_states_that_go_on():
         ("model.memory=2", r"model.memory \(2\) must be 0 or 1"),
         ("model.head_width=8", "model.head_width means nothing to elmo, which is recurrent"),
         ("model.embedding=32", "model.embedding means nothing to elmo"),
+        ("model.filters=[[1, 4], [51, 4]]", "model.filters has one that reads 51 characters, and words have 50 here"),
         ("model.label_smoothing=0.1", "model.label_smoothing is of a softmax over all words"),
         ("data.document_mask=true", "set data.document_mask=false"),
         ("objective=continued-causal-lm", "does not fit elmo"),

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
 
 import torch
 import yaml
+from safetensors.torch import save_file
 
+from megaptm.hub.bilm import options, to_bilm
+from megaptm.hub.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
+from megaptm.models import build_model, fill
 from megaptm.run.checkpoint import open_checkpoint
+from tests.models.recurrent import tiny_elmo
 from tests.train.runs import build, save_untrained, write_text
 
 ROOT = Path(__file__).parents[2]
 
 
 def make(folder: Path) -> None:
-    """A folder for each kind of file in `folder`: text, corpora, a run, its export, a config, a recipe, a machine."""
+    """A folder for each kind of file in `folder`: text, corpora, a run, its export, an ELMo, a config, a recipe, a
+    machine."""
     text = write_text(folder / "text", documents=24)
     for family in ("gpt2", "bert", "t5"):
         build(text, folder / f"corpus-{family}", family)
@@ -27,6 +34,7 @@ def make(folder: Path) -> None:
     _write_journals(run)
     checkpoint = open_checkpoint(run)
     to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder / "hf", dtype=torch.float32)
+    _write_elmo(folder / "elmo")
     (folder / "config").mkdir()
     (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
     config = yaml.safe_load((ROOT / "configs/gpt2/tiny.yaml").read_text())
@@ -45,6 +53,21 @@ def make(folder: Path) -> None:
         "limit_bytes": 20_000,
     }
     (folder / "recipe/it.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def _write_elmo(folder: Path) -> None:
+    """As the released code names its files, with a text file of vectors beside them."""
+    folder.mkdir()
+    model = build_model(spec := tiny_elmo())
+    fill(model, seed=1)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if importlib.util.find_spec("h5py"):
+        write_hdf5(folder / "weights.hdf5", to_bilm(weights, spec))
+    else:
+        save_file(to_bilm(weights, spec), folder / "weights.safetensors")
+    (folder / "options.json").write_text(json.dumps(options(spec)))
+    (folder / "vocabulary.txt").write_text("\n".join(["<unk>", "<s>", "</s>", "king", "queen", "sea"]) + "\n")
+    (folder / "vectors.txt").write_text("king 0.5 -1\nqueen 1e-3 2\nthe sea 3 4\n")
 
 
 def _write_journals(run: Path) -> None:

@@ -14,6 +14,7 @@ from tokenize import TokenError
 from typing import Any
 
 import numpy as np
+import torch
 
 from megaptm.checkpoint.manifest import content_id as checkpoint_id
 from megaptm.data.files import npy_bytes
@@ -308,6 +309,37 @@ def import_commands(folder: Path) -> list[Command]:
     return [["import", "hf", str(folder), str(folder / "imported")]]
 
 
+def spoil_elmo(folder: Path, draw: Random) -> bool:
+    path = draw.choice(sorted(one for one in folder.iterdir() if one.name != "vectors.txt"))
+    if path.suffix == ".json":
+        change_json(path, draw)
+    else:
+        path.write_bytes(change_bytes(path.read_bytes(), draw))
+    return False
+
+
+def read_elmo(folder: Path) -> Any:
+    from megaptm.hub.elmo_import import import_elmo
+
+    import_elmo(folder, folder / "imported")
+
+
+def spoil_vectors(folder: Path, draw: Random) -> bool:
+    path = folder / "vectors.txt"
+    path.write_bytes(change_bytes(path.read_bytes(), draw))
+    return False
+
+
+def read_vectors(folder: Path) -> Any:
+    from megaptm.words.text_file import with_vectors
+
+    return with_vectors(torch.zeros(3, 2), str(folder / "vectors.txt"), ["king", "queen", "the sea"]).tolist()
+
+
+def elmo_commands(folder: Path) -> list[Command]:
+    return [["import", "elmo", str(folder), str(folder / "imported")]]
+
+
 def spoil_yaml(folder: Path, draw: Random) -> bool:
     change_yaml(draw.choice(sorted(folder.glob("*.yaml"))), draw)
     return False
@@ -377,6 +409,8 @@ TARGETS = {
         Target("journals", "run", spoil_journals, read_journals, lambda run: [["report", str(run)]]),
         Target("safetensors header", "hf", spoil_safetensors, read_hugging_face, import_commands),
         Target("Hugging Face folder", "hf", spoil_hugging_face, read_hugging_face, import_commands),
+        Target("ELMo folder", "elmo", spoil_elmo, read_elmo, elmo_commands),
+        Target("word vectors", "elmo", spoil_vectors, read_vectors, elmo_commands),
         Target("recipe", "recipe", spoil_yaml, read_recipe, recipe_commands),
         Target("machine", "machine", spoil_yaml, read_machine, machine_commands),
     )

@@ -1,5 +1,7 @@
 """Tensors in HDF5: there and back, and what a file from elsewhere may not do."""
 
+import re
+
 import pytest
 import torch
 
@@ -37,24 +39,30 @@ def outside(opened, name):
     opened.create_dataset(name, (2, 3), "float32", external=[("/etc/hostname", 0, 24)])
 
 
+def of_no_numbers(opened, name):
+    del opened[name]
+    h5py.h5d.create(opened.id, name.encode(), h5py.h5t.STD_B8LE, h5py.h5s.create_simple((2, 3)))
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda opened: opened.pop("one"), "has no one: it is of another model"),
-        (lambda opened: linked(opened, "one", h5py.SoftLink("/deep/er/two")), "one is a link to another place"),
+        (lambda opened: opened.pop("one"), "a.hdf5 has no one: it is of another model"),
+        (lambda opened: linked(opened, "one", h5py.SoftLink("/deep/er/two")), "a.hdf5: one is a link to another place"),
         (
             lambda opened: linked(opened, "deep", h5py.ExternalLink("a.hdf5", "/")),
-            "deep/er/two is a link to another place",
+            "a.hdf5: deep/er/two is a link to another place",
         ),
-        (lambda opened: outside(opened, "one"), "one is not an array of numbers in this file"),
-        (lambda opened: linked(opened, "one", "a text"), "one is not an array of numbers in this file"),
-        (lambda opened: linked(opened, "one", [1.0, 2.0]), r"one is \(2,\), and by the options \(2, 3\)"),
+        (lambda opened: outside(opened, "one"), "a.hdf5: one is not an array of numbers in this file"),
+        (lambda opened: linked(opened, "one", "a text"), "a.hdf5: one is not an array of numbers in this file"),
+        (lambda opened: linked(opened, "one", [1.0, 2.0]), r"a.hdf5: one is \(2,\), and by the options \(2, 3\)"),
+        (lambda opened: of_no_numbers(opened, "one"), r"a.hdf5 is no HDF5 file, or damaged \(No NumPy equivalent"),
     ],
 )
 def test_what_is_not_there_or_from_elsewhere_is_refused(file, spoil, sentence):
     with h5py.File(file, "a") as opened:
         spoil(opened)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=f"^{re.escape(str(file.parent))}/{sentence}"):
         read_hdf5(file, SHAPES)
 
 

@@ -67,6 +67,28 @@ def test_a_row_is_text_that_goes_on_and_two_texts() -> None:
     assert made["segments"].tolist() == [0] * border + [1] * (63 - border) + [2]
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_text_ends_with_a_sentence(backward: bool) -> None:
+    """Tokens rise; sentences begin where they are a multiple of ten, which some behind the first half are."""
+    tokens, others = np.arange(ORDINARY, ORDINARY + 60), np.arange(505, 565)
+
+    def piece(tokens: np.ndarray, **where: bool) -> DocumentSlice:
+        return DocumentSlice(tokens, 1, {"sentences": np.flatnonzero(tokens % 10 == 0)}, backward=backward, **where)
+
+    for seed in range(10):
+        context = SampleContext(SPECIAL, np.random.default_rng(seed), 64, False)
+        task = PermutationLM(units="tokens", sentences=True)
+        for elsewhere in (False, True):
+            parts = [piece(tokens), *([piece(others, elsewhere=True)] if elsewhere else [])]
+            made = task.make(parts, context)["tokens"]
+            border = int(np.flatnonzero(made == SPECIAL.sep)[0])
+            assert border > 32
+            before, after = made[border - 1], made[border + 1]
+            assert (before if backward else before + 1) % 10 == 0
+            assert (after + 1 if backward else after) % 10 == 0
+            assert (after > 500) == elsewhere
+
+
 @pytest.mark.parametrize(("sequence", "count"), [(512, 85), (64, 10), (128, 21)])
 @pytest.mark.parametrize("units", ["words", "tokens"])
 def test_one_place_of_six_is_asked_and_never_a_special_one(sequence: int, count: int, units: str) -> None:

@@ -83,6 +83,8 @@ def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypa
     settled = absolute_paths(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
     assert settled.run == str(tmp_path / "a")
     assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
+    begun = load(TINY.parents[1] / "cove/tiny.yaml", ["model.vectors=glove.txt"])
+    assert absolute_paths(begun).model.vectors == str(tmp_path / "glove.txt")
     masks = {"hide": "ngrams", "show": "similar-words"}
     for said, wanted in (("words.npz", str(tmp_path / "words.npz")), ("my.words:like", "my.words:like")):
         objective = {"masked-lm": {**masks, "similar": said}, "sentence-order": {}}

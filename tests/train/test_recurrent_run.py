@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import megaptm as library
 from data_pipeline import commands
@@ -99,6 +99,11 @@ def test_what_a_run_leaves_is_read(run, tmp_path):
     [
         ("options.json", "{}", r"options\.json: lstm: field required: give the options\.json"),
         ("options.json", "relu -> tanh", "char_cnn.activation is tanh, and of every ELMo here relu"),
+        (
+            "options.json",
+            '"n_layers": 2 -> "n_layers": 1000000',
+            "lstm.n_layers: input should be less than or equal to",
+        ),
         ("options.json", '"dim": 16, -> "dim": 18,', r"LSTMCell/B is \(64,\), and by options and words \(72,\)"),
         ("weights.safetensors", None, r"has no \*weights\.hdf5: put weights\.hdf5, or weights\.safetensors, there"),
         ("weights.safetensors", "cut off", "is damaged or cut off"),
@@ -117,4 +122,17 @@ def test_a_folder_that_is_no_elmo_is_told(run, tmp_path, file, content, sentence
     again = tmp_path / "again"
     said = megaptm("import", "elmo", folder, again, code=2)
     assert re.search(sentence, said), said
+    assert not again.exists()
+
+
+def test_weights_that_are_no_numbers_are_told_of_their_file(run, tmp_path):
+    folder, again = tmp_path / "exported", tmp_path / "again"
+    megaptm("export", "elmo", run, folder)
+    weights = load_file(folder / "weights.safetensors")
+    weights["char_embed"][5, 3] = float("nan")
+    save_file(weights, folder / "weights.safetensors")
+    said = megaptm("import", "elmo", folder, again, code=2)
+    assert re.search(r"weights\.safetensors: char_embed has numbers that are infinite or none: fetch it again", said), (
+        said
+    )
     assert not again.exists()

@@ -30,6 +30,7 @@ TASKS = {
     "cbow": CBOW(min_count=1, subsample=0.01),
     "skip-gram tree": SkipGram(min_count=1, output="hierarchical-softmax"),
     "cbow tree": CBOW(min_count=1, output="hierarchical-softmax"),
+    "skip-gram softmax": SkipGram(min_count=1, output="softmax"),
     "fasttext skip-gram": SkipGram(min_count=1, subsample=0.01),
     "fasttext cbow": CBOW(min_count=1, subsample=0.01),
 }
@@ -172,7 +173,8 @@ def test_a_loss_that_is_no_number_ends_the_run():
 
 
 @pytest.mark.parametrize("lr", [2.0, 1e3])
-@pytest.mark.parametrize("task", TASKS)
+# A softmax has no table to leave: its numbers may overflow on the way.
+@pytest.mark.parametrize("task", [task for task in TASKS if "softmax" not in task])
 def test_a_rate_at_which_nothing_is_learned_ends_the_run(task, lr):
     """Products beyond the table of sigmoids move nothing, so all numbers stay finite."""
     assert "lower optimizer.lr" in run_ranks(1, overshot, task, lr)[0]

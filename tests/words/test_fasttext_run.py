@@ -54,6 +54,15 @@ def test_the_released_library_reads_the_file(run, tmp_path):
     assert (settings.dim, settings.ws, settings.bucket, settings.minn, settings.maxn) == (24, 6, 500, 3, 6)
 
 
+def test_the_file_says_that_words_were_told_from_all(run, tmp_path):
+    checkpoint = open_checkpoint(run)
+    config = checkpoint.config.model_copy(update={"objective": {"skip-gram": {"output": "softmax"}}})
+    write(replace(checkpoint, config=config), tmp_path / "model.bin", "fasttext-bin")
+    theirs = fasttext.load_model(str(tmp_path / "model.bin"))
+    assert theirs.f.getArgs().loss.name == "softmax"
+    assert np.abs(theirs.get_word_vector("land2") - load_words(run).vector("land2")).max() < 1e-6
+
+
 def test_gensim_reads_the_file(run, tmp_path):
     export(run, tmp_path / "model.bin", "fasttext-bin")
     ours, theirs = load_words(run), gensim.models.fasttext.load_facebook_model(str(tmp_path / "model.bin"))

@@ -93,6 +93,22 @@ def test_it_learns(run):
     assert last(run, "validation/loss") < begun / 2
 
 
+def test_held_out_pairs_are_weighed_by_what_was_counted_of_them(corpus):
+    """Of vectors that know nothing, so that only counts and weights are left."""
+    [(found, wanted)] = run_ranks(1, of_nothing, str(corpus))
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def of_nothing(corpus: str) -> tuple[float, float]:
+    engine = engine_of(corpus)
+    for table in (engine._words, engine._contexts):
+        table.flat[:, :17] = 0.0
+    counts, share = engine.held_out.of_step(0).counts, engine.held_out.unit / engine.pairs.unit
+    assert share < 0.5
+    weights = np.minimum(1.0, (counts * share / 20) ** 0.75)
+    return engine.evaluate([0]).loss, float((weights * np.log(counts) ** 2).mean())
+
+
 def test_gensim_reads_what_is_exported(run, tmp_path):
     gensim = pytest.importorskip("gensim")
     said = CliRunner().invoke(main, ["export", "words", str(run), str(tmp_path / "g.txt"), "--format", "glove"])

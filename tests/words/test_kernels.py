@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
+from megaptm.errors import UserError
 from megaptm.words import kernels
-from megaptm.words.vocabulary import alias_table, huffman, thresholds
+from megaptm.words.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds
 from tests.docs.page_edits import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")
@@ -17,11 +19,25 @@ SETTINGS = json.loads(str(GOLDEN["meta_json"]))["exact"]
 NONE = np.zeros(0, np.int64)
 
 
-def learn(text, inputs, outputs, *, cbow, window, tree=None, noise=None, negatives=0, exact=False, rate=0.05, seed=1):
+def learn(
+    text,
+    inputs,
+    outputs,
+    *,
+    cbow,
+    window,
+    tree=None,
+    noise=None,
+    words=NONE,
+    negatives=0,
+    exact=False,
+    rate=0.05,
+    seed=1,
+):
     """One pass over a text, with whole windows; loss and number of answers."""
     accept, alias = alias_table(np.zeros(0) if noise is None else noise)
     points, codes = tree or (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-    drawn = (window, False, negatives, accept, alias, points, codes, NONE, NONE)
+    drawn = (window, False, negatives, accept, alias, points, codes, words, NONE, NONE)
     borders, state = np.ones(len(text), np.int64), np.uint64(seed)
     return kernels.learn(
         *(cbow, inputs, outputs, text, borders, state, *drawn, rate, *kernels.tables(), exact, NONE, NONE)
@@ -102,6 +118,25 @@ def test_an_update_is_the_gradient_of_the_closed_form(cbow, output):
         assert np.abs(table - begun).max() > 1e-3
 
 
+@pytest.mark.parametrize("cbow", [False, True])
+def test_an_update_of_the_softmax_is_the_gradient_of_the_closed_form(cbow):
+    """Two words, one of which says the other, told from two more; row 4 takes no part."""
+    rng = np.random.default_rng(5)
+    inputs, outputs = (rng.normal(0, 0.4, (5, 6)).astype(np.float32) for _ in range(2))
+    moved, total = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)], 0.0
+    for middle, other in ((0, 1), (1, 0)):
+        both = [table.clone().requires_grad_() for table in moved]
+        loss = torch.nn.functional.cross_entropy(both[1][:4] @ both[0][other], torch.tensor(middle))
+        loss.backward()
+        total += loss.item()
+        moved = [table.detach() - 0.05 * table.grad for table in both]
+    loss, answers = learn(np.array([0, 1]), inputs, outputs, cbow=cbow, window=1, words=np.arange(4))
+    assert answers == 2
+    assert loss == pytest.approx(total, rel=1e-6)
+    for table, wanted in zip((inputs, outputs), moved, strict=True):
+        assert np.abs(table - wanted.numpy()).max() < 1e-6
+
+
 def test_noise_is_drawn_by_the_power_of_counts():
     weights = np.array([900, 250, 80, 40, 11, 3], float) ** 0.75
     accept, alias = alias_table(weights)
@@ -147,7 +182,7 @@ def test_frequent_words_are_passed_over_as_often_as_the_released_code_does():
 
 def test_a_window_ends_where_its_document_does():
     inputs, outputs = np.full((4, 2), 0.5, np.float32), np.full((4, 2), 0.5, np.float32)
-    drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])), NONE, NONE)
+    drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])), NONE, NONE, NONE)
     text, borders = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
     _, answers = kernels.learn(
         *(False, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.1, *kernels.tables(), False, NONE, NONE)
@@ -160,10 +195,20 @@ def test_what_is_walked_through_is_what_is_touched():
     text = rng.integers(0, 50, 40)
     noise, borders, state = np.arange(1.0, 301.0), np.repeat([1, 2], 20), np.uint64(8)
     for cbow in (False, True):
-        drawn = (4, True, 5, *alias_table(noise), np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32), NONE, NONE)
+        no_tree = (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+        drawn = (4, True, 5, *alias_table(noise), *no_tree, NONE, NONE, NONE)
         marks = np.zeros((2, 300), np.int64)
         kernels.touch(cbow, text, borders, state, *drawn, *marks)
         tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)
         before = tables.copy()
         kernels.learn(*(cbow, *tables, text, borders, state, *drawn, 0.1, *kernels.tables(), False, NONE, NONE))
         assert ((tables != before).any(axis=2) == (marks > 0)).all()
+
+
+@pytest.mark.parametrize("counts", [[3, 4], [3, -4, 5], [3.0, 4.0, 5.0]])
+def test_counts_that_are_none_are_refused(counts, tmp_path):
+    tensor = torch.tensor(counts)
+    shape = tuple(tensor.shape)
+    record = write_pieces(tmp_path / "rank.safetensors", [TensorPiece(COUNTS, shape, (0,), shape, tensor)])
+    with pytest.raises(UserError, match="counts is not how often each of 3 words comes: take another checkpoint"):
+        read_counts(TensorReader(tmp_path, [record]), 3)

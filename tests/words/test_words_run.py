@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.errors import UserError
 from megaptm.launch.local import train
+from megaptm.words.export import FORMATS
 from megaptm.words.vectors import WordVectors, load_words, read_questions
 from tests.words import planted
 
@@ -58,6 +59,14 @@ def test_two_ranks_learn_what_one_learns(run, corpus, tmp_path):
     one, two = load_words(tmp_path / "one"), load_words(run)
     assert [*one.words] == [*two.words]
     assert (one.vectors == two.vectors).all()
+
+
+@pytest.mark.parametrize("word", ["", "a b", "a\nb", "a\0b", "a\u00a0b"])
+def test_a_word_that_no_line_can_say_is_refused(word):
+    vectors = WordVectors([word], np.array([1]), np.ones((1, 2), np.float32))
+    for format_ in ("word2vec", "word2vec-binary", "glove"):
+        with pytest.raises(UserError, match="cannot be told from others in a file of this format"):
+            list(FORMATS[format_](vectors))
 
 
 @pytest.mark.parametrize("format_", ["word2vec", "word2vec-binary"])
