@@ -17,13 +17,13 @@ SIZES = {"small": (5, 7), "large": (9, 12)}
 TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
 
 
-def write_shapes(folder: Path, *, texts: bool = False) -> None:
+def write_shapes(folder: Path, *, texts: bool = False, number: int = NUMBER) -> None:
     """`folder/red circle/0017.png` ...; `texts`: with `0017.txt` beside each, which sometimes says how large it is. The
     same files each time."""
     from PIL import Image, ImageDraw
 
     rng = np.random.default_rng(0)
-    for number in range(NUMBER):
+    for place in range(number):
         color, shape, size = (str(rng.choice(names)) for names in ([*COLORS], SHAPES, [*SIZES]))
         radius = int(rng.integers(*SIZES[size], endpoint=True))
         x, y = rng.integers(radius, SIDE - radius, 2).tolist()
@@ -31,7 +31,7 @@ def write_shapes(folder: Path, *, texts: bool = False) -> None:
         image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
         shade = tuple((np.array(COLORS[color]) + rng.integers(-25, 26, 3)).clip(0, 255).tolist())
         _draw(ImageDraw.Draw(image), shape, x, y, radius, shade)
-        path = folder / f"{color} {shape}" / f"{number:04d}.png"
+        path = folder / f"{color} {shape}" / f"{place:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
         if texts:

@@ -131,9 +131,10 @@ def _match(
     """Of a model of images and texts, which belong together, and which names the images of a corpus have."""
     from megaptm.inference.image_text import retrieval
     from megaptm.inference.loaded_model import TEMPLATES
+    from megaptm.objectives.images import ImageText
 
     family = loaded.spec.family
-    if not (family.reads_images and family.has_tokens):
+    if not isinstance(loaded.config.built_objective, ImageText):
         if labeled or templates:
             raise UserError(
                 f"--zero-shot and --template are for models of images and texts, and {family.name} is none."

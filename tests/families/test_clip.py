@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import megaptm
+from data_pipeline.images.shapes import write_shapes
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED
 from megaptm.bricks import heads
@@ -221,10 +222,11 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Drawn shapes with texts, and with labels."""
+    """Drawn shapes with texts, and with labels: half as many as the command makes."""
     folder = tmp_path_factory.mktemp("shapes")
-    build("shapes", folder / "pairs", texts=True, validation=0.1, tokenizer=vocabulary(320))
-    build("shapes", folder / "labels", validation=0.1)
+    write_shapes(folder / "drawn", texts=True, number=1024)
+    build(folder / "drawn", folder / "pairs", texts=True, validation=0.2, tokenizer=vocabulary(320))
+    build(folder / "drawn", folder / "labels", validation=0.2)
     return folder
 
 
@@ -240,7 +242,7 @@ def run(corpora):
     fill(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
     with Loader(mix, batch=64, microbatch=64) as loader:
-        for step, [batch] in islice(loader, 120):
+        for step, [batch] in islice(loader, 100):
             for group in optimizer.param_groups:
                 group["lr"] = 2e-3 * min(1, (step + 1) / 20)
             loss, number = model(batch)[HEAD]
@@ -249,7 +251,7 @@ def run(corpora):
             optimizer.step()
     model.eval().requires_grad_(False)
     folder = corpora / "pairs/tokenizer"
-    return LoadedModel(corpora, config, 120, model, tokenizer, folder)
+    return LoadedModel(corpora, config, 100, model, tokenizer, folder)
 
 
 def test_it_knows_classes_by_their_names(run, corpora):
