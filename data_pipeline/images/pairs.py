@@ -70,7 +70,7 @@ def with_texts(
     tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work)
     columns, finished = 2 * len(FIELDS), {}
     every = [result.info for split in SPLITS for result in results[split] if result.info]
-    rows = [np.zeros(0, np.int64)] * len(every)
+    rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(every)
     if recipe.duplicates != "keep":
         # Those held out come last, so that none of them is one that was learned from.
         seen = [sketches(info, work, columns) for info in every]
