@@ -124,12 +124,14 @@ def _all(word, words, rows, labels):
 def _ask_all(hidden, out_RD, rows, labels, n, rate, scores, error):
     """Ask a hidden vector which of n rows it is, by a softmax over them: all move at once, and its own move is left in
     `error`. Returns the loss. `scores` [n] is room to work in."""
-    most, told = -np.inf, 0.0
+    most, told = np.float32(-np.inf), np.float32(0.0)
     for t in range(n):
         score = np.float32(0.0)
         for d in range(hidden.shape[0]):
             score += hidden[d] * out_RD[rows[t], d]
-        scores[t], most = score, max(most, score)
+        scores[t] = score
+        if score > most:
+            most = score
         if labels[t] == 1.0:
             told = score
     total = 0.0
