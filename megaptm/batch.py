@@ -23,6 +23,10 @@ LONGEST_WORD = 50
 IMAGE, PATCH, MASKED_PATCH = range(3)
 """What stands at a place of an image's row, in the place of a token: the image as a whole, which comes first; a patch;
 one that is not shown."""
+REGION, MASKED_REGION = 0, 1
+"""The same behind a text, of regions of an image: one that is shown, and one that is hidden."""
+BOX_NUMBERS = 7
+"""Of where a region lies, shares of the image's sides: left, top, right, bottom, width, height; and of its area."""
 CHANNELS = 3
 """Of a pixel: red, green, blue."""
 IGNORED = -100
@@ -32,6 +36,8 @@ READ = (
         "tokens",
         "characters",
         "patches",
+        "region_features",
+        "region_boxes",
         "segments",
         "task_ids",
         "positions",
@@ -65,6 +71,8 @@ class BatchSpec:
     padding), `segments`, `order`, `global_tokens` (1: all of its document sees it and is seen by it), each [S].
     Of an image `tokens` say what stands where (`IMAGE`, `PATCH` ...), and `patches`, uint8 [S - 1, channels x pixels],
     what the patches look like, row by row of the image: of each all that is red, row by row, then green, then blue.
+    Behind a text's places may be those of R regions of an image, `region_features` [R, F] and `region_boxes` [R, 7] of
+    them; `tokens` then say which is hidden (`REGION`, `MASKED_REGION`).
     The first stack's have no prefix, another's that of its name: `decoder_tokens`. A row is of one task, `task_ids` [].
     Where rows go on from step to step, `begins` [] is 1 of one that follows none; `backward` [] is 1 of one that is
     read from its end.

@@ -36,6 +36,8 @@ class HeadBrick(ABC):
     """The batch's field with what is asked; without it there is no loss, only logits."""
     projects: ClassVar[bool] = True
     """Whether it projects on the vocabulary."""
+    regresses: ClassVar[bool] = False
+    """Whether it projects on the map of regions' features, turned around."""
     classes: ClassVar[int] = 2
     """Answers that it chooses among, where it does not."""
     predicted_only: ClassVar[bool] = False

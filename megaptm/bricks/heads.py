@@ -10,6 +10,12 @@ from megaptm.bricks.brick import Map
 from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.bricks.layer import norm_parameters
+from megaptm.bricks.region_heads import (
+    RegionDistributionHeadBrick,
+    RegionFeatureHeadBrick,
+    RegionLabelHeadBrick,
+    WordRegionHeadBrick,
+)
 from megaptm.errors import UserError
 from megaptm.plugins import is_plugin
 from megaptm.spec import ModelSpec
@@ -258,6 +264,14 @@ class SentenceReorderingHeadBrick(RowClassHeadBrick):
     pooler_published = True
 
 
+class ImageTextMatchHeadBrick(RowClassHeadBrick):
+    """ITM, whether an image's regions belong to a text (UNITER, arXiv:1909.11740, section 3.2)."""
+
+    name = "itm"
+    answers = "matched"
+    pooler_published = True
+
+
 class CapitalizationHeadBrick(TokenClassHeadBrick):
     """Of each token whether its word began with a capital letter (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
@@ -281,6 +295,8 @@ HEADS: dict[str, type[HeadBrick]] = {
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),
         *(ImageLabelHeadBrick, MaskedPatchHeadBrick, ImageTextHeadBrick),
+        *(ImageTextMatchHeadBrick, WordRegionHeadBrick),
+        *(RegionFeatureHeadBrick, RegionLabelHeadBrick, RegionDistributionHeadBrick),
     )
 }
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.bricks.characters import character_maps
 from megaptm.bricks.patches import patch_maps
+from megaptm.bricks.regions import region_maps, region_norms
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -171,7 +172,8 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
         for name in _by_table(family, stacks)
         if family.has_embedding_norm(name)
     ]
-    return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms)
+    of_regions = region_norms(spec) * norm_parameters(family.first_block, spec.size.table_width)
+    return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms) + of_regions
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
@@ -181,10 +183,11 @@ def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     """At the input of some stacks besides the token table: tables, as maps from their width to their rows, and what
-    widens them; or what makes words of characters, or patches of pixels."""
+    widens them; or what makes words of characters, or patches of pixels; and what reads regions."""
     family, width = spec.family, spec.size.table_width
     yield from character_maps(spec)
     yield from patch_maps(spec)
+    yield from region_maps(spec)
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
             yield Map(spec.table_width(name), spec.positions_of(name), False)

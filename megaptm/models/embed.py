@@ -18,10 +18,11 @@ from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.adaptive import AdaptiveTokens
 from megaptm.models.characters import CharacterWords
 from megaptm.models.patches import ImagePatches
+from megaptm.models.regions import ImageRegions, RegionTable, apart
 from megaptm.spec import Family, ModelSpec
 
 BESIDE = "token tables beside them (inputs)"
-INPUTS = ("token", "characters", "patch", "segment", "task")
+INPUTS = ("token", "characters", "patch", "segment", "task", "region")
 DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
@@ -30,13 +31,14 @@ class Embed(nn.Module):
     norm (BERT) and dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
 
     A stack whose token table is gradient-disentangled from another's adds a difference of its own to what is
-    there. Without stacks it is just the token table that a tied output projection reads, under the same name.
+    there. Without stacks it is just the token table that a tied output projection reads, under the same name; and, if
+    it `regresses`, the map of regions' features.
     """
 
     segment: Embedding | None
     task: Embedding | None
 
-    def __init__(self, spec: ModelSpec, stacks: Collection[str]) -> None:
+    def __init__(self, spec: ModelSpec, stacks: Collection[str], *, regresses: bool = False) -> None:
         """`stacks`: those whose text is embedded here."""
         super().__init__()
         family, width = spec.family, spec.size.table_width
@@ -67,8 +69,13 @@ class Embed(nn.Module):
         else:
             self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
         self.segment = self.task = None
+        self.region: ImageRegions | RegionTable | None = None
         if not stacks:
+            self.region = RegionTable(spec) if regresses else None
             return
+        if family.reads_regions:
+            _check_regions(spec)
+            self.region = ImageRegions(spec)
         self.first_position = family.first_position
         self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
         if width % 2 and any(self.waves.values()):
@@ -104,8 +111,12 @@ class Embed(nn.Module):
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
         `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C], `patches` [B, S - 1, pixels],
-        and `task_ids` [B] (absent: 0)."""
+        and `task_ids` [B] (absent: 0); `region_features` [B, R, F] and `region_boxes` [B, R, 7] of what is behind it."""
         prefix, own = self.prefixes[stack], self.tables[stack]
+        regions: dict[str, Tensor] = {}
+        segments = None if self.segment is None else self.segment(batch[prefix + "segments"].t())
+        if self.region is not None:
+            batch, regions = apart(batch)
         ids_SB = batch[prefix + "tokens"].t()
         if self.patch is not None and self.reads_patches[stack]:
             x = self.patch(batch[f"{prefix}patches"], ids_SB)
@@ -121,12 +132,17 @@ class Embed(nn.Module):
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if (axial := self._modules.get(f"{own}axial")) is not None:
             x = x + axial(self._places(batch.get(f"{prefix}positions"), ids_SB))
-        if self.segment is not None:
-            x = x + self.segment(batch[prefix + "segments"].t())
+        if segments is not None:
+            x = x + segments[: len(x)]
         if self.task is not None:
             x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
+        if regions:
+            assert isinstance(self.region, ImageRegions)
+            assert segments is not None
+            features, boxes, kinds_RB = regions["region_features"], regions["region_boxes"], regions["tokens"].t()
+            x = torch.cat([x, self.region(features, boxes, kinds_RB, segments[len(x) :])])
         asked = batch.get(f"{prefix}masked_positions")
         if (query := self._modules.get(f"{own}query")) is not None and asked is not None:
             # Queries beside the text begin alike: their places are all that they know.
@@ -172,6 +188,20 @@ class AxialPositions(nn.Module):
 def _check_characters(spec: ModelSpec) -> None:
     if named := _beside_tokens(spec):
         raise UserError(f"{spec.name} makes words of characters, which do not go with {named[0]}: change either.")
+
+
+def _check_regions(spec: ModelSpec) -> None:
+    family = spec.family
+    wrong = {
+        "several stacks": len(family.stacks) > 1,
+        "images by their patches, or words made of characters (inputs)": family.reads_images or family.reads_characters,
+        "less than two segments (segments)": "segment" not in family.inputs or family.segments < 2,
+        "places other than learned (position)": family.first_block.position != "learned",
+        "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
+        "a second stream of queries": family.first_block.query_stream,
+    }
+    if named := [word for word, is_so in wrong.items() if is_so]:
+        raise UserError(f"{spec.name} reads regions of images, which do not go with {named[0]}: change either.")
 
 
 def _check_images(spec: ModelSpec) -> None:

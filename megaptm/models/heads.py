@@ -24,6 +24,12 @@ from megaptm.bricks.heads import (
     TokenClassHeadBrick,
 )
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
+from megaptm.bricks.region_heads import (
+    RegionDistributionHeadBrick,
+    RegionFeatureHeadBrick,
+    RegionLabelHeadBrick,
+    WordRegionHeadBrick,
+)
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
@@ -35,6 +41,13 @@ from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.draw import DRAWS
 from megaptm.models.image_text import ImageTextHead
 from megaptm.models.loss import Loss, count_labels
+from megaptm.models.places import asked_places, at_places
+from megaptm.models.region_heads import (
+    RegionDistributionHead,
+    RegionFeatureHead,
+    RegionLabelHead,
+    WordRegionHead,
+)
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
 
@@ -164,14 +177,14 @@ class MaskedHead(nn.Module):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = batch["labels"]
         assert tied is not None
-        x = self._read(_asked(x_SBD, batch)).flatten(0, 1)
+        x = self._read(asked_places(x_SBD, batch, "labels")).flatten(0, 1)
         return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
         """[B, A]: a token for each place that is asked about, by the batch's numbers."""
         assert tied is not None
         draws_BA = batch[DRAWS]
-        x = self._read(_asked(x_SBD, batch)).flatten(0, 1)
+        x = self._read(asked_places(x_SBD, batch, DRAWS)).flatten(0, 1)
         return self.project.draw(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
@@ -233,7 +246,7 @@ class SpanBoundaryHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
-        left, right = (_at(x_BSD, batch[name]) for name in ("span_left", "span_right"))
+        left, right = (at_places(x_BSD, batch[name]) for name in ("span_left", "span_right"))
         assert tied is not None
         read = self._read(left, right, batch["span_offset"])
         return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
@@ -339,7 +352,7 @@ class MaskedPatchHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         colors_BA = batch[self.answers]
-        logits = self.classify(_asked(x_SBD, batch)).float().flatten(0, 1)
+        logits = self.classify(asked_places(x_SBD, batch, self.answers)).float().flatten(0, 1)
         loss = F.cross_entropy(logits, colors_BA.flatten(), reduction="sum", ignore_index=IGNORED)
         return loss, count_labels(colors_BA)
 
@@ -352,7 +365,8 @@ class Head(Protocol):
     """What a model asks of a head."""
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        """Of a stream for each stack that it reads; `tied` is the token table, where the output is tied to it."""
+        """Of a stream for each stack that it reads; `tied` is the token table, where the output is tied to it, or the
+        map of regions' features."""
         ...
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
@@ -377,6 +391,10 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     ImageLabelHeadBrick: ImageLabelHead,
     MaskedPatchHeadBrick: MaskedPatchHead,
     ImageTextHeadBrick: ImageTextHead,
+    RegionFeatureHeadBrick: RegionFeatureHead,
+    RegionLabelHeadBrick: RegionLabelHead,
+    RegionDistributionHeadBrick: RegionDistributionHead,
+    WordRegionHeadBrick: WordRegionHead,
 }
 """Of bricks of the kind that say no module of their own."""
 
@@ -401,15 +419,3 @@ def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
         raise UserError(f"{spec.name}: the `{brick.name}` head has no gated form; use a plain ffn, not {act!r}.")
     return activation_of(act)
 
-
-def _asked(x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """[B, A, D], or all places where the batch does not say which are asked."""
-    x_BSD = x_SBD.transpose(0, 1)
-    if "masked_positions" not in batch:
-        return x_BSD
-    return _at(x_BSD, batch["masked_positions"])
-
-
-def _at(x_BSD: Tensor, places_BK: Tensor) -> Tensor:
-    """[B, K, D]"""
-    return x_BSD.gather(1, places_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))

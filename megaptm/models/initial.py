@@ -162,6 +162,8 @@ LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
 """Gates of highway layers begin with most of the old value (arXiv:1505.00387, 2.1)."""
 TEMPERATURE = "head.image-text.scale"
 """The logarithm of what cosines are multiplied by begins at that of 1 / 0.07 (arXiv:2103.00020, 2.5)."""
+ZERO_FIRST = ("embed.token.characters.weight", "embed.region.mask.weight")
+"""Tables whose first row is of nothing: of what stands behind a text, and of regions that are not hidden."""
 VOCABULARY_TABLES = (
     *("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight"),
     "head.image-label.table.weight",
@@ -185,7 +187,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     if spec.family.init == "truncated-normal":
         _draw_again_beyond_two(drawn.reshape(-1), generator)
     value = torch.from_numpy(drawn).mul_(std)
-    if name == "embed.token.characters.weight":  # what stands behind a text
+    if name in ZERO_FIRST:
         value[0] = 0.0
     if name in VOCABULARY_TABLES:
         value[spec.vocabulary :] = 0.0

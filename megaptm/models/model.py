@@ -95,8 +95,10 @@ class Model(nn.Module):
         if len(family.stacks) > 1 and any(block.reversible for block in family.stacks.values()):
             raise UserError(f"{spec.name}: a reversible stack stands alone; set residual=sum, or leave the others out.")
         self.embed = self.head = None
-        if self.chunk.begins or (family.tied and any(HEADS[name].projects for name in self.chunk.heads)):
-            self.embed = Embed(spec, self.chunk.begins)
+        regresses = any(HEADS[name].regresses for name in self.chunk.heads)
+        projects = family.tied and any(HEADS[name].projects for name in self.chunk.heads)
+        if self.chunk.begins or projects or regresses:
+            self.embed = Embed(spec, self.chunk.begins, regresses=regresses)
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 self.add_module(name, _stack(spec, name, block, layers))
@@ -258,13 +260,13 @@ class Model(nn.Module):
             if isinstance(head, ContrastHead):
                 said[name] = head.features(*read[name], batch=batch)
             else:
-                said[name] = head.logits(*read[name], tied=self.table)
+                said[name] = head.logits(*read[name], tied=self._table_of(name))
         return said
 
     def _losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]
     ) -> dict[str, Loss]:
-        return {name: head.loss(*read[name], batch=batch, tied=self.table) for name, head in heads.items()}
+        return {name: head.loss(*read[name], batch=batch, tied=self._table_of(name)) for name, head in heads.items()}
 
     def _read(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]
@@ -279,6 +281,14 @@ class Model(nn.Module):
 
     def _heads(self) -> dict[str, Head]:
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
+
+    def _table_of(self, head: str) -> Any:
+        """What a head projects on."""
+        if not HEADS[head].regresses:
+            return self.table
+        assert self.embed is not None
+        assert self.embed.region is not None
+        return self.embed.region.project.weight
 
     @property
     def table(self) -> Any:

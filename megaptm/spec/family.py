@@ -28,7 +28,8 @@ class Family:
     inputs: tuple[str, ...] = ("token",)
     """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or, in the place of a table
     of tokens, `characters`, of which each word is made (ELMo), or `patch`, of an image, through one map (ViT). With
-    `patch` and `token` the first stack reads images, the others texts, each by tables of its own width (CLIP)."""
+    `patch` and `token` the first stack reads images, the others texts, each by tables of its own width (CLIP). With
+    `region` what a detector found in an image stands behind a text, in the same stream (UNITER)."""
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """Of red, green and blue from 0 to 1: what is subtracted where images are read."""
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -133,6 +134,11 @@ class Family:
     def reads_images(self) -> bool:
         """Whether some rows are patches of an image; without tokens beside them the vocabulary is that of labels."""
         return "patch" in self.inputs
+
+    @property
+    def reads_regions(self) -> bool:
+        """Whether behind a text stand regions of an image."""
+        return "region" in self.inputs
 
     def reads_patches(self, stack: str) -> bool:
         """Whether the rows of a stack are patches."""

@@ -36,6 +36,9 @@ class Size:
 
     patch: int | None = None
     """Where images are read: pixels of a side of a patch."""
+    detector: tuple[int, int] | None = None
+    """Where regions of images are read: numbers of a region's features, and classes that what found it tells apart, the
+    background first."""
     context: int | None = None
     """Longest sequence with a learned position, where sizes of a family differ in it. Absent: the family's."""
 

@@ -1,0 +1,81 @@
+"""Heads of models that read regions of images, in numbers (UNITER, arXiv:1909.11740, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks.brick import Map
+from megaptm.bricks.head import HeadBrick, LossBytes
+from megaptm.bricks.layer import norm_parameters
+from megaptm.bricks.regions import detector_of
+
+
+class RegionFeatureHeadBrick(HeadBrick):
+    """MRFR, the features of hidden regions: a transform, a norm, and the map of features turned around."""
+
+    name = "mrfr"
+    answers = "hidden_features"
+    projects = False
+    regresses = True
+    predicted_only = True
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"transform": Map(self.width, self.width, True)}
+
+    @property
+    def others(self) -> int:
+        return norm_parameters(self.block, self.width) + detector_of(self.spec).features
+
+    def multiply_adds(self, positions: int) -> int:
+        return super().multiply_adds(positions) + positions * self.width * detector_of(self.spec).features
+
+
+class _RegionClassHeadBrick(HeadBrick):
+    """Base of heads that say a hidden region's class: a transform, a norm, a map to the classes."""
+
+    projects = False
+    predicted_only = True
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return detector_of(self.spec).classes
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"transform": Map(self.width, self.width, True), "classify": Map(self.width, self.classes, True)}
+
+    @property
+    def others(self) -> int:
+        return norm_parameters(self.block, self.width)
+
+
+class RegionLabelHeadBrick(_RegionClassHeadBrick):
+    """MRC, the class of hidden regions."""
+
+    name = "mrc"
+    answers = "region_labels"
+
+
+class RegionDistributionHeadBrick(_RegionClassHeadBrick):
+    """MRC-kl, how likely each class is of hidden regions."""
+
+    name = "mrc-kl"
+    answers = "region_distributions"
+
+
+class WordRegionHeadBrick(HeadBrick):
+    """WRA, how far words are from regions by optimal transport; no parameter."""
+
+    name = "wra"
+    answers = "matched"
+    projects = False
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """Besides what it reads, vectors of length 1 and their gradients in float32."""
+        read = super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
+        return LossBytes(read.saved + 2 * positions * self.width * 4, read.transient)

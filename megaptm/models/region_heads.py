@@ -1,0 +1,125 @@
+"""What is asked about regions of images (UNITER, arXiv:1909.11740, section 3.2): what hidden ones look like, what they
+are, and how near an image's are to a text's words. Whether image and text belong together is a `RowClassHead`."""
+
+# S places of a row, B batch, A places asked, D width, F features of a region, C classes, T words, R regions
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.batch import IGNORED
+from megaptm.bricks import HeadBrick
+from megaptm.layers.norm import Norm
+from megaptm.layers.split import Linear
+from megaptm.losses.transport import cosine_costs, transport_distance
+from megaptm.models.loss import Loss, count_labels
+from megaptm.models.places import asked_places
+from megaptm.spec import ModelSpec
+
+
+class _HiddenRegions(nn.Module):
+    """Base: a transform and a norm of what is said where regions are hidden."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.transform = Linear.of(brick.maps["transform"])
+        self.norm = Norm(brick.width, kind=brick.block.norm, eps=brick.block.norm_eps)
+
+    def _read(self, x: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.transform(x)))
+
+    def _asked(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return self._read(asked_places(x_SBD, batch, self.answers))
+
+
+class RegionFeatureHead(_HiddenRegions):
+    """MRFR: the features of hidden regions, through the map of features turned around; squares of what is missing. A
+    label is a number: the loss is a mean over regions and features."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__(spec, brick)
+        assert spec.size.detector is not None
+        self.bias = nn.Parameter(torch.empty(spec.size.detector[0]))
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        hidden_BAF = batch[self.answers]
+        missing_BAF = self._features(self._asked(x_SBD, batch), tied).float() - hidden_BAF.float()
+        return torch.where(hidden_BAF != IGNORED, missing_BAF.square(), 0).sum(), count_labels(hidden_BAF)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, F], for every place."""
+        return self._features(self._read(x_SBD.transpose(0, 1)), tied)
+
+    def _features(self, x: Tensor, tied: Tensor | None) -> Tensor:
+        assert tied is not None
+        return F.linear(x, tied.t(), self.bias)
+
+
+class _RegionClasses(_HiddenRegions):
+    """Base: a score for each class of the detector."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__(spec, brick)
+        self.classify = Linear.of(brick.maps["classify"])
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, C], for every place."""
+        return self.classify(self._read(x_SBD.transpose(0, 1)))
+
+    def _scores(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """[B, A, C], float32."""
+        scores: Tensor = self.classify(self._asked(x_SBD, batch))
+        return scores.float()
+
+
+class RegionLabelHead(_RegionClasses):
+    """MRC: the class that the detector finds most likely; cross-entropy."""
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        labels_BA = batch[self.answers]
+        scores = self._scores(x_SBD, batch).flatten(0, 1)
+        loss = F.cross_entropy(scores, labels_BA.flatten(), reduction="sum", ignore_index=IGNORED)
+        return loss, count_labels(labels_BA)
+
+
+class RegionDistributionHead(_RegionClasses):
+    """MRC-kl: how likely the detector finds each class; the divergence from that. A label is one of these numbers: the
+    loss is a mean over regions and classes, as in the released code."""
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        likely_BAC = batch[self.answers]
+        asked_BAC = likely_BAC != IGNORED
+        said_BAC = self._scores(x_SBD, batch).log_softmax(-1)
+        apart_BAC = F.kl_div(said_BAC, torch.where(asked_BAC, likely_BAC, 0).float(), reduction="none")
+        return torch.where(asked_BAC, apart_BAC, 0).sum(), count_labels(likely_BAC)
+
+
+class WordRegionHead(nn.Module):
+    """WRA: how far words are from regions by optimal transport, which pairs that belong together bring down and others
+    up (the released code)."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        matched_B = batch[self.answers]
+        distances_B = self.distances(x_SBD, batch)
+        signed_B = torch.where(matched_B == 1, distances_B, -distances_B)
+        return torch.where(matched_B != IGNORED, signed_B, 0).sum(), count_labels(matched_B)
+
+    def distances(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """[B] of words and regions of a row, those of padding left out."""
+        x_BSD = x_SBD.transpose(0, 1)
+        regions = batch["region_features"].shape[1]
+        lengths = [x_BSD.shape[1] - regions, regions]
+        documents_BS = batch.get("document_ids", torch.ones_like(x_BSD[:, :, 0]))
+        return transport_distance(*x_BSD.split(lengths, 1), *(documents_BS > 0).split(lengths, 1))
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, S]: what it costs to move any place onto another."""
+        x_BSD = x_SBD.transpose(0, 1).float()
+        return cosine_costs(x_BSD, x_BSD)

@@ -1,0 +1,66 @@
+"""Regions of images behind a text (UNITER)."""
+
+# R regions of a row, B batch, F features, D width
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.batch import MASKED_REGION
+from megaptm.bricks.regions import feature_map, region_maps
+from megaptm.layers.norm import Norm
+from megaptm.layers.split import Embedding, Linear
+from megaptm.spec import ModelSpec
+
+REGION_FIELDS = ("region_features", "region_boxes")
+ROW_FIELDS = ("tokens", "segments", "positions")
+"""Of a row's places, text and regions, that the input reads."""
+
+
+class ImageRegions(nn.Module):
+    """What a detector says of a region and where it lies, each through a map and a norm; with a segment's vector, their
+    sum through a norm (arXiv:1909.11740, section 3.1, and the released code). Of hidden regions a vector is shown in
+    the place of features. They have no order."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        features, box, mask = region_maps(spec)
+        block = spec.family.first_block
+
+        def norm() -> Norm:
+            return Norm(features.outputs, kind=block.norm, eps=block.norm_eps)
+
+        self.project, self.project_norm = Linear.of(features), norm()
+        self.box, self.box_norm = Linear.of(box), norm()
+        self.mask = Embedding(mask.outputs, mask.inputs)
+        self.norm = norm()
+
+    def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor) -> Tensor:
+        """[R, B, D]; `kinds_RB` says which are hidden."""
+        dtype = self.project.weight.dtype
+        features, boxes = features_BRF.transpose(0, 1).to(dtype), boxes_BR7.transpose(0, 1).to(dtype)
+        hidden_RB = kinds_RB == MASKED_REGION
+        features = torch.where(hidden_RB[:, :, None], self.mask(hidden_RB.long()), features)
+        x = self.project_norm(self.project(features)) + self.box_norm(self.box(boxes)) + segments_RBD
+        return self.norm(x)
+
+
+class RegionTable(nn.Module):
+    """The weight of the map of features alone, for who turns it around where no regions are read."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        map_ = feature_map(spec)
+        self.project = Linear(map_.inputs, map_.outputs, bias=False)
+
+
+def apart(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The fields of the text's places, and of the regions', which come behind; all of the text where there are none."""
+    if "region_features" not in batch:
+        return batch, {}
+    regions = batch["region_features"].shape[1]
+    row = {name: batch[name] for name in ROW_FIELDS if name in batch}
+    text = {name: field[:, : field.shape[1] - regions] for name, field in row.items()}
+    behind = {name: field[:, field.shape[1] - regions :] for name, field in row.items()}
+    return batch | text, behind | {name: batch[name] for name in REGION_FIELDS}

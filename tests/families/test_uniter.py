@@ -1,0 +1,300 @@
+"""UNITER: as many parameters as published; layers, six losses and gradients of the released code, each loss where it is
+known without, and what is hidden is not seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from megaptm.batch import IGNORED, MASKED_REGION
+from megaptm.errors import UserError
+from megaptm.families.uniter import UNITER
+from megaptm.hub.counterparts.bert import MASKED, encoder
+from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
+from megaptm.models import Model, build_model, fill
+from megaptm.plan.count import count
+from megaptm.spec import ModelSpec, Size, change, published
+from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
+
+GOLDEN = Path(__file__).parents[1] / "golden/uniter_losses.safetensors"
+IMAGES = "uniter.img_embeddings"
+ROWS = (
+    *encoder("uniter"),
+    *MASKED,
+    *pair("embed.region.project", f"{IMAGES}.img_linear"),
+    *pair("embed.region.project_norm", f"{IMAGES}.img_layer_norm"),
+    *pair("embed.region.box", f"{IMAGES}.pos_linear"),
+    *pair("embed.region.box_norm", f"{IMAGES}.pos_layer_norm"),
+    *pair("embed.region.norm", f"{IMAGES}.LayerNorm"),
+    TensorRule("embed.region.mask.weight", (f"{IMAGES}.mask_embedding.weight",)),
+    *pair("head.itm.pooler", "uniter.pooler.dense"),
+    *pair("head.itm.classify", "itm_output"),
+    *pair("head.mrfr.transform", "feat_regress.net.0"),
+    *pair("head.mrfr.norm", "feat_regress.net.2"),
+    TensorRule("head.mrfr.bias", ("feat_regress.bias",)),
+    *(
+        row
+        for head in ("mrc", "mrc-kl")
+        for ours, place in (("transform", 0), ("norm", 2), ("classify", 3))
+        for row in pair(f"head.{head}.{ours}", f"region_classifier.net.{place}")
+    ),
+)
+"""Of the released code's parameters, which keeps one classifier for two of its losses."""
+
+
+@pytest.mark.parametrize(("size", "number"), [("base", 109_898_752), ("large", 335_695_872)])
+def test_the_formula_gives_the_published_count(size, number):
+    assert count(published(UNITER, size)) == number
+
+
+def test_the_formula_counts_what_is_built():
+    spec = tiny_uniter()
+    with torch.device("meta"):
+        model = build_model(spec)
+    padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # and a bias each
+    assert count(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+
+
+@cache
+def golden() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(GOLDEN, "pt") as file:
+        meta = {name: json.loads(value) for name, value in file.metadata().items()}
+        return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118  # no mapping
+
+
+def golden_model() -> Model:
+    known, meta = golden()
+    told = meta["config"]
+    size = Size(
+        layers=told["num_hidden_layers"],
+        width=told["hidden_size"],
+        heads=told["num_attention_heads"],
+        ffn=told["intermediate_size"],
+        detector=(meta["img_dim"], meta["classes"]),
+    )
+    spec = ModelSpec(
+        family=ALL, size=size, vocabulary=told["vocab_size"], context=told["max_position_embeddings"], dropout=0.0
+    )
+    model = build_model(spec).eval()
+    theirs = {name.removeprefix("weight."): value for name, value in known.items() if name.startswith("weight.")}
+    weights, missing = import_weights(ROWS, spec, theirs)
+    assert not missing
+    told_now = model.load_state_dict(weights, strict=True)
+    assert not told_now.missing_keys
+    return model
+
+
+def golden_batch(*, hidden: bool) -> dict[str, Tensor]:
+    """Their rows, in which regions follow a text at once, as ours, in which they follow its padding."""
+    known, _ = golden()
+    ids, masks = known["input.input_ids"], known["input.img_masks"].long()
+    text, regions = ids.shape[1], masks.shape[1]
+    kinds = masks * MASKED_REGION if hidden else torch.zeros_like(masks)
+    return {
+        "tokens": torch.cat([ids, kinds], 1),
+        "positions": torch.arange(text + regions).expand(len(ids), -1),
+        "segments": (torch.arange(text + regions) >= text).long().expand(len(ids), -1),
+        "document_ids": 1 - torch.cat([known["input.txt_pad"], known["input.img_pad"]], 1).long(),
+        "region_features": known["input.img_feat"],
+        "region_boxes": known["input.img_pos_feat"],
+    }
+
+
+def asked_of_regions() -> dict[str, Tensor]:
+    """Places of hidden regions, two a row, and what was there."""
+    known, _ = golden()
+    text, masks = known["input.input_ids"].shape[1], known["input.img_masks"] == 1
+    features, classes = known["input.feat_targets"], known["input.label_targets"]
+    rows, regions = masks.nonzero().unbind(1)
+    slots = torch.cat([torch.arange(number) for number in masks.sum(1)])
+    places = torch.zeros(len(masks), 2, dtype=torch.int64)
+    likely = torch.full((*places.shape, classes.shape[1]), float(IGNORED))
+    seen = torch.full((*places.shape, features.shape[1]), float(IGNORED))
+    labels = torch.full_like(places, IGNORED)
+    places[rows, slots], likely[rows, slots], seen[rows, slots] = text + regions, classes, features
+    labels[rows, slots] = classes[:, 1:].argmax(1) + 1
+    return {
+        "masked_positions": places,
+        "hidden_features": seen,
+        "region_labels": labels,
+        "region_distributions": likely,
+    }
+
+
+def test_layers_say_what_those_of_the_released_code_say():
+    known, meta = golden()
+    with torch.no_grad():
+        ours = golden_model().encode(golden_batch(hidden=False))
+    text = known["input.input_ids"].shape[1]
+    for row, (words, regions) in enumerate(zip(meta["text_lengths"], meta["image_lengths"], strict=True)):
+        theirs = known["hidden"][-1, row]
+        assert torch.allclose(ours[row, :words], theirs[:words], atol=1e-5)
+        assert torch.allclose(ours[row, text : text + regions], theirs[words : words + regions], atol=1e-5)
+
+
+def test_losses_of_hidden_words_and_regions_are_those_of_the_released_code():
+    known, _ = golden()
+    model = golden_model()
+    labels = known["input.txt_labels"]
+    asked = labels != -1
+    places = torch.zeros(len(labels), 2, dtype=torch.int64)
+    answers = torch.full_like(places, IGNORED)
+    for row, here in enumerate(asked):
+        places[row, : here.sum()], answers[row, : here.sum()] = here.nonzero()[:, 0], labels[row, here]
+    said = model(golden_batch(hidden=False) | {"masked_positions": places, "labels": answers})
+    assert torch.allclose(said["mlm"][0], known["mlm"].sum(), atol=1e-5)
+    said = model(golden_batch(hidden=True) | asked_of_regions())
+    for loss, theirs in (("mrfr", "mrfr"), ("mrc", "mrc"), ("mrc-kl", "mrc_kl")):
+        ours, number = said[loss]
+        assert number == known[theirs].numel(), loss
+        assert torch.allclose(ours / number, known[theirs].mean(), rtol=1e-5), loss
+
+
+def test_matching_and_transport_are_those_of_the_released_code_and_so_are_their_gradients():
+    known, _ = golden()
+    model = golden_model()
+    said = model(golden_batch(hidden=False) | {"matched": known["input.itm_targets"]})
+    (itm, rows), (wra, pairs) = said["itm"], said["wra"]
+    assert rows == pairs == 3
+    assert torch.allclose(itm, known["itm"].sum(), atol=1e-5)
+    assert torch.allclose(wra, known["wra_positive"].sum() - known["wra_negative"].sum(), atol=1e-5)
+    loss = itm / rows + 0.1 * wra / pairs
+    assert torch.allclose(loss, known["itm_wra_loss"], atol=1e-6)
+    loss.backward()
+    assert model.embed is not None
+    for ours, theirs in (
+        (model.embed.token.weight.grad[:60], "uniter.embeddings.word_embeddings.weight"),
+        (model.embed.region.project.weight.grad, f"{IMAGES}.img_linear.weight"),
+    ):
+        assert torch.allclose(ours, known[f"grad_itm_wra.{theirs}"], atol=1e-6), theirs
+
+
+def heads_that_say(bias: Tensor) -> Model:
+    """Whatever they read, the heads of hidden regions and of matching say this, the first numbers of it."""
+    model = uniter_model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("head."):
+                parameter.zero_()
+            if name in ("head.mrfr.bias", *(f"head.{head}.classify.bias" for head in ("mrc", "mrc-kl", "itm"))):
+                parameter.copy_(bias[: len(parameter)])
+    return model
+
+
+def test_each_loss_is_what_its_formula_says():
+    bias = torch.linspace(-1, 2, FEATURES)
+    batch = uniter_batch(8, seed=3)
+    said = heads_that_say(bias)(batch)
+    asked = batch["region_labels"] != IGNORED
+    missing = (bias - batch["hidden_features"][asked]).square()
+    assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
+    assert said["mrfr"][1] == missing.numel()
+    likely = bias[:CLASSES].softmax(-1)
+    assert torch.allclose(said["mrc"][0], -likely[batch["region_labels"][asked]].log().sum(), rtol=1e-5)
+    wanted = batch["region_distributions"][asked]
+    assert torch.allclose(said["mrc-kl"][0], (wanted * (wanted / likely).log()).sum(), rtol=1e-4)
+    assert said["mrc-kl"][1] == wanted.numel()
+    told = batch["matched"] != IGNORED
+    assert torch.allclose(said["itm"][0], -bias[:2].softmax(-1)[batch["matched"][told]].log().sum(), rtol=1e-5)
+    assert said["itm"][1] == said["wra"][1] == told.sum()
+    assert torch.allclose(said["mlm"][0], said["mlm"][1] * math.log(150), rtol=1e-5)  # a table times nothing
+
+
+def test_what_says_what_the_detector_says_has_no_loss():
+    batch = uniter_batch(4, seed=3)
+    bias = torch.linspace(-1, 2, FEATURES)
+    asked = batch["region_labels"] != IGNORED
+    batch["hidden_features"][asked] = bias
+    batch["region_distributions"][asked] = bias[:CLASSES].softmax(-1)
+    said = heads_that_say(bias)(batch)
+    assert said["mrfr"][0] == 0
+    assert abs(said["mrc-kl"][0].item()) < 1e-5
+
+
+def test_words_that_are_alike_and_regions_that_are_alike_are_a_cosine_apart():
+    batch = uniter_batch(6, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    words, regions = torch.randn(2, 32, generator=generator)
+    stream = torch.cat([words.expand(TEXT, 6, -1), regions.expand(REGIONS, 6, -1)])
+    model = uniter_model()
+    assert model.head is not None
+    loss, _ = model.head["wra"].loss(stream, batch=batch, tied=None)
+    pairs = (batch["matched"] == 1).sum() - (batch["matched"] == 0).sum()
+    apart = 1 - torch.cosine_similarity(words, regions, dim=0)
+    assert torch.allclose(loss, pairs * apart, atol=1e-5)
+
+
+def test_what_is_hidden_or_padding_is_not_seen():
+    model, batch = uniter_model(), uniter_batch(6, seed=3)
+    changed = {name: field.clone() for name, field in batch.items()}
+    hidden = batch["tokens"][:, TEXT:] == MASKED_REGION
+    there = batch["document_ids"] > 0
+    changed["region_features"][hidden] += 5
+    changed["region_features"][~there[:, TEXT:]] += 5
+    changed["region_boxes"][~there[:, TEXT:]] += 5
+    changed["tokens"][:, :TEXT][~there[:, :TEXT]] = 3
+    with torch.no_grad():
+        said, again = (model.encode(one) for one in (batch, changed))
+        assert torch.allclose(said[there], again[there], atol=1e-6)
+        changed["region_features"][~hidden] += 1
+        assert not torch.allclose(said[there], model.encode(changed)[there], atol=1e-2)
+        changed = {**batch, "region_boxes": batch["region_boxes"] + 0.1}
+        assert not torch.allclose(said[there], model.encode(changed)[there], atol=1e-3)
+
+
+def test_regions_have_no_order_and_a_text_needs_none():
+    model, batch = uniter_model(), uniter_batch(4, seed=3)
+    batch["document_ids"][:] = 1
+    turned = dict(batch)
+    for name in ("tokens", "region_features", "region_boxes"):
+        skip = TEXT if name == "tokens" else 0
+        turned[name] = torch.cat([batch[name][:, :skip], batch[name][:, skip:].flip(1)], 1)
+    with torch.no_grad():
+        said = model.encode(batch)
+        assert torch.allclose(said[:, :TEXT], model.encode(turned)[:, :TEXT], atol=1e-5)
+        text = {name: batch[name][:, :TEXT] for name in ("tokens", "segments", "positions", "document_ids")}
+        assert model.encode(text).shape == (4, TEXT, 32)
+
+
+def test_rows_of_nothing_hidden_begin_at_zero():
+    model = build_model(tiny_uniter(layers=2))
+    fill(model, seed=1)
+    assert model.embed is not None
+    assert model.embed.region.mask.weight[0].count_nonzero() == 0
+    assert model.embed.region.mask.weight[1].count_nonzero() == FEATURES
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (change(ALL, segments=1), "less than two segments"),
+        (change(ALL, inputs=("token", "region")), "less than two segments"),
+    ],
+)
+def test_what_does_not_go_with_regions_is_one_sentence(family, said):
+    spec = tiny_uniter()
+    with pytest.raises(UserError, match=said):
+        build_model(change_family(spec, family))
+
+
+def change_family(spec: ModelSpec, family: Any) -> ModelSpec:
+    return ModelSpec(
+        family=family, size=spec.size, vocabulary=spec.vocabulary, context=spec.context, dropout=spec.dropout
+    )
+
+
+def test_a_size_without_a_detector_is_one_sentence():
+    spec = tiny_uniter()
+    bare = ModelSpec(
+        family=ALL, size=change(spec.size, detector=None), vocabulary=150, context=spec.context, dropout=0.0
+    )
+    with pytest.raises(UserError, match=r"has no detector: give model\.detector"):
+        build_model(bare)
