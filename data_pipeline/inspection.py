@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.report import histogram
-from megaptm.batch import IGNORED, MASKED_PATCH, BatchSpec
+from megaptm.batch import IGNORED, MASKED_PATCH, MASKED_REGION, BatchSpec
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.text_questions import QUESTIONS, field_of
@@ -125,11 +125,33 @@ def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text
     return text
 
 
+def _shown_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
+    """The text, with what must be said of it; how many regions there are and are hidden, and what is asked of them."""
+    words = len(sample["tokens"]) - len(sample["region_features"])
+    read = {name: sample[name][:words] for name in ("tokens", "document_ids")}
+    asked = {}
+    if "labels" in sample:
+        asked = {name: sample[name][: len(sample["labels"])] for name in ("masked_positions", "labels")}
+    known = {name: field for name, field in batch.fields.items() if name in (*read, *asked)}
+    text = shown({**read, **asked}, BatchSpec({"": words}, known), tokenizer)
+    there = sample["document_ids"][words:] > 0
+    hidden = int((sample["tokens"][words:][there] == MASKED_REGION).sum())
+    text.append(f"\n\n{int(there.sum())} regions of {sample['region_features'].shape[1]} numbers, {hidden} hidden")
+    if "region_labels" in sample:
+        classes = sample["region_labels"][sample["region_labels"] != IGNORED]
+        text.append("\n\nmust say classes: ").append(" ".join(map(str, classes.tolist())), ANSWER)
+    if "matched" in sample and sample["matched"] != IGNORED:
+        text.append("\n\nmust say: ").append(("of another text", "of this text")[int(sample["matched"])], ANSWER)
+    return text
+
+
 def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
     """What the model sees, with what it must say highlighted."""
     if "patches" in sample:
         return _shown_image(sample, tokenizer)
     seen = sample["tokens"]
+    if "region_features" in sample:
+        return _shown_regions(sample, batch, tokenizer)
     if "document_ids" in sample:
         seen = seen[sample["document_ids"] > 0]
     text = Text()

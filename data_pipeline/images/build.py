@@ -19,7 +19,6 @@ from data_pipeline.corpus.workers import open_workers
 from data_pipeline.document import Dropped
 from data_pipeline.images.digits import write_digits
 from data_pipeline.images.folders import (
-    FIELDS,
     ImageFile,
     ImageShardJob,
     ImageShardResult,
@@ -32,6 +31,7 @@ from data_pipeline.images.folders import (
 from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
 from data_pipeline.images.pairs import find_pairs, packed, with_texts
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
+from data_pipeline.images.region_shapes import write_region_shapes
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
 from data_pipeline.images.splits import SPLITS, Results, labeled, linked, split_by_hash
@@ -61,8 +61,8 @@ def build_images(
         Stages(console) as stages,
         ExitStack() as stack,
     ):
-        source = _folder(recipe.source, output, texts=recipe.texts)
-        held_out = None if recipe.held_out is None else _folder(recipe.held_out, output, texts=recipe.texts)
+        source = _folder(recipe, recipe.source, output)
+        held_out = None if recipe.held_out is None else _folder(recipe, recipe.held_out, output)
         given, dropped = given_shards(source), Dropped()
         files: dict[str, list[ImageFile]] = {}
         beside: dict[str, str] = {}
@@ -97,7 +97,7 @@ def build_images(
         manifest = write_manifest(
             output.folder,
             dtype=found.dtype,
-            fields=FIELDS,
+            fields=recipe.limits.fields,
             splits=found.infos,
             tokenizer=_described(found.tokenizer),
             made_from={"images": recipe.for_manifest(), "megaptm": __version__},
@@ -117,11 +117,16 @@ def build_images(
     return report
 
 
-def _folder(source: str, output: CorpusOutput, *, texts: bool) -> Path:
+def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path:
     """Where the images are."""
+    if recipe.regions and source == DIGITS:
+        raise UserError(f"{source} have no regions: name {SHAPES}, or a folder of what a detector found.")
     if source in GENERATED:
         folder = output.scratch / source
-        GENERATED[source](folder, texts=texts)
+        if recipe.regions:
+            write_region_shapes(folder)
+        else:
+            GENERATED[source](folder, texts=recipe.texts)
         return folder
     if is_remote(source):
         raise UserError(f"{source}: images are read from folders of this machine: copy them, or mount the store.")

@@ -11,14 +11,12 @@ from pathlib import Path
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.images.look import MOST_BYTES, NAMES, ImageLimits, RefusedImage, look
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
 from megaptm.objectives.pixels import SUFFIXES
 
-NAMES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
-"""Suffixes of files that are looked at."""
 FIELDS = ("tokens", *SUFFIXES)
 """Of a corpus of images, as its manifest lists them."""
 

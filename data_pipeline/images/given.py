@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import FIELDS, ImageShardResult
+from data_pipeline.images.folders import ImageShardResult
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
@@ -23,9 +23,6 @@ from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
 from megaptm.storage import hash_of, write_whole
-
-SPELLINGS = {"jpg": "jpg", "jpeg": "jpg", "png": "png", "webp": "webp"}
-"""Suffixes of images in public shards -> ours."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
         if found.content is not sample.content:
             result.dropped.add("another format than its suffix says", where)
             continue
-        places = [place if one == suffix else (0, 0) for one in FIELDS[1:]]
+        places = [place if one == suffix else (0, 0) for one in job.limits.fields[1:]]
         # Where a text has more tokens than one these are not known yet: in their place is what the image looks like.
         first = sample.label or 0
         if job.texts:
@@ -153,8 +150,8 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
 
 def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: GivenShardJob) -> None:
     """What a file says of its sample."""
-    if suffix in SPELLINGS:
-        sample.images[SPELLINGS[suffix]] = (member.offset_data, member.size)
+    if suffix in job.limits.spellings:
+        sample.images[job.limits.spellings[suffix]] = (member.offset_data, member.size)
         if member.size <= MOST_BYTES:
             sample.content = _content(tar, member)
     elif suffix in ("txt", "json") and job.texts:

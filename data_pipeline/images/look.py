@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from data_pipeline.images.repeated import picture_sketch
-from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, open_image, rgb
+from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, SUFFIXES, open_image, rgb
+from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+NAMES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+"""Suffixes of files of images that are looked at."""
+SPELLINGS = {"jpg": "jpg", "jpeg": "jpg", "png": "png", "webp": "webp"}
+"""Suffixes of images in public shards -> ours."""
 MOST_BYTES = 64 << 20
 """Of a file: more are not read into memory."""
 
@@ -30,6 +36,23 @@ class ImageLimits:
     """Whether each image is decoded once, which finds what was cut off; or only its header is read."""
     sketch: bool = False
     """Whether it is also said what each looks like, where it is decoded."""
+    detector: tuple[int, int] | None = None
+    """Of files of regions, in the place of images: numbers of a region's features, and classes."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Of a corpus of such images, as its manifest lists them."""
+        return ("tokens", *(SUFFIXES if self.detector is None else (SUFFIX,)))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Suffixes of files that are looked at."""
+        return NAMES if self.detector is None else frozenset({f".{SUFFIX}"})
+
+    @property
+    def spellings(self) -> Mapping[str, str]:
+        """Suffixes of images in public shards -> ours."""
+        return SPELLINGS if self.detector is None else {SUFFIX: SUFFIX}
 
 
 @dataclass(frozen=True)
@@ -39,6 +62,7 @@ class KeptImage:
     suffix: str
     content: bytes
     width: int
+    """In pixels; of a file of regions, as the height, their number."""
     height: int
     oddities: tuple[str, ...] = ()
     """What will be converted when it is read: `grey`, `CMYK`, `16 bits`, `animated: first picture` ..."""
@@ -57,11 +81,13 @@ class RefusedImage:
 
 def look(content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
     """What becomes of an image. Whatever is in the bytes, this returns; one image's pixels are held at most."""
+    if len(content) > MOST_BYTES:
+        return RefusedImage(f"more than {MOST_BYTES >> 20} MiB")
+    if limits.detector is not None:
+        return _look_at_regions(content, *limits.detector)
     from PIL import UnidentifiedImageError
     from PIL.Image import DecompressionBombError
 
-    if len(content) > MOST_BYTES:
-        return RefusedImage(f"more than {MOST_BYTES >> 20} MiB")
     try:
         with open_image(content) as image:
             return _kept(image, content, limits)
@@ -72,6 +98,14 @@ def look(content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
     except (OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, OverflowError) as error:
         # Pillow's decoders raise these, and more, on bytes that are not what a header says.
         return RefusedImage("damaged", f"{type(error).__name__}: {error}"[:200])
+
+
+def _look_at_regions(content: bytes, features: int, classes: int) -> KeptImage | RefusedImage:
+    try:
+        found = read_regions(content, features=features, classes=classes)
+    except RefusedRegions as refused:
+        return RefusedImage(refused.reason, refused.said)
+    return KeptImage(SUFFIX, content, len(found), len(found))
 
 
 def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:

@@ -12,7 +12,7 @@ import numpy as np
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import FIELDS, ImageFile, deal
+from data_pipeline.images.folders import ImageFile, deal
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.repeated import repeated
 from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
@@ -23,7 +23,8 @@ def find_pairs(
     recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
 ) -> tuple[dict[str, list[ImageFile]], dict[str, str]]:
     """Split -> images with a text beside them; and, by the path of an image, the name of the file that has it."""
-    found, held = dict(pairs_below(source, dropped)), dict(pairs_below(held_out, dropped)) if held_out else {}
+    found = dict(pairs_below(source, dropped, recipe.limits))
+    held = dict(pairs_below(held_out, dropped, recipe.limits)) if held_out else {}
     splits = {"train": [*found], "validation": [*held]} if held_out else split_by_hash(recipe, found)
     return splits, {file.path: beside for file, beside in (found | held).items()}
 
@@ -67,8 +68,8 @@ def with_texts(
     learned = [result.info for result in results["train"] if result.info]
     if not learned:
         return labeled(results, dict.fromkeys(SPLITS, ()), [])  # which is told in a moment
-    tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work)
-    columns, finished = 2 * len(FIELDS), {}
+    tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work, regions=recipe.regions)
+    columns, finished = 2 * len(recipe.limits.fields), {}
     every = [result.info for split in SPLITS for result in results[split] if result.info]
     rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(every)
     if recipe.duplicates != "keep":

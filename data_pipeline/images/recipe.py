@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from data_pipeline.images.look import ImageLimits
+from data_pipeline.images.region_shapes import DETECTOR as OF_SHAPES
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.config.yamls import read_override
 from megaptm.errors import UserError
@@ -20,6 +21,10 @@ SHAPES = "shapes"
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
 OF_TEXTS = ("text", "duplicates", "tokenizer", "longest")
 """Settings that only images with texts have."""
+CASED = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
+"""Of texts with regions of images (UNITER)."""
+DETECTOR = (2048, 1601)
+"""Of UNITER's published files: numbers of a region's features, classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,12 @@ class ImageRecipe:
     duplicates: Literal["keep", "exact", "near"] = "keep"
     """Of images with texts, those whose image was there before: kept, or left out where the file is the same, or where
     it looks the same."""
+    regions: bool = False
+    """Whether `texts` come with files of what a detector found in images (`.npz`, `objectives.region_files`), and not
+    with images."""
+    detector: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=2)]] | None = None
+    """Numbers of a region's features, and classes; files of others are left out. Absent: 2,048 and 1,601, or what the
+    drawn shapes have."""
     tokenizer: TokenizerRecipe = TOKENIZER
     """Of texts."""
     longest: Annotated[int, Field(ge=1, le=4096)] = 75
@@ -65,6 +76,8 @@ class ImageRecipe:
         """As the manifest keeps it; of texts nothing where there are none, and of a tokenizer that was given nothing:
         that is known by its fingerprint."""
         told = asdict(self)
+        if not self.regions:
+            del told["regions"], told["detector"]
         if not self.texts:
             for name in ("texts", *OF_TEXTS):
                 del told[name]
@@ -80,6 +93,7 @@ class ImageRecipe:
             stretched=self.stretched,
             check=self.check,
             sketch=self.duplicates == "near",
+            detector=(self.detector or (OF_SHAPES if self.source == SHAPES else DETECTOR)) if self.regions else None,
         )
 
     def __post_init__(self) -> None:
@@ -90,11 +104,17 @@ class ImageRecipe:
             raise UserError("classes names labels, and images with texts have none: leave it out, or texts=true.")
         if self.duplicates == "near" and self.check == "header":
             raise UserError("duplicates=near looks at pixels, and check=header does not: leave out either.")
+        if self.regions and not self.texts:
+            raise UserError("regions (true) come with texts: say texts=true as well.")
+        if self.regions and self.duplicates == "near":
+            raise UserError("duplicates=near looks at pixels, and regions have none: say exact, or keep.")
+        if self.detector is not None and not self.regions:
+            raise UserError(f"detector ({[*self.detector]}) means nothing without regions=true: remove it.")
 
 
 def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
     """Settings of an `ImageRecipe` as words of a command: `tokenizer` may be the folder of one that exists, and what is
-    not said of another is as in `TOKENIZER`."""
+    not said of another is as in `TOKENIZER`, or `CASED` where there are regions."""
     settings: dict[str, Any] = {}
     told: dict[str, Any] = {}
     for word in words:
@@ -107,8 +127,9 @@ def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
         elif tokenizer is not None:
             settings["tokenizer"] = tokenizer
         settings |= values
-    if told:
+    default = CASED if settings.get("regions") is True else TOKENIZER
+    if told or (default is CASED and "tokenizer" not in settings):
         # Of another kind special tokens are as usual for it.
-        usual = asdict(TOKENIZER) if told.get("kind", TOKENIZER.kind) == TOKENIZER.kind and "folder" not in told else {}
+        usual = asdict(default) if told.get("kind", default.kind) == default.kind and "folder" not in told else {}
         settings["tokenizer"] = usual | told
     return settings

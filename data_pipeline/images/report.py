@@ -16,6 +16,7 @@ from data_pipeline.document import Dropped
 from data_pipeline.images.folders import ImageShardResult
 from data_pipeline.report import REPORT, histogram
 from megaptm.data.shards import Manifest
+from megaptm.objectives.region_files import SUFFIX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,9 @@ class ImageReport:
     converted: dict[str, int]
     """oddity -> images that are kept, and converted when they are read"""
     sides: dict[int, int]
-    """2**i -> images whose shorter side has 2**i to 2**(i + 1) - 1 pixels"""
+    """2**i -> images whose shorter side has 2**i to 2**(i + 1) - 1 pixels; or so many regions"""
+    regions: bool
+    """Whether they are known by their regions"""
     workers: int
     found: int
     """Jobs that an earlier build had finished."""
@@ -80,6 +83,7 @@ class ImageReport:
             said=dropped.said,
             converted=dict(oddities),
             sides=dict(sides),
+            regions=SUFFIX in manifest.fields,
             workers=workers,
             found=found,
             seconds=seconds,
@@ -100,7 +104,8 @@ class ImageReport:
         console.print(Text(f"{what}; {sum(self.seconds.values()):.1f} s with {who}"))
         for line in self._lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
-        console.print(histogram(self.sides, "images by the pixels of their shorter side"))
+        by = "how many regions they have" if self.regions else "the pixels of their shorter side"
+        console.print(histogram(self.sides, f"images by {by}"))
 
     def _lines(self) -> list[str]:
         lines = []

@@ -17,7 +17,7 @@ import numpy as np
 from data_pipeline.corpus.training import TRAINING_BYTES
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import NAMES, ImageFile
+from data_pipeline.images.folders import ImageFile
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
@@ -68,18 +68,18 @@ def text_of(content: bytes, field: str | None) -> str:
     return said
 
 
-def pairs_below(folder: Path, dropped: Dropped) -> Iterator[tuple[ImageFile, str]]:
+def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
     """Images below a folder, however deep, each with the path of its text; what has no other half is counted."""
     for place, below, names in os.walk(folder):
         below.sort()
         there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if name.endswith(suffix)}
-        stems = {Path(name).stem for name in names if Path(name).suffix.lower() in NAMES}
+        stems = {Path(name).stem for name in names if Path(name).suffix.lower() in limits.names}
         for name in sorted(names):
             path, shown = Path(place, name), Path(place, name).relative_to(folder).as_posix()
             if path.suffix.lower() in BESIDE:
                 if path.stem not in stems:
                     dropped.add("text without image", shown)
-            elif path.suffix.lower() not in NAMES or name.startswith("."):
+            elif path.suffix.lower() not in limits.names or name.startswith("."):
                 dropped.add("no suffix of an image", shown)
             elif path.stem not in there:
                 dropped.add("image without text", shown)
@@ -238,7 +238,9 @@ def encode(job: EncodeJob) -> ShardInfo:
     )
 
 
-def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: JobRunner) -> tuple[Tokenizer, str]:
+def text_tokenizer(
+    recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: JobRunner, *, regions: bool
+) -> tuple[Tokenizer, str]:
     """That of the recipe, or one that learns from the texts of these shards; and where it is."""
     if recipe.folder is not None:
         place = str(Path(recipe.folder).expanduser())
@@ -248,7 +250,13 @@ def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: Jo
         work.run("tokenizer", learn, [job])
         place = str(job.path)
     tokenizer = load(Path(place))
-    if tokenizer.special.begin is None or tokenizer.special.end is None:
+    if regions:
+        if None in (tokenizer.special.cls, tokenizer.special.sep, tokenizer.special.mask):
+            raise UserError(
+                "a tokenizer of texts with regions of images needs a token before a text, one behind it and a mask: "
+                "use tokenizer.kind=wordpiece, or a folder of one that has them."
+            )
+    elif tokenizer.special.begin is None or tokenizer.special.end is None:
         raise UserError(
             "a tokenizer of images' texts needs a token that begins a text and one that ends it: use "
             "tokenizer.specials=clip (roberta, albert), or a folder of one that has them."

@@ -40,6 +40,8 @@ class HeadBrick(ABC):
     """Whether it projects on the map of regions' features, turned around."""
     classes: ClassVar[int] = 2
     """Answers that it chooses among, where it does not."""
+    chooses: ClassVar[bool] = True
+    """Whether it chooses among answers, so that there is a loss of who guesses: not of numbers and distances."""
     predicted_only: ClassVar[bool] = False
     """Whether it reads the predicted positions alone, where the batch says which."""
     contrasts: ClassVar[bool] = False

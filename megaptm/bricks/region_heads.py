@@ -17,6 +17,7 @@ class RegionFeatureHeadBrick(HeadBrick):
     answers = "hidden_features"
     projects = False
     regresses = True
+    chooses = False
     predicted_only = True
 
     @property
@@ -62,6 +63,7 @@ class RegionDistributionHeadBrick(_RegionClassHeadBrick):
 
     name = "mrc-kl"
     answers = "region_distributions"
+    chooses = False
 
 
 class WordRegionHeadBrick(HeadBrick):
@@ -70,6 +72,7 @@ class WordRegionHeadBrick(HeadBrick):
     name = "wra"
     answers = "matched"
     projects = False
+    chooses = False
 
     @property
     def maps(self) -> Mapping[str, Map]:

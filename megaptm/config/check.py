@@ -11,6 +11,7 @@ from megaptm.config.image_rules import image_objective, image_shape
 from megaptm.config.model import OF_TABLES, model_spec, resolve_model
 from megaptm.config.objective_fit import misfit, row_lengths
 from megaptm.config.recurrent_rules import recurrent_layout, recurrent_shape
+from megaptm.config.region_rules import region_objective, region_shape
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
@@ -145,6 +146,7 @@ def _model(config: Config) -> Iterator[str]:
         yield from _longest_stream(config, spec)
     yield from _memory(config, spec)
     yield from image_objective(config, spec)
+    yield from region_objective(config, spec)
 
 
 def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
@@ -207,6 +209,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     spec = model_spec(model)
     yield from recurrent_shape(model, spec)
     yield from image_shape(model, spec)
+    yield from region_shape(model, spec)
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     for name, own in model.stacks.items():

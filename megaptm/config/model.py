@@ -112,6 +112,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             embedding=embedding,
             axial=axial,
             patch=table.patch if table is not None and model.patch is None else model.patch,
+            detector=table.detector if table is not None and model.detector is None else model.detector,
             context=own_context,
             **by_frequency,
             # The first layer of some recurrent stacks is as wide as the token table.
@@ -141,6 +142,7 @@ def resolved(config: Config) -> Config:
     rest |= {name: getattr(spec.family, name) for name in LOSSES if name != "negatives" or spec.family.negatives}
     rest |= {name: getattr(spec.size, name) for name in OF_CHARACTERS if spec.family.reads_characters}
     rest |= {"patch": spec.size.patch} if spec.family.reads_images else {}
+    rest |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()

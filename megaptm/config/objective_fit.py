@@ -57,7 +57,10 @@ def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]
     characters = any(name.endswith("characters") for name in batch.fields)
     if family.reads_characters != characters:
         yield "its words come without characters" if not characters else "it reads words by a table, not by characters"
-    if family.reads_images != bool(task.blobs):
+    regions = "region_features" in batch.fields
+    if family.reads_regions != regions:
+        yield "its rows have no regions of images" if not regions else "its rows have regions of images behind a text"
+    if family.reads_images != (bool(task.blobs) and not regions):
         images, text = "its rows are images", "its rows are text, and this family reads images"
         yield images if task.blobs else text
     if any(block.recurrent == "lstm" for block in family.stacks.values()) and batch.masked:

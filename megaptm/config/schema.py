@@ -98,6 +98,9 @@ class ModelConfig(Shape):
     patch: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
     """Where images are read: pixels of a side of a patch; absent: the size's. model.context is one more than
     their number."""
+    detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
+    """Where regions of images are read: numbers of a region's features, and classes of what found it, the background
+    among them; absent: the size's."""
     vectors: str | None = None
     """Text file of word vectors, a line each (GloVe's and word2vec's text formats): words of the vocabulary that it has
     begin with these; absent: all begin as the others do."""

@@ -59,6 +59,9 @@ class Phase:
 class Mix:
     """`mix.sample(i)` for i = 0, 1, 2 ... without end: the next epoch of a source follows its last."""
 
+    block = BLOCK
+    """Samples among which each source has exactly its share."""
+
     def __init__(
         self,
         sources: Sequence[MixSource],
@@ -95,7 +98,7 @@ class Mix:
         for step in steps:
             first = schedule.first(step) if schedule and step else 0
             before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
-            self.phases.append(Phase(first, _quotas(sources, step), before))
+            self.phases.append(Phase(first, self._quotas(step), before))
 
     @property
     def quotas(self) -> list[int]:
@@ -195,7 +198,7 @@ class Mix:
         """The phase of a sample, by number and itself; its block in there, and its place in that."""
         index = bisect_right(self.phases, number, key=lambda phase: phase.first) - 1
         phase = self.phases[index]
-        return index, phase, *divmod(number - phase.first, BLOCK)
+        return index, phase, *divmod(number - phase.first, self.block)
 
     def _deal(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """For each sample of a block: its source, and how many of that source come before it in the block."""
@@ -203,37 +206,57 @@ class Mix:
         quotas = self.phases[index].quotas
         dealt = np.repeat(np.arange(len(quotas)), quotas)
         source = generator(self.seed, "mix", *((index,) if index else ()), block).permutation(dealt)
-        rank = np.empty(BLOCK, dtype=np.int64)
-        rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
-        return source, rank
+        return source, ranks(source, quotas)
 
     def _number(self, source: int, cursor: int) -> int:
         """The number of a source's sample `cursor` in the mix; there must be one."""
         index = bisect_right(self.phases, cursor, key=lambda phase: phase.before[source]) - 1
         phase = self.phases[index]
         block, rank = divmod(cursor - phase.before[source], phase.quotas[source])
-        return phase.first + block * BLOCK + int(np.flatnonzero(self._block((index, block))[0] == source)[rank])
+        return phase.first + block * self.block + int(np.flatnonzero(self._block((index, block))[0] == source)[rank])
+
+    def _quotas(self, step: int) -> list[int]:
+        """Samples of each source in a block, from a step on. A task's share counts samples; weights of corpora count
+        tokens: of those that a task reads, one of shorter samples gives more."""
+        shares = corpus_shares(self.sources)
+        if len(tasks := task_shares(self.sources, step)) > 1:
+            for label, share in tasks.items():
+                own = np.array([source.task.label == label for source in self.sources])
+                shares[own] *= share / shares[own].sum()
+        quotas = rounded(shares, self.block)
+        for source, quota, share in zip(self.sources, quotas, shares, strict=True):
+            if share and not quota:
+                label = source.task.label if len(tasks) > 1 else ""
+                given = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
+                raise UserError(f"data.mix: {given} is below one sample in {BLOCK:,}: raise it or leave it out.")
+        return quotas
 
 
-def _quotas(sources: Sequence[MixSource], step: int) -> list[int]:
-    """Samples of each source in a block, from a step on. A task's share counts samples; weights of corpora count
-    tokens: of those that a task reads, one of shorter samples gives more."""
+def task_shares(sources: Sequence[MixSource], step: int) -> dict[str, float]:
+    """Of tasks, by label, from a step on."""
+    return {source.task.label: source.task.share.at(step) for source in sources}
+
+
+def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
+    """How many samples each source gives, beside others of its task."""
     per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
     weights = [source.weight for source in sources]
-    shares = np.array(weights, dtype=float) / per_sample
+    shares: np.ndarray = np.array(weights, dtype=float) / per_sample
     if not (np.isfinite(shares).all() and (shares > 0).all()):
         raise UserError(f"data.mix: weights must be positive numbers, not {weights}.")
-    if len(tasks := {source.task.label: source.task.share.at(step) for source in sources}) > 1:
-        for label, share in tasks.items():
-            own = np.array([source.task.label == label for source in sources])
-            shares[own] *= share / shares[own].sum()
-    exact = shares / shares.sum() * BLOCK
-    quotas = np.floor(exact).astype(int)
-    # What rounding down left over goes to those it cut most.
-    quotas[np.argsort(quotas - exact, kind="stable")[: BLOCK - quotas.sum()]] += 1
-    for source, quota, share in zip(sources, quotas.tolist(), shares, strict=True):
-        if share and not quota:
-            label = source.task.label if len(tasks) > 1 else ""
-            given = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
-            raise UserError(f"data.mix: {given} is below one sample in {BLOCK:,}: raise it or leave it out.")
-    return quotas.tolist()
+    return shares
+
+
+def rounded(shares: np.ndarray, number: int) -> list[int]:
+    """So many things dealt by shares; what rounding down leaves over goes to those it cut most."""
+    exact = shares / shares.sum() * number
+    dealt = np.floor(exact).astype(int)
+    dealt[np.argsort(dealt - exact, kind="stable")[: number - dealt.sum()]] += 1
+    return dealt.tolist()
+
+
+def ranks(source: np.ndarray, quotas: Sequence[int]) -> np.ndarray:
+    """int64: of each sample, how many of its source come before it."""
+    rank = np.empty(len(source), dtype=np.int64)
+    rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
+    return rank

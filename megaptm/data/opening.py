@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from megaptm.batch_schedule import BatchSchedule
+from megaptm.data.batch_mix import BatchMix
 from megaptm.data.lane_mix import LaneMix, deal_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.manifest import LABELS
@@ -19,6 +21,7 @@ from megaptm.data.stream_order import DocumentOrder, StreamOrder
 from megaptm.errors import UserError
 from megaptm.objectives import Composed, Task, objective_of
 from megaptm.objectives.objective import Objective
+from megaptm.objectives.region_files import SUFFIX
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import Cache
 
@@ -97,7 +100,14 @@ def open_mix(
             sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
     if not sources:
         raise UserError(f"objective: no task reads any of {', '.join(corpora)}: name one of them in its `corpora`.")
-    return (LaneMix if on_and_on else Mix)(
+    kind: Callable[..., Mix] = LaneMix if on_and_on else Mix
+    if whole.own_batches and len(tasks) > 1 and schedule is not None:
+        if schedule.samples or schedule.at:
+            raise UserError(
+                f"train.ramp: each batch is of one task of objective {whole.name}, so all have as many rows: remove it."
+            )
+        kind = partial(BatchMix, rows=schedule.whole)
+    return kind(
         sources,
         objective=whole,
         sequence=sequence,
@@ -144,9 +154,11 @@ def _check_images(corpus: Corpus, objectives: Iterable[Objective]) -> None:
     """A `UserError` where images are read and there are none, or where there are images alone and text is read."""
     for objective in objectives:
         if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
+            regions = objective.blobs == (SUFFIX,)
+            wanted, how = ("regions of images", " ... texts=true regions=true") if regions else ("images", "")
             raise UserError(
-                f"{corpus.name} has no images, which objective {objective.name} reads: build one of images with "
-                "`megaptm corpus images`."
+                f"{corpus.name} has no {wanted}, which objective {objective.name} reads: build one with "
+                f"`megaptm corpus images{how}`."
             )
         if objective.blobs and objective.reads_labels is not None:
             labeled = corpus.manifest.dtype == LABELS
@@ -203,7 +215,15 @@ def _order(
             **options,
         )
     if task.unit == "document":
-        return DocumentOrder(corpus, split, cut=cut, annotations=task.annotations, blobs=task.blobs, **options)
+        return DocumentOrder(
+            corpus,
+            split,
+            cut=cut,
+            annotations=task.annotations,
+            blobs=task.blobs,
+            elsewhere=task.elsewhere,
+            **options,
+        )
     return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,20 +68,37 @@ class StreamOrder(Order):
 
 
 class DocumentOrder(StreamOrder):
-    """Rows of whole documents: those that begin in a row's stretch of the stream."""
+    """Rows of whole documents: those that begin in a row's stretch of the stream. Of a share `elsewhere` of rows, drawn
+    at random, comes another document of the same window behind them, marked so."""
+
+    def __init__(self, corpus: Corpus, split: str, *, elsewhere: float = 0.0, **options: Any):
+        self.elsewhere = elsewhere
+        super().__init__(corpus, split, **options)
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         window, row = self._find(epoch, position)
         start, stop = row * self.cut.stride, (row + 1) * self.cut.stride
         edges = self._epoch(epoch).measures
         found: list[DocumentSlice] = []
+        other: DocumentSlice | None = None
         while start < stop:
             table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
             first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
             if first < after:
                 found += [self._whole(table, number) for number in range(first, after)]
+                other = self._other(epoch, position, table, first)
             start, window = end, window + 1
-        return found
+        return found if other is None else [*found, replace(other, elsewhere=True)]
+
+    def _other(self, epoch: int, position: int, window: Window, own: int) -> DocumentSlice | None:
+        """Any of a window but one."""
+        if not self.elsewhere or len(window.document) < 2:
+            return None
+        rng = self._generator("elsewhere", epoch, position)
+        if rng.random() >= self.elsewhere:
+            return None
+        other = int(rng.integers(len(window.document) - 1))
+        return self._whole(window, other + (other >= own))
 
     def documents(self, shard: int) -> Iterator[DocumentSlice]:
         """Those of a shard, in the order of its files."""

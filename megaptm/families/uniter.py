@@ -16,6 +16,13 @@ UNITER = change(
     vocabulary=28_996,
     inputs=("token", "segment", "region"),
     heads=("mlm", "itm", "wra", "mrfr", "mrc-kl"),
-    objectives=(),
+    objectives=(
+        "uniter",
+        "masked-lm-with-regions",
+        "masked-regions",
+        "masked-regions-class",
+        "masked-regions-distribution",
+        "image-text-matching",
+    ),
     sizes={name: change(size, detector=DETECTOR) for name, size in BERT.sizes.items()},
 )

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS
+from megaptm.bricks import HEADS, heads
 from megaptm.config import Config
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
@@ -126,7 +126,12 @@ def evaluate(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
             "build the corpus from more text, or with a larger validation=SHARE."
         )
-    names = held_out.losses
+    bricks = heads(loaded.spec)
+    if not (names := [name for name in held_out.losses if bricks[name].chooses]):
+        raise UserError(
+            f"{', '.join(held_out.losses)}: what is said there is no choice among answers, so that there is nobody to "
+            "compare it with; the held-out loss is among the run's metrics."
+        )
     if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
         raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
     contrasts = {name for name in names if HEADS[name].contrasts}
@@ -139,7 +144,7 @@ def evaluate(
     pasts = loaded.model.empty_pasts(each, places=memory, farthest=farthest) if goes_on else {}
     for past in pasts.values():
         past.same_length = same_length
-    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else HEADS[name].classes for name in names}
+    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, each)
     judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))

@@ -111,7 +111,7 @@ class Embed(nn.Module):
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
         `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C], `patches` [B, S - 1, pixels],
-        and `task_ids` [B] (absent: 0); `region_features` [B, R, F] and `region_boxes` [B, R, 7] of what is behind it."""
+        and `task_ids` [B] (absent: 0); `region_features` [B, R, F] and `region_boxes` [B, R, 7] of what is behind."""
         prefix, own = self.prefixes[stack], self.tables[stack]
         regions: dict[str, Tensor] = {}
         segments = None if self.segment is None else self.segment(batch[prefix + "segments"].t())

@@ -418,4 +418,3 @@ def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
     if act in GATES:
         raise UserError(f"{spec.name}: the `{brick.name}` head has no gated form; use a plain ffn, not {act!r}.")
     return activation_of(act)
-

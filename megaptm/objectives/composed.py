@@ -86,6 +86,10 @@ class Composed(Objective):
         return (*dict.fromkeys(name for task in self.tasks for name in task.objective.blobs),)
 
     @property
+    def own_batches(self) -> bool:  # type: ignore[override]
+        return any(task.objective.own_batches for task in self.tasks)
+
+    @property
     def every_token(self) -> bool:  # type: ignore[override]
         return all(task.objective.every_token for task in self.tasks)
 

@@ -8,6 +8,7 @@ from megaptm.objectives.composed import ONE, Composed, StepValue, Task
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
+from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,16 @@ ERNIE_2 = NamedMixture(
     ),
     by_step={"mlm": ONE, "capitalization": ONE, "token-document": ONE, "sentence-reordering": ONE},
     label="ernie-2",
+)
+
+# arXiv:1909.11740, section 3.2, and the released configs: 2 : 2 : 1 : 1, each batch of one task, transport at 0.1.
+UNITER = NamedMixture(
+    tasks=(
+        Task("matching", ImageTextMatching(), _third()),
+        Task("words", RegionMaskedLM(), _third()),
+        Task("features", MaskedRegions(), _third(2)),
+        Task("classes", MaskedRegions(ask_for="distribution"), _third(2)),
+    ),
+    by_step={"itm": ONE, "wra": StepValue((0,), (0.1,)), "mlm": ONE, "mrfr": ONE, "mrc-kl": ONE},
+    label="uniter",
 )

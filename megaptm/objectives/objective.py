@@ -172,7 +172,10 @@ class Objective(ABC):
     """Whether every row of a batch reads its text also from the end (unit `lane`): a piece is then what a row reads
     from the beginning, and what it reads from the end, which is `backward`."""
     elsewhere: float = 0.0
-    """Share of rows, drawn at random, behind whose own text comes another stretch of the corpus (unit `lane`)."""
+    """Share of rows, drawn at random, behind whose own text comes another stretch of the corpus (unit `lane`), or
+    another document (unit `document`, of rows of one)."""
+    own_batches: ClassVar[bool] = False
+    """Whether it shares no batch with other tasks: of several each makes whole batches, by its share."""
     restarts: bool = False
     """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
     answers: int = 0

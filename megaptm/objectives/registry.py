@@ -8,13 +8,14 @@ from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
-from megaptm.objectives.mixtures import ERNIE_2, UNILM
+from megaptm.objectives.mixtures import ERNIE_2, UNILM, UNITER
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.permutation import PermutationLM
 from megaptm.objectives.questions import Capitalization, TokenDocument
 from megaptm.objectives.ranking import WindowRanking
+from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
 from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
 from megaptm.objectives.span_boundary import SpanBoundary
@@ -36,9 +37,12 @@ TASKS: dict[str, type[Objective]] = {
     "glove": GloVe,
     "image-labels": ImageLabels,
     "image-text": ImageText,
+    "image-text-matching": ImageTextMatching,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
+    "masked-lm-with-regions": RegionMaskedLM,
     "masked-patches": MaskedPatches,
+    "masked-regions": MaskedRegions,
     "masked-text": MaskedText,
     "ordered-masked-lm": OrderedMaskedLM,
     "permutation-lm": PermutationLM,
@@ -94,5 +98,11 @@ OBJECTIVES: dict[str, Objective] = {
         ImageLabels(),
         ImageText(),
         MaskedPatches(),
+        RegionMaskedLM(),
+        MaskedRegions(),
+        MaskedRegions(ask_for="class"),
+        MaskedRegions(ask_for="distribution"),
+        ImageTextMatching(),
+        UNITER,
     )
 }

@@ -11,6 +11,7 @@ from megaptm.bricks import Map, ModelChunk, chunks, memory_width, past_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
 from megaptm.bricks.layer import input_maps, maps_beside, mask_decoder_table, own_sublayers
+from megaptm.bricks.regions import feature_map
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import ModelSpec
 
@@ -85,6 +86,8 @@ def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[st
             yield tokens
         if chunk.begins:
             yield from input_maps(spec, chunk.begins)
+        elif any(head.regresses for head in here.values()):
+            yield feature_map(spec)
         for head in (head for name, head in here.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:

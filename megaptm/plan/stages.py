@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from megaptm.bricks import ModelChunk, chunks, layer_parameters, memory_width
 from megaptm.bricks.adaptive import clusters, token_parameters
 from megaptm.bricks.layer import embedding_tables, final_norm, kinds, mask_decoder_table, sublayers
+from megaptm.bricks.regions import feature_map
 from megaptm.plan.optimizer import Remembered, remembered
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
@@ -73,6 +74,8 @@ def parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
             trained += (1 + differences) * tokens + embedding_tables(spec, chunk.begins)
         elif spec.family.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
+        if not chunk.begins and any(head.regresses for head in here.values()):
+            trained += feature_map(spec).weights
         if chunk.begins or projects:
             tables = max((one.rows * one.width for one in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in here.items():

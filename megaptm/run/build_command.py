@@ -61,6 +61,9 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
         # The family's kind and special tokens are those that such a corpus is built with anyway.
         told = [word for word in told if not word.startswith(("tokenizer.kind=", "tokenizer.specials="))]
         return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *told]
+    if isinstance(family, Family) and family.reads_regions:
+        told = [] if tokenizer is None else [f"tokenizer={tokenizer}"]
+        return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", "regions=true", *told]
     return [
         *("corpus", "build", source, f"out={out}"),
         *(_kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),

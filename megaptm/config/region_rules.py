@@ -1,0 +1,62 @@
+"""What families that read regions of images may not be told, and others of regions: each rule one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.config.schema import Config, ModelConfig
+from megaptm.objectives import Composed, Objective
+from megaptm.objectives.regions import RegionObjective
+from megaptm.spec import ModelSpec
+
+OF_TABLES = ("embedding", "cutoffs")
+"""Keys about tables that are not as wide as the stream, beside which no regions stand."""
+
+
+def region_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Keys that mean nothing to a family, or that it cannot do without."""
+    family = spec.family
+    if not family.reads_regions:
+        if model.detector is not None:
+            yield (
+                f"model.detector ({[*model.detector]}) means nothing to {family.name}, which reads no regions of "
+                "images; remove it."
+            )
+        return
+    for key in OF_TABLES:
+        if getattr(model, key):
+            yield f"model.{key} means nothing to {family.name}, which reads regions of images; remove it."
+    if spec.size.detector is None:
+        yield (
+            f"model.size custom of {family.name} needs model.detector, the numbers of a region's features and the "
+            "classes of its detector."
+        )
+
+
+def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """All tasks read what the model's detector finds, and have as many places for it."""
+    if not spec.family.reads_regions or spec.size.detector is None:
+        return
+    parts = _parts(config.built_objective)
+    for label, task in parts.items():
+        where = f"objective ({label})"
+        if (task.features, task.classes) != spec.size.detector:
+            features, classes = spec.size.detector
+            yield (
+                f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector "
+                f"says {features} and {classes}: give its options `features` and `classes` these, or change that."
+            )
+        if task.regions >= config.data.sequence:
+            yield (
+                f"{where} has places for {task.regions} regions (`regions`), and data.sequence "
+                f"({config.data.sequence}) leaves none for a text: make it longer."
+            )
+    if len({task.regions for task in parts.values()}) > 1:
+        told = ", ".join(f"{label} {task.regions}" for label, task in parts.items())
+        yield f"objective: tasks have places for different numbers of regions ({told}): give `regions` one value."
+
+
+def _parts(objective: Objective) -> dict[str, RegionObjective]:
+    tasks = {task.label: task.objective for task in objective.tasks} if isinstance(objective, Composed) else {}
+    found = tasks or {objective.name: objective}
+    return {label: task for label, task in found.items() if isinstance(task, RegionObjective)}

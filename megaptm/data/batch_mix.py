@@ -1,0 +1,49 @@
+"""Tasks that each make whole batches (UNITER)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from megaptm.data.mix import Mix, MixSource, corpus_shares, ranks, rounded, task_shares
+from megaptm.data.seeds import generator
+from megaptm.errors import UserError
+
+BATCHES = 360
+"""Batches among which each task has exactly its share, to one in so many."""
+
+
+class BatchMix(Mix):
+    """All samples of a step are of one task. Which one, the step's number says, as a sample's number says all else."""
+
+    def __init__(self, sources: Sequence[MixSource], *, rows: int, **options: Any):
+        """`rows` of a batch, of every step alike."""
+        self.rows, self.block = rows, rows * BATCHES
+        labels = np.array([source.task.label for source in sources])
+        self._of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
+        """The sources of each task."""
+        super().__init__(sources, **options)
+
+    def _quotas(self, step: int) -> list[int]:
+        shares, quotas = task_shares(self.sources, step), np.zeros(len(self.sources), dtype=np.int64)
+        batches = rounded(np.array([*shares.values()]), BATCHES)
+        of_corpora = corpus_shares(self.sources)
+        for (label, share), own, number in zip(shares.items(), self._of_task, batches, strict=True):
+            if share and not number:
+                raise UserError(f"objective.{label}.share is below one batch in {BATCHES}: raise it or leave it out.")
+            quotas[own] = rounded(of_corpora[own], number * self.rows)
+        return quotas.tolist()
+
+    def _deal(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        index, block = key
+        quotas = np.array(self.phases[index].quotas)
+        batches = [int(quotas[own].sum()) // self.rows for own in self._of_task]
+        task = generator(self.seed, "batches", index, block).permutation(np.repeat(np.arange(len(batches)), batches))
+        task = task.repeat(self.rows)
+        source = np.empty(self.block, dtype=np.int64)
+        for number, own in enumerate(self._of_task):
+            dealt = np.repeat(own, quotas[own])
+            source[task == number] = generator(self.seed, "mix", index, block, number).permutation(dealt)
+        return source, ranks(source, quotas.tolist())

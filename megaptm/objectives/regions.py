@@ -1,0 +1,251 @@
+"""A text and regions of an image, which a detector found (UNITER, arXiv:1909.11740, section 3.2): hidden words, hidden
+regions, never both; and whether they belong together."""
+
+# S places of a row, T of its text, R regions, A asked about, F features, C classes
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field as Option
+
+from megaptm.batch import BOX_NUMBERS, IGNORED, MASKED_REGION, REGION, BatchSpec, Field, fields
+from megaptm.errors import UserError
+from megaptm.objectives.denoise import Denoise
+from megaptm.objectives.hide import HIDES
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    Rate,
+    RowWindow,
+    Sample,
+    SampleContext,
+    Share,
+    documents_of,
+    padded,
+)
+from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
+from megaptm.objectives.show_ask import SHOWS, hidden_in_place
+from megaptm.objectives.vocabulary import SpecialTokens
+
+Count = Annotated[int, Option(ge=1, le=1 << 14)]
+"""An option: of regions, or of what a detector says of one."""
+
+
+@dataclass(frozen=True)
+class RegionObjective(Objective):
+    """A row is a text, `cls` A `sep`, and behind it the regions of its image."""
+
+    regions: Count = 100
+    """Places of regions, behind those of the text; what an image has beyond is left out."""
+    features: Count = 2048
+    """Numbers of a region's features."""
+    classes: Annotated[int, Option(ge=2, le=1 << 14)] = 1601
+    """That the detector tells apart, the background first."""
+    confidence: Share = 0.2
+    """Regions of which the detector is not surer are left out, but for the first `least`."""
+    least: Count = 10
+    """Regions that are kept in any case, where there are so many."""
+
+    unit = "document"
+    blobs: ClassVar = (SUFFIX,)
+    reads_labels = False
+    own_batches: ClassVar[bool] = True
+    segments = 2
+    needs = ("pad", "cls", "sep", "mask")
+    prompts = ()
+    template: ClassVar = ("cls A sep", "cls A sep B sep")
+
+    @property
+    def supervised(self) -> bool:
+        return True
+
+    def raw_length(self, sequence: int) -> int:
+        """One image a row."""
+        return 1
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=1, most=1)
+
+    def words(self, sequence: int) -> int:
+        """T"""
+        return max(sequence - self.regions, 0)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        read = fields((sequence,), "tokens", "segments", "positions", "document_ids")
+        read["region_features"] = Field((self.regions, self.features), "float16")
+        read["region_boxes"] = Field((self.regions, BOX_NUMBERS), "float32")
+        return BatchSpec({"": sequence}, read | self.asked(sequence))
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        if lacking := self.lacking(special):
+            raise UserError(
+                f"objective {self.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
+                "`megaptm corpus images ... regions=true`, whose texts have them, or with tokenizer.kind=wordpiece."
+            )
+        if (words := self.words(sequence)) < 3:
+            raise UserError(
+                f"data.sequence ({sequence}) leaves {words} places to a text before {self.regions} regions: make it "
+                f"longer, or lower the option `regions` of objective {self.name}."
+            )
+
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        assert isinstance(piece, list)
+        own, *others = piece
+        special, words = context.special, self.words(context.sequence)
+        text = np.concatenate([[special.cls], own.tokens[: words - 2].astype(np.int64), [special.sep]])
+        found = self._regions(others[0] if others else own)
+        assert special.pad is not None
+        row: Sample = {
+            "tokens": padded([text], context.sequence, special.pad),
+            "segments": (np.arange(context.sequence) >= words).astype(np.int64),
+            "positions": np.arange(context.sequence),
+            "document_ids": documents_of([len(text)], context.sequence)[0],
+            "region_features": np.zeros((self.regions, self.features), dtype=np.float16),
+            "region_boxes": np.zeros((self.regions, BOX_NUMBERS), dtype=np.float32),
+        }
+        row["tokens"][words:] = REGION
+        row["document_ids"][words : words + len(found)] = 1
+        row["region_features"][: len(found)] = found.features
+        row["region_boxes"][: len(found)] = found.boxes
+        return self.ask(row, text, found, context)
+
+    @abstractmethod
+    def asked(self, sequence: int) -> dict[str, Field]:
+        """The fields that say what is asked."""
+
+    @abstractmethod
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        """What is read, which may be changed, and what is asked of it."""
+
+    def _regions(self, document: DocumentSlice) -> Regions:
+        content = document.blobs.get(SUFFIX)
+        if content is None:
+            raise UserError(
+                "a document of the corpus has no regions: build it with `megaptm corpus images regions=true`."
+            )
+        try:
+            found = read_regions(content, features=self.features, classes=self.classes)
+        except RefusedRegions as refused:
+            raise UserError(
+                f"objective {self.name} cannot read regions of the corpus: {refused}; give it the `features` and "
+                "`classes` of their detector, or build the corpus again."
+            ) from None
+        sure = int((found.confidence > self.confidence).sum())
+        return found.first(min(max(sure, self.least), self.regions))
+
+
+@dataclass(frozen=True)
+class RegionMaskedLM(RegionObjective):
+    """MLM: hidden words of a text whose image is shown."""
+
+    rate: Rate = 0.15
+    """Share of the tokens that are hidden and asked about."""
+    mask: Share = 0.8
+    """Share of the hidden tokens that are shown as the mask."""
+    random: Share = 0.1
+    """Share that is shown as a random token; what remains is shown as it is."""
+
+    name = "masked-lm-with-regions"
+    losses: ClassVar = {"mlm": 1.0}
+    prompts = ("masks",)
+
+    def __post_init__(self) -> None:
+        if self.mask + self.random > 1:
+            raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
+
+    def most_asked(self, sequence: int) -> int:
+        """A"""
+        return max(1, round(self.rate * self.words(sequence)))
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        return fields((self.most_asked(sequence),), "masked_positions", "labels")
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        most = self.most_asked(context.sequence)
+        hide, show = HIDES["tokens"](rate=self.rate, most=most), SHOWS["tokens"](mask=self.mask, random=self.random)
+        hidden, shown, answers = Denoise(hide=hide, show=show, ask=hidden_in_place)(text, context.special, context.rng)
+        row["tokens"][: len(text)] = shown
+        return {
+            **row,
+            "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
+            "labels": padded([answers], most, IGNORED),
+        }
+
+
+@dataclass(frozen=True)
+class MaskedRegions(RegionObjective):
+    """MRFR, MRC and MRC-kl: hidden regions of an image whose text is shown."""
+
+    ask_for: Literal["features", "class", "distribution"] = "features"
+    """What of them is asked: their features; the class that the detector finds most likely, the background left out; or
+    how likely it finds each."""
+    rate: Rate = 0.15
+    """Share of the regions that are hidden and asked about, one at least."""
+
+    LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+        return "masked-regions" + ("" if self.ask_for == "features" else f"-{self.ask_for}")
+
+    @property
+    def losses(self) -> dict[str, float]:  # type: ignore[override]
+        return {self.LOSSES[self.ask_for]: 1.0}
+
+    @property
+    def most_asked(self) -> int:
+        """A"""
+        return max(1, round(self.rate * self.regions))
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        most = self.most_asked
+        answers = {
+            "features": ("hidden_features", Field((most, self.features), "float16")),
+            "class": ("region_labels", Field((most,))),
+            "distribution": ("region_distributions", Field((most, self.classes), "float16")),
+        }
+        return {"masked_positions": Field((most,)), **dict([answers[self.ask_for]])}
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        words = self.words(context.sequence)
+        hidden = np.sort(context.rng.choice(len(found), max(1, round(self.rate * len(found))), replace=False))
+        row["tokens"][words + hidden] = MASKED_REGION
+        row["region_features"][hidden] = 0
+        [(answers, field)] = [(name, one) for name, one in self.asked(context.sequence).items() if "masked" not in name]
+        asked = np.full(field.shape, IGNORED, dtype=field.dtype)
+        asked[: len(hidden)] = {
+            "features": lambda: found.features,
+            "class": lambda: found.likely[:, 1:].argmax(1) + 1,
+            "distribution": lambda: found.likely,
+        }[self.ask_for]()[hidden]
+        return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
+
+
+@dataclass(frozen=True)
+class ImageTextMatching(RegionObjective):
+    """ITM, whether the regions are of the text's image or of another's; and WRA, how near words and regions are. Nothing
+    is hidden."""
+
+    replaced: Share = 0.5
+    """Share of the rows that are shown another image. (The paper replaces either; the released code the image.)"""
+
+    name = "image-text-matching"
+    losses: ClassVar = {"itm": 1.0, "wra": 0.1}
+
+    @property
+    def elsewhere(self) -> float:  # type: ignore[override]
+        return self.replaced
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        return {"matched": Field(())}
+
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        return super().make(piece, context) | {"matched": np.array(len(piece) == 1, dtype=np.int64)}  # type: ignore[arg-type]
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        return row
