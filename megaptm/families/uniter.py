@@ -18,7 +18,7 @@ UNITER = change(
     heads=("mlm", "itm", "wra", "mrfr", "mrc-kl"),
     objectives=(
         "uniter",
-        "masked-lm-with-regions",
+        "image-text-masked-lm",
         "masked-regions",
         "masked-regions-class",
         "masked-regions-distribution",

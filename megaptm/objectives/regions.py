@@ -150,7 +150,7 @@ class RegionMaskedLM(RegionObjective):
     random: Share = 0.1
     """Share that is shown as a random token; what remains is shown as it is."""
 
-    name = "masked-lm-with-regions"
+    name = "image-text-masked-lm"
     losses: ClassVar = {"mlm": 1.0}
     prompts = ("masks",)
 
@@ -228,8 +228,8 @@ class MaskedRegions(RegionObjective):
 
 @dataclass(frozen=True)
 class ImageTextMatching(RegionObjective):
-    """ITM, whether the regions are of the text's image or of another's; and WRA, how near words and regions are. Nothing
-    is hidden."""
+    """ITM, whether the regions are of the text's image or of another's; and WRA, how near words and regions are.
+    Nothing is hidden."""
 
     replaced: Share = 0.5
     """Share of the rows that are shown another image. (The paper replaces either; the released code the image.)"""

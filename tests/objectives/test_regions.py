@@ -29,7 +29,7 @@ WORDS, REGIONS, ROWS = 24, 8, 6
 OPTIONS = {"regions": REGIONS, "features": DETECTOR[0], "classes": DETECTOR[1]}
 ALL = {
     "matching": {"task": "image-text-matching", "share": 2, **OPTIONS},
-    "words": {"task": "masked-lm-with-regions", "share": 2, **OPTIONS},
+    "words": {"task": "image-text-masked-lm", "share": 2, **OPTIONS},
     "features": {"task": "masked-regions", "share": 1, **OPTIONS},
     "classes": {"task": "masked-regions-class", "share": 1, **OPTIONS},
     "likely": {"task": "masked-regions-distribution", "share": 1, **OPTIONS},
@@ -155,7 +155,7 @@ def test_a_seventh_of_regions_and_words_is_hidden(folder):
         hidden, there = hidden + here.sum(), there + count
     assert hidden / there == pytest.approx(0.4, abs=0.03)
     special = load_tokenizer(folder / "tokenizer").special
-    mix, kinds = opened(folder, one("masked-lm-with-regions")), Counter[str]()
+    mix, kinds = opened(folder, one("image-text-masked-lm")), Counter[str]()
     for number in range(1500):
         sample = mix.sample(number)
         for at, label in zip(sample["masked_positions"], sample["labels"], strict=True):
