@@ -129,7 +129,7 @@ def _shown_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer
     """The text, with what must be said of it; how many regions there are and are hidden, and what is asked of them."""
     words = len(sample["tokens"]) - len(sample["region_features"])
     read = {name: sample[name][:words] for name in ("tokens", "document_ids")}
-    asked = {}
+    asked: dict[str, np.ndarray] = {}
     if "labels" in sample:
         asked = {name: sample[name][: len(sample["labels"])] for name in ("masked_positions", "labels")}
     known = {name: field for name, field in batch.fields.items() if name in (*read, *asked)}

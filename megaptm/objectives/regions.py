@@ -57,7 +57,6 @@ class RegionObjective(Objective):
     own_batches: ClassVar[bool] = True
     segments = 2
     needs = ("pad", "cls", "sep", "mask")
-    prompts = ()
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     @property
@@ -187,6 +186,7 @@ class MaskedRegions(RegionObjective):
     rate: Rate = 0.15
     """Share of the regions that are hidden and asked about, one at least."""
 
+    prompts = ()
     LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
 
     @property
@@ -235,6 +235,7 @@ class ImageTextMatching(RegionObjective):
     """Share of the rows that are shown another image. (The paper replaces either; the released code the image.)"""
 
     name = "image-text-matching"
+    prompts = ()
     losses: ClassVar = {"itm": 1.0, "wra": 0.1}
 
     @property

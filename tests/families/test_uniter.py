@@ -15,15 +15,20 @@ from safetensors import safe_open
 from torch import Tensor
 
 from megaptm.batch import IGNORED, MASKED_REGION
+from megaptm.config import load, resolve_model
+from megaptm.config.model import resolved
 from megaptm.errors import UserError
 from megaptm.families.uniter import UNITER
 from megaptm.hub.counterparts.bert import MASKED, encoder
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models import Model, build_model, fill
+from megaptm.models.model import even_chunks
 from megaptm.plan.count import count
 from megaptm.spec import ModelSpec, Size, change, published
 from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
+from tests.models.tiny import mean_losses
 
+CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_losses.safetensors"
 IMAGES = "uniter.img_embeddings"
 ROWS = (
@@ -140,7 +145,8 @@ def test_layers_say_what_those_of_the_released_code_say():
         assert torch.allclose(ours[row, text : text + regions], theirs[words : words + regions], atol=1e-5)
 
 
-def test_losses_of_hidden_words_and_regions_are_those_of_the_released_code():
+def losses_of_what_is_hidden() -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+    """Ours, with their numbers of labels; and theirs, of each label."""
     known, _ = golden()
     model = golden_model()
     labels = known["input.txt_labels"]
@@ -150,31 +156,49 @@ def test_losses_of_hidden_words_and_regions_are_those_of_the_released_code():
     for row, here in enumerate(asked):
         places[row, : here.sum()], answers[row, : here.sum()] = here.nonzero()[:, 0], labels[row, here]
     said = model(golden_batch(hidden=False) | {"masked_positions": places, "labels": answers})
-    assert torch.allclose(said["mlm"][0], known["mlm"].sum(), atol=1e-5)
-    said = model(golden_batch(hidden=True) | asked_of_regions())
-    for loss, theirs in (("mrfr", "mrfr"), ("mrc", "mrc"), ("mrc-kl", "mrc_kl")):
-        ours, number = said[loss]
-        assert number == known[theirs].numel(), loss
-        assert torch.allclose(ours / number, known[theirs].mean(), rtol=1e-5), loss
+    said |= model(golden_batch(hidden=True) | asked_of_regions())
+    return said, {loss: known[loss.replace("-", "_")] for loss in said}
+
+
+def test_losses_of_hidden_words_and_regions_are_those_of_the_released_code():
+    said, known = losses_of_what_is_hidden()
+    assert {*said} == {"mlm", "mrfr", "mrc", "mrc-kl"}
+    for loss, (ours, number) in said.items():
+        assert number == known[loss].numel(), loss
+        assert torch.allclose(ours / number, known[loss].mean(), rtol=1e-5), loss
+
+
+def losses_of_pairs() -> tuple[dict[str, tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+    """Ours of matching and transport; and of two tables our gradient and theirs."""
+    known, _ = golden()
+    model = golden_model()
+    said = model(golden_batch(hidden=False) | {"matched": known["input.itm_targets"]})
+    (said["itm"][0] / 3 + 0.1 * said["wra"][0] / 3).backward()
+    assert model.embed is not None
+    words, regions = model.embed.token.weight.grad[:60], model.embed.region.project.weight.grad
+    tables = {"uniter.embeddings.word_embeddings": words, f"{IMAGES}.img_linear": regions}
+    return said, [(ours, known[f"grad_itm_wra.{theirs}.weight"]) for theirs, ours in tables.items()]
 
 
 def test_matching_and_transport_are_those_of_the_released_code_and_so_are_their_gradients():
     known, _ = golden()
-    model = golden_model()
-    said = model(golden_batch(hidden=False) | {"matched": known["input.itm_targets"]})
+    said, gradients = losses_of_pairs()
     (itm, rows), (wra, pairs) = said["itm"], said["wra"]
     assert rows == pairs == 3
     assert torch.allclose(itm, known["itm"].sum(), atol=1e-5)
     assert torch.allclose(wra, known["wra_positive"].sum() - known["wra_negative"].sum(), atol=1e-5)
-    loss = itm / rows + 0.1 * wra / pairs
-    assert torch.allclose(loss, known["itm_wra_loss"], atol=1e-6)
-    loss.backward()
-    assert model.embed is not None
-    for ours, theirs in (
-        (model.embed.token.weight.grad[:60], "uniter.embeddings.word_embeddings.weight"),
-        (model.embed.region.project.weight.grad, f"{IMAGES}.img_linear.weight"),
-    ):
-        assert torch.allclose(ours, known[f"grad_itm_wra.{theirs}"], atol=1e-6), theirs
+    assert torch.allclose(itm / rows + 0.1 * wra / pairs, known["itm_wra_loss"], atol=1e-6)
+    for ours, theirs in gradients:
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def differences() -> tuple[float, float]:
+    """The largest of any mean loss, and of the gradient of either table."""
+    known, _ = golden()
+    (hidden, each), (pairs, gradients) = losses_of_what_is_hidden(), losses_of_pairs()
+    losses = [(ours / number - each[loss].mean()).abs() for loss, (ours, number) in hidden.items()]
+    losses += [(pairs["itm"][0] / 3 - known["itm"].mean()).abs(), (pairs["wra"][0] / 3 - known["wra"]).abs()]
+    return max(losses).item(), max((ours - theirs).abs().max().item() for ours, theirs in gradients)
 
 
 def heads_that_say(bias: Tensor) -> Model:
@@ -264,12 +288,82 @@ def test_regions_have_no_order_and_a_text_needs_none():
         assert model.encode(text).shape == (4, TEXT, 32)
 
 
+def test_parts_of_a_pipeline_are_the_whole_and_share_the_map_of_features():
+    """The last one turns it around: gradients of both copies are the whole one's."""
+    model, batch = uniter_model(layers=4), uniter_batch(4, seed=4)
+    whole = model(batch)
+    mean_losses(whole).backward()
+    weights, stream, parts = model.state_dict(), None, []
+    for chunk in even_chunks(model.spec, 2):
+        part = Model(model.spec, chunk).eval()
+        part.load_state_dict({name: weights[name] for name in part.state_dict()})
+        stream = part(batch, stream)
+        parts.append(part)
+    assert {*stream} == {*whole} == {*ALL.heads}
+    for loss, (ours, number) in stream.items():
+        assert number == whole[loss][1]
+        assert torch.allclose(ours, whole[loss][0], rtol=1e-5), loss
+    mean_losses(stream).backward()
+    name = "embed.region.project.weight"
+    gradients = [dict(part.named_parameters())[name].grad for part in parts]
+    assert all(gradient.count_nonzero() for gradient in gradients)
+    assert torch.allclose(sum(gradients), dict(model.named_parameters())[name].grad, atol=1e-6)
+    assert {name.partition(".")[0] for name, _ in parts[1].named_parameters()} == {"embed", "encoder", "head"}
+    assert not any("region.box" in name for name, _ in parts[1].named_parameters())
+
+
 def test_rows_of_nothing_hidden_begin_at_zero():
     model = build_model(tiny_uniter(layers=2))
     fill(model, seed=1)
     assert model.embed is not None
     assert model.embed.region.mask.weight[0].count_nonzero() == 0
     assert model.embed.region.mask.weight[1].count_nonzero() == FEATURES
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_recipes_are_those_of_the_released_configs(size):
+    config = load(CONFIGS / f"{size}.yaml")
+    spec, told = resolve_model(config), config.optimizer
+    assert count(spec) == count(published(UNITER, size))
+    assert (told.lr, told.betas, told.weight_decay, told.clip) == (5e-5, (0.9, 0.98), 0.01, 5.0)
+    assert (told.warmup_steps, told.decay, config.train.steps) == (10_000, "linear", 200_000)
+    assert config.built_objective.losses == {"itm": 1.0, "wra": 0.1, "mlm": 1.0, "mrfr": 1.0, "mrc-kl": 1.0}
+    shares = {task.label: task.share.at(0) for task in config.built_objective.tasks}
+    assert [share * 6 for share in shares.values()] == pytest.approx([2, 2, 1, 1])
+    assert config.data.sequence == 60 + config.built_objective.tasks[0].objective.regions
+
+
+def test_a_config_keeps_the_detectors_numbers():
+    config = load(CONFIGS / "tiny.yaml")
+    assert resolved(config).model.detector == (24, 17)
+    assert resolve_model(config).size.detector == (24, 17)
+    assert resolved(load(CONFIGS / "base.yaml")).model.detector == (2048, 1601)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.detector=null", "model.size custom of uniter needs model.detector"),
+        ("model.detector=[24,9]", r"matching.* of 24 features and 17 classes, and model.detector says 24 and 9"),
+        (
+            "objective={a: {task: masked-regions, share: 1, regions: 8, features: 24, classes: 17}, "
+            "b: {task: image-text-matching, share: 1, regions: 4, features: 24, classes: 17}}",
+            "places for different numbers of regions .a 8, b 4",
+        ),
+        ("objective=masked-lm", "does not fit uniter: its rows have no regions of images"),
+        ("objective=image-labels", "does not fit uniter"),
+        ("model.embedding=32", "model.embedding means nothing to uniter"),
+        ("model.family=bert", "its rows have regions of images behind a text"),
+    ],
+)
+def test_what_a_config_cannot_mean_is_one_sentence(override, said):
+    with pytest.raises(UserError, match=said):
+        load(CONFIGS / "tiny.yaml", [override])
+
+
+def test_a_detector_means_nothing_to_others():
+    with pytest.raises(UserError, match=r"model.detector .* means nothing to clip"):
+        load(CONFIGS.parent / "clip/tiny.yaml", ["model.detector=[24,17]"])
 
 
 @pytest.mark.parametrize(

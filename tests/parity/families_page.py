@@ -100,7 +100,7 @@ def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) 
 
 def measure() -> dict[str, dict[str, str]]:
     """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
-    from tests.families import test_clip, test_cove, test_deberta_v3, test_electra, test_unilm, test_vit
+    from tests.families import test_clip, test_cove, test_deberta_v3, test_electra, test_unilm, test_uniter, test_vit
     from tests.models.tiny import has_counterpart
     from tests.parity import test_elmo, test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
@@ -119,6 +119,9 @@ def measure() -> dict[str, dict[str, str]]:
     return found | {
         "vit": said("logits", of_images),
         "clip": said("vectors", of_pairs),
+        "uniter": said(
+            "losses", test_uniter.differences(), "six losses of the released code (gradients: of two tables)"
+        ),
         "elmo": said("losses", test_elmo.differences(), ELMO_STEPS),
         "cove": said("vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"),
         "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),
