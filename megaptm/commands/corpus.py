@@ -71,6 +71,7 @@ def images(words: tuple[str, ...]) -> None:
     held_out     folder of what is held out, in the place of a share
     classes      of given shards: text file with a name for each label; label: the field of .json that has it
     texts        true: images with texts; text: the field of .json that has it; longest: tokens of one, at most
+    regions      true: texts with files of what a detector found (.npz) in the place of images; detector: its numbers
     tokenizer    of texts: folder of a tokenizer to use; or tokenizer.vocabulary ... of one to train
     smallest, most_pixels, stretched   which images are kept; check=header does not decode them
     seed, shard_bytes ...: docs/images.md has them all
