@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -12,11 +12,12 @@ import numpy as np
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import ImageFile, deal
+from data_pipeline.images.folders import ImageFile, ImageShardResult, deal
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.repeated import repeated
 from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
 from data_pipeline.images.texts import SHARDS, PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
+from megaptm.data.shards import ShardInfo
 
 
 def find_pairs(
@@ -69,7 +70,8 @@ def with_texts(
     if not learned:
         return labeled(results, dict.fromkeys(SPLITS, ()), [])  # which is told in a moment
     tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work, regions=recipe.regions)
-    columns, finished = 2 * len(recipe.limits.fields), {}
+    columns = 2 * len(recipe.limits.fields)
+    finished: dict[str, list[ImageShardResult]] = {}
     every = [result.info for split in SPLITS for result in results[split] if result.info]
     rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(every)
     if recipe.duplicates != "keep":
@@ -90,9 +92,11 @@ def with_texts(
     )
     ids = iter(encoded)
     for split in SPLITS:
-        finished[split] = [
-            dataclasses.replace(one, info=(left if left.samples else None)) if one.info else one
-            for one in results[split]
-            for left in [next(ids) if one.info else None]
-        ]
+        finished[split] = [dataclasses.replace(one, info=_left(ids)) if one.info else one for one in results[split]]
     return FinishedShards(finished, linked(finished, shards, output), [], dtype, tokenizer)
+
+
+def _left(infos: Iterator[ShardInfo]) -> ShardInfo | None:
+    """The next shard; None where no pair of it is left."""
+    info = next(infos)
+    return info if info.samples else None

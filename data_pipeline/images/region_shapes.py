@@ -6,6 +6,7 @@ configs learn from in the place of photographs and a detector."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,8 @@ def write_region_shapes(folder: Path, *, images: int = NUMBER) -> None:
         names = [f"a {COLORS[(one - 1) // len(SHAPES)]} {SHAPES[(one - 1) % len(SHAPES)]}" for one in there.tolist()]
         (folder / f"{number:04d}.txt").write_text(str(rng.choice(TEXTS)).format(" and ".join(names)))
         ground = np.zeros(rng.integers(*REGIONS, endpoint=True) - len(there), dtype=np.int64)
-        np.savez(folder / f"{number:04d}.npz", **_found(np.concatenate([there, ground]), looks, rng))
+        arrays: dict[str, Any] = _found(np.concatenate([there, ground]), looks, rng)
+        np.savez(folder / f"{number:04d}.npz", **arrays)
 
 
 def _found(classes_R: np.ndarray, looks: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
