@@ -47,7 +47,7 @@ class Dropped:
             self.said.setdefault(reason, _printable(said))
         kept = self.examples.setdefault(reason, [])
         if len(kept) < EXAMPLES:
-            kept.append((source, _printable(text[:EXAMPLE_CHARACTERS])))
+            kept.append((_printable(source), _printable(text[:EXAMPLE_CHARACTERS])))
 
     def add_many(self, reason: str, count: int) -> None:
         if count:

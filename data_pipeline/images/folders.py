@@ -80,13 +80,24 @@ def images_below(folder: Path, labels: Sequence[str], dropped: Dropped) -> Itera
             for file in sorted(files):
                 path = Path(place, file)
                 shown = path.relative_to(folder).as_posix()
-                if path.suffix.lower() not in NAMES or file.startswith("."):
+                if not in_utf8(shown):
+                    dropped.add("name that is no UTF-8", shown)
+                elif path.suffix.lower() not in NAMES or file.startswith("."):
                     dropped.add("no suffix of an image", shown)
                 elif not path.is_file():  # a pipe would never end
                     dropped.add("no plain file", shown)
                 else:
                     status = path.stat()
                     yield ImageFile(shown, str(path), label, status.st_size, status.st_mtime_ns)
+
+
+def in_utf8(name: str) -> bool:
+    """Whether the name of a file can be written down: on a disk it is any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def hashed(name: str, seed: int) -> int:

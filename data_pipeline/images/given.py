@@ -130,7 +130,9 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                if not member.isreg():
+                if member.size < 0:  # the next one would be this one, for ever
+                    raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
+                if not member.isreg() or member.issparse():
                     continue
                 folder, _, file = member.name.rpartition("/")
                 stem, _, suffix = file.partition(".")
@@ -141,7 +143,7 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                     sample = _Sample(key)
                 _note(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except Exception as error:  # of headers that are none tarfile raises more than its own
         dropped.add("archive that ends early", path.name, said=str(error))
         sample = None  # of the last one something may be missing
     if sample is not None:
@@ -177,7 +179,7 @@ def _label(content: bytes, name: str | None) -> int | None:
     """The number of a label, as text or in a field of JSON; None where it is none."""
     try:
         said: Any = json.loads(content) if name is not None else int(content.decode().strip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if name is not None:
         said = said.get(name) if isinstance(said, dict) else None

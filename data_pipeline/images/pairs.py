@@ -90,6 +90,8 @@ def with_texts(
         columns=columns,
         work=work,
     )
+    known = sum(one.samples for one in every) - sum(map(len, rows))
+    dropped.add_many("text of which the tokenizer says nothing", known - sum(one.samples for one in encoded))
     ids = iter(encoded)
     for split in SPLITS:
         finished[split] = [dataclasses.replace(one, info=_left(ids)) if one.info else one for one in results[split]]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from data_pipeline.images.look import ImageLimits
+from data_pipeline.images.look import MOST_PIXELS, ImageLimits
 from data_pipeline.images.region_shapes import DETECTOR as OF_SHAPES
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.config.yamls import read_override
@@ -65,7 +65,7 @@ class ImageRecipe:
     """Of given shards without `.cls`: the field of `.json` that has the number of the label."""
     smallest: Annotated[int, Field(ge=1)] = ImageLimits.smallest
     """Pixels of an image's shorter side, at least."""
-    most_pixels: Annotated[int, Field(ge=1, le=1_000_000_000)] = ImageLimits.most_pixels
+    most_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = ImageLimits.most_pixels
     """Of an image, at most."""
     stretched: Annotated[float, Field(ge=1)] = ImageLimits.stretched
     """The longer side is at most so many times the shorter."""

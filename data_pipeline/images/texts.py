@@ -17,7 +17,7 @@ import numpy as np
 from data_pipeline.corpus.training import TRAINING_BYTES
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import ImageFile
+from data_pipeline.images.folders import ImageFile, in_utf8
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
@@ -53,7 +53,7 @@ def text_of(content: bytes, field: str | None) -> str:
     if field is not None:
         try:
             found = json.loads(said)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RefusedText("damaged .json") from None
         found = found.get(field) if isinstance(found, dict) else None
         if not isinstance(found, str):
@@ -72,14 +72,16 @@ def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator
     """Images below a folder, however deep, each with the path of its text; what has no other half is counted."""
     for place, below, names in os.walk(folder):
         below.sort()
-        there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if name.endswith(suffix)}
-        stems = {Path(name).stem for name in names if Path(name).suffix.lower() in limits.names}
+        there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if _suffix(name) == suffix}
+        stems = {Path(name).stem for name in names if _suffix(name) in limits.names}
         for name in sorted(names):
             path, shown = Path(place, name), Path(place, name).relative_to(folder).as_posix()
-            if path.suffix.lower() in BESIDE:
+            if not in_utf8(shown):
+                dropped.add("name that is no UTF-8", shown)
+            elif _suffix(name) in BESIDE:
                 if path.stem not in stems:
                     dropped.add("text without image", shown)
-            elif path.suffix.lower() not in limits.names or name.startswith("."):
+            elif _suffix(name) not in limits.names or name.startswith("."):
                 dropped.add("no suffix of an image", shown)
             elif path.stem not in there:
                 dropped.add("image without text", shown)
@@ -88,6 +90,10 @@ def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator
             else:
                 status = path.stat()
                 yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), there[path.stem]
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,9 @@ def pack(job: PackJob) -> PackedShard:
             try:
                 if file.size > MOST_BYTES:
                     raise RefusedText(f"more than {MOST_BYTES >> 20} MiB")
-                text = text_of(path.with_name(beside).read_bytes(), job.field if beside.endswith(".json") else None)
+                with path.with_name(beside).open("rb") as there:
+                    said = there.read(MOST_TEXT_BYTES + 1)  # one that is too long is read as far as that shows
+                text = text_of(said, job.field if _suffix(beside) == ".json" else None)
                 image = look(path.read_bytes(), job.limits)
             except RefusedText as reason:
                 found.dropped.add(str(reason), file.name)

@@ -43,6 +43,13 @@ class Augmentation:
     kept: frozenset[str] = FUNCTION_WORDS
     """Words, in lower case, that are left as they are."""
 
+    def __post_init__(self) -> None:
+        for name in ("copies", "candidates"):
+            if (number := getattr(self, name)) < 1:
+                raise UserError(f"{name} ({number}) must be 1 or more.")
+        if not 0 <= self.probability <= 1:
+            raise UserError(f"probability ({self.probability:g}) must be from 0 to 1.")
+
 
 PAPER = Augmentation()
 

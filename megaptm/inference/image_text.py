@@ -45,6 +45,8 @@ def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 
     """The same of image files, or of what is in them."""
     task = _task(loaded).held_out()
     assert isinstance(task, ImageText)
+    if batch < 1:
+        raise UserError(f"batch ({batch}) must be 1 or more.")
     if not len(images):
         raise UserError("images is empty: give at least one.")
     found = []
@@ -63,9 +65,12 @@ def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 
     return torch.cat(found)
 
 
-def class_vectors(loaded: LoadedModel, names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Tensor:
+def class_vectors(loaded: LoadedModel, names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> Tensor:
     """[C, E]: of each name the mean of the vectors of its texts, of length 1 again."""
-    if wrong := [template for template in templates if "{}" not in template] or (not templates and ["none"]):
+    templates = [templates] if isinstance(templates, str) else templates
+    if not templates:
+        raise UserError("templates is empty: give at least one, such as 'a photo of a {}.'")
+    if wrong := [template for template in templates if "{}" not in template]:
         raise UserError(
             f"template ({wrong[0]}) has no {{}} where the name of a class stands: write 'a photo of a {{}}.'"
         )
@@ -115,8 +120,8 @@ class ZeroShot:
 
 def zero_shot(
     loaded: LoadedModel,
-    names: Sequence[str] | None = None,
-    images: Sequence[Image] | None = None,
+    names: str | Sequence[str] | None = None,
+    images: Image | Sequence[Image] | None = None,
     *,
     corpus: str | Path | None = None,
     templates: Sequence[str] = TEMPLATES,
@@ -125,9 +130,13 @@ def zero_shot(
     """See `LoadedModel.zero_shot`."""
     if (images is None) == (corpus is None):
         raise UserError("give images, or a corpus with labels.")
+    if rows is not None and rows < 1:
+        raise UserError(f"rows ({rows}) must be 1 or more.")
+    names = [names] if isinstance(names, str) else names
     if images is not None:
         if not names:
             raise UserError("names is empty: give the names of the classes.")
+        images = [images] if isinstance(images, str | Path | bytes) else images
         return ZeroShot(tuple(names), image_vectors(loaded, images) @ class_vectors(loaded, names, templates).t())
     opened = Corpus.open(str(corpus), cache_of(loaded.config))
     if opened.manifest.dtype != LABELS:

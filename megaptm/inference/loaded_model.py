@@ -125,8 +125,8 @@ class LoadedModel:
 
     def zero_shot(
         self,
-        names: Sequence[str] | None = None,
-        images: Sequence[Image] | None = None,
+        names: str | Sequence[str] | None = None,
+        images: Image | Sequence[Image] | None = None,
         *,
         corpus: str | Path | None = None,
         templates: Sequence[str] = TEMPLATES,

@@ -141,9 +141,9 @@ class ImageObjective(Objective):
             else:
                 box = middle(*image.size) if self.crop == "middle" else CropBox(0, 0, *image.size)
             shown = scaled(image, box, self.size)
-        except (OSError, ValueError, SyntaxError) as error:
-            if isinstance(error, UserError):
-                raise
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # Pillow's decoders raise of all kinds on bytes that are not what a header says
             raise UserError(f"{whose} cannot be decoded ({error}): {remedy}.") from None
         if self.flip and rng.integers(2):
             shown = shown[:, ::-1]

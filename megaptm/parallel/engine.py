@@ -183,9 +183,10 @@ class Engine:
         replicas = 1 if self.layout.distributed_optimizer else self.ranks.data_size
         norm = update(self.optimizer, loss=loss, replicas=replicas)
         if not math.isfinite(norm):
+            of_which = ", ".join(f"{name} {mean}" for name, mean in losses.items() if not math.isfinite(mean))
             raise DivergedError(
-                f"step {step + 1} was refused before it changed a weight: its loss is {loss:.6g} and the norm of its "
-                f"gradient {norm}; {REMEDY}"
+                f"step {step + 1} was refused before it changed a weight: its loss is {loss:.6g}"
+                f"{f' ({of_which})' if of_which else ''} and the norm of its gradient {norm}; {REMEDY}"
             )
         # Not before: a step that is refused has not been, and is not remembered.
         for memory in self.memories:

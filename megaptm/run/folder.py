@@ -127,11 +127,19 @@ def absolute_paths(config: Config) -> Config:
     model = config.model.model_copy(update={"vectors": vectors})
     wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.distill is not None:
-        # A teacher that is trained on is not another one in the midst of a run.
-        teacher = _absolute(config.distill.teacher)
-        step = newest_step(Path(teacher)) if config.distill.step is None else config.distill.step
+        teacher, step = _absolute(config.distill.teacher), config.distill.step
+        if step is None and (step := _step_begun_with(Path(config.run))) is None:
+            step = newest_step(Path(teacher))
         wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step})
     return config.model_copy(update=wanted)
+
+
+def _step_begun_with(run: Path) -> int | None:
+    """Of the teacher, where a run goes on: one that is trained on is not another teacher in the midst of a run."""
+    with contextlib.suppress(UserError):  # of a damaged folder `prepare` tells
+        if (run / CONFIG).is_file() and trained(run) and (begun := load(run / CONFIG).distill) is not None:
+            return begun.step
+    return None
 
 
 @contextlib.contextmanager

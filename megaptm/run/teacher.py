@@ -36,8 +36,13 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
             f"distill.teacher ({run}) is not the folder of a run: train it first, or begin a run with a model of "
             "Hugging Face's (`megaptm import hf`)."
         )
-    if newest_step(run) is None:
+    if not (steps := sorted(committed(run))):
         raise UserError(f"distill.teacher ({run}) has no checkpoint yet: train it first (`megaptm train {run}`).")
+    if (step := config.distill.step) is not None and step not in steps:
+        raise UserError(
+            f"distill.step ({step}): {run} has no checkpoint of that step, but of {', '.join(map(str, steps))}: name "
+            "one of these; for a student that has learned from it, put it back."
+        )
     of_run = resolve_model(load(run / CONFIG))
     wanted, theirs = (compatibility(spec, "")["model"] for spec in (distillation.teacher, of_run))
     for name, value in wanted.items():

@@ -282,6 +282,7 @@ def test_vectors_are_of_length_one_and_do_not_depend_on_the_batch(run):
     said = run.zero_shot(["red", "blue"], images)
     assert said.cosines.allclose(seen @ class_vectors(run, ["red", "blue"]).t(), atol=1e-6)
     assert {*said.said} <= {"red", "blue"}
+    assert run.zero_shot("red", images[0]).said == ["red"]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +293,9 @@ def test_vectors_are_of_length_one_and_do_not_depend_on_the_batch(run):
         (lambda run, corpora: run.zero_shot(["a"]), "give images, or a corpus"),
         (lambda run, corpora: run.zero_shot(["a"], [b"no image"]), r"images\[0\] cannot be decoded"),
         (lambda run, corpora: run.zero_shot(["a"], [picture()], templates=["a photo"]), "has no {}"),
+        (lambda run, corpora: run.zero_shot(["a"], [picture()], templates=[]), "templates is empty"),
+        (lambda run, corpora: run.zero_shot(corpus=corpora / "labels", rows=0), r"rows \(0\) must be 1 or more"),
+        (lambda run, corpora: run.encode_images([picture()], batch=0), r"batch \(0\) must be 1 or more"),
         (lambda run, corpora: run.encode([]), "texts is empty"),
         (lambda run, corpora: run.encode_images([corpora / "none.png"]), "cannot be read"),
         (lambda run, corpora: run.generate("a"), "reads images, and cannot generate"),

@@ -57,3 +57,10 @@ def test_without_vectors_words_of_several_pieces_stay(bert: LoadedModel) -> None
 def test_a_decoder_is_refused() -> None:
     with pytest.raises(UserError, match="is no masked language model on WordPiece"):
         augment(tiny("gpt2"), TEXTS[0])
+
+
+@pytest.mark.parametrize("wrong", [{"copies": 0}, {"candidates": -1}, {"probability": 1.5}])
+def test_a_setting_that_means_nothing_is_one_sentence(wrong: dict[str, float]) -> None:
+    [(name, value)] = wrong.items()
+    with pytest.raises(UserError, match=rf"{name} \({value}\) must be"):
+        Augmentation(**wrong)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from megaptm.objectives.pixels import (
 )
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_special
-from tests.data_pipeline.images.pictures import build, encoded, folder_of_labels, picture, pixels
+from tests.data_pipeline.images.pictures import build, encoded, folder_of_labels, huge, picture, pixels
 
 SEQUENCE = 17
 
@@ -35,6 +35,12 @@ def context(seed: int = 0, *, sequence: int = SEQUENCE) -> SampleContext:
 def made(objective, content: bytes, *, seed: int = 0, label: int = 3):
     piece = [DocumentSlice(np.array([label]), slots=0, blobs={"jpg": content})]
     return objective.make(piece, context(seed))
+
+
+@pytest.mark.parametrize("content", [huge(), picture()[:200], b""])
+def test_what_is_no_image_is_one_sentence_that_says_whose(content):
+    with pytest.raises(UserError, match=r"photo cannot be decoded .*: give another"):
+        ImageLabels(size=8).patches(content, 4, np.random.default_rng(0), whose="photo", remedy="give another")
 
 
 def test_patches_are_put_together_again():

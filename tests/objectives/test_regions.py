@@ -275,7 +275,38 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
+def saying(header: str) -> bytes:
+    """A file whose array of features is a header, and eight bytes."""
+    file, said = io.BytesIO(), header.encode() + b"\n"
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("features.npy", b"\x93NUMPY\1\0" + len(said).to_bytes(2, "little") + said + bytes(8))
+    return file.getvalue()
+
+
+def flipped() -> bytes:
+    """A compressed file with damage in the midst of it."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **good(200))
+    content = bytearray(file.getvalue())
+    content[80:120] = bytes(40)
+    return bytes(content)
+
+
+def header(shape: str, dtype: str = "'<f8'") -> str:
+    return f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}}}"
+
+
 BAD = {
+    "flipped": (flipped(), "damaged"),
+    "enormous": (saying(header(f"({10**15}, 4)")), "damaged"),
+    "overflow": (saying(header(f"({2**70},)")), "damaged"),
+    "negative": (saying(header("(-1, -1)")), "damaged"),
+    "deep": (saying("(" * 3000), "damaged"),
+    "unclosed": (saying("{'a': '''"), "damaged"),
+    "no type": (saying(header("(1,)", "()")), "damaged"),
+    "unsure": (npz(**good(conf=np.array(["a", "b", "c"]))), "regions of another shape"),
+    "pixels": (npz(**good(norm_bb=np.full((3, 6), 480.0))), "regions with boxes that are no shares of an image"),
+    "scores": (npz(**good(soft_labels=np.full((3, 5), -2.0))), "regions with classes that are no probabilities"),
     "cut": (npz(**good())[:-40], "damaged"),
     "text": (b"no file of regions", "damaged"),
     "pickled": (npz(**good(features=np.array([{}], dtype=object))), "damaged"),

@@ -24,6 +24,7 @@ def test_a_step_that_diverges_is_refused_and_the_checkpoint_before_it_stays(corp
     run = tmp_path / "run"
     done = finish("train", *arguments("gpt2", run, corpus, *TOO_HIGH, "train.steps=4", "checkpoint.every=1"))
     assert sentence(done).startswith("error: step 2 was refused before it changed a weight: its loss is ")
+    assert "its loss is nan (lm nan) and the norm" in sentence(done)  # which loss, where there are several
     assert checkpoints(run) == [1]
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000001"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
 from itertools import islice
@@ -38,6 +39,7 @@ IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
         (b"-- ... !", None, "text without letters or digits"),
         (bytes(1 << 21), None, "text of more than 1 MiB"),
         (b"{", "caption", "damaged .json"),
+        (b'{"caption": ' + b"[" * 500_000, "caption", "damaged .json"),
         (b"[1]", "caption", "image without text"),
         (b'{"text": "a"}', "caption", "image without text"),
         (b'{"caption": 3}', "caption", "image without text"),
@@ -88,6 +90,52 @@ def test_a_folder_of_pairs_is_packed_and_what_has_no_other_half_is_counted(tmp_p
     assert sorted(name.split(".")[1] for name in names) == ["jpg"] * 4 + ["json"] * 5 + ["png"] + ["txt"] * 5
     again = build(source, tmp_path / "again", texts=True, tokenizer=SMALL, validation=0.0)
     assert again.id == report.id
+
+
+def test_no_name_and_no_length_of_a_text_ends_a_build(tmp_path):
+    (source := tmp_path / "source").mkdir()
+    for name in ("one.jpg", "LOUD.JPG", os.fsdecode(b"\xff.jpg"), "long.jpg"):
+        (source / name).write_bytes(picture())
+    for name in ("one.txt", "LOUD.TXT", os.fsdecode(b"\xff.txt")):
+        (source / name).write_text(f"{name[:3].lower()} text", errors="replace")
+    with (source / "long.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    report = build(source, tmp_path / "corpus", texts=True, tokenizer=SMALL, validation=0.0)
+    assert report.dropped == {"name that is no UTF-8": 2, "text of more than 1 MiB": 1}
+    assert sorted(texts_in(Corpus.open(tmp_path / "corpus"))) == ["lou text", "one text"]
+
+
+def header(name: bytes, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """Of a member of a tar, whatever its size is said to be."""
+    info = tarfile.TarInfo(os.fsdecode(name))
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+BAD_SHARDS = {
+    "a size below nothing": (header(b"b.jpg", -512), "archive that ends early"),
+    "a tower of headers": (
+        (header(b"x", 6, tarfile.XHDTYPE) + b"6 a=b\n".ljust(512, b"\0")) * 2000,
+        "archive that ends early",
+    ),
+    "a name that is no text": (header(b"\xff.jpg", 0), "image without text"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SHARDS)
+def test_no_shard_ends_a_build_or_lasts_for_ever(tmp_path, name):
+    (tmp_path / "source").mkdir()
+    shard = tmp_path / "source/a.tar"
+    write_tar(
+        shard, {f"{key}.{suffix}": one for key in "ab" for suffix, one in (("jpg", picture()), ("txt", b"a cat"))}
+    )
+    with tarfile.open(shard) as tar:
+        end = max(member.offset_data for member in tar) + 512
+    damage, reason = BAD_SHARDS[name]
+    shard.write_bytes(shard.read_bytes()[:end] + damage + bytes(1024))
+    report = build(tmp_path / "source", tmp_path / "corpus", texts=True, tokenizer=SMALL, validation=0.0)
+    assert report.dropped == {reason: 1}
+    assert report.splits["train"]["images"] == (1 if "early" in reason else 2)
 
 
 @pytest.fixture(scope="module")
