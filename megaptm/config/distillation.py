@@ -129,9 +129,19 @@ def _read(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[st
             f"distill.model.vocabulary ({teacher.vocabulary:,}) must be model.vocabulary ({student.vocabulary:,}): "
             "both read the same tokens."
         )
-    if teacher.family.reads_images != student.family.reads_images:
+    kinds = [(spec.family.reads_images, spec.family.reads_regions) for spec in (student, teacher)]
+    if kinds[0] != kinds[1]:
         yield f"distill.model ({teacher.name}) does not read what {student.name} reads: take another teacher."
         return
+    cut = {
+        "patch": (student.size.patch, teacher.size.patch),
+        "detector": (student.size.detector, teacher.size.detector),
+    }
+    if student.family.reads_images:
+        cut["context"] = (student.context, teacher.context)
+    for key, (ours, theirs) in cut.items():
+        if ours != theirs:
+            yield f"distill.model.{key} ({theirs}) must be model.{key} ({ours}): both read the same images."
     task = config.built_objective
     batch = task.batch(config.data.sequence, config.data.document_mask)
     for prefix, places in batch.streams.items():

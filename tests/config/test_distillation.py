@@ -101,6 +101,24 @@ def test_teachers_that_are_none(case: str) -> None:
         load(CONFIGS / "tinybert/tiny.yaml", student("objective=masked-lm", teacher=teacher, family=family))
 
 
+VIT = {"family": "vit", "size": "custom", "layers": 4, "width": 64, "heads": 4, "ffn": 256, "patch": 2, "context": 17}
+UNITER = {**TEACHER, "family": "uniter", "context": 32, "detector": [24, 18]}
+OF_IMAGES = {
+    "another patch": ("vit", {**VIT, "patch": 4}, r"distill.model.patch \(4\) must be model.patch \(2\)"),
+    "more patches": ("vit", {**VIT, "context": 26}, r"distill.model.context \(26\) must be model.context \(17\)"),
+    "no regions": ("uniter", TEACHER, r"distill.model \(bert/custom\) does not read what uniter/custom reads"),
+    "another detector": ("uniter", UNITER, r"distill.model.detector \(\(24, 18\)\) must be"),
+}
+
+
+@pytest.mark.parametrize("case", OF_IMAGES)
+def test_a_teacher_reads_the_images_of_its_student(case: str) -> None:
+    family, teacher, sentence = OF_IMAGES[case]
+    words = [f"distill={{teacher: nowhere, cosine: 1, model: {json.dumps(teacher)}}}", "model.vocabulary=10"]
+    with pytest.raises(UserError, match=sentence):
+        load(CONFIGS / f"{family}/tiny.yaml", words)
+
+
 def test_a_teacher_that_is_not_there_must_be_described() -> None:
     with pytest.raises(UserError, match=r"distill.teacher \(nowhere\) is not the folder of a run, and distill.model"):
         load(CONFIGS / "bert/tiny.yaml", ["distill={teacher: nowhere, hidden: 1}"])
