@@ -106,7 +106,7 @@ UNITER = {**TEACHER, "family": "uniter", "context": 32, "detector": [24, 18]}
 OF_IMAGES = {
     "another patch": ("vit", {**VIT, "patch": 4}, r"distill.model.patch \(4\) must be model.patch \(2\)"),
     "more patches": ("vit", {**VIT, "context": 26}, r"distill.model.context \(26\) must be model.context \(17\)"),
-    "no regions": ("uniter", TEACHER, r"distill.model \(bert/custom\) does not read what uniter/custom reads"),
+    "no regions": ("uniter", TEACHER, r"distill.model \(bert\) does not read what uniter reads"),
     "another detector": ("uniter", UNITER, r"distill.model.detector \(\(24, 18\)\) must be"),
 }
 
