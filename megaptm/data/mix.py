@@ -172,6 +172,8 @@ class Mix:
             sample = task.make(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
             self._made[place.source].check(sample, maker=task.name)
         except (Exception, SystemExit) as error:
+            if type(error) is UserError and task.blobs:  # only now is a file decoded
+                raise UserError(f"sample {number:,}, of {source.name}: {error}") from None
             if is_ours(type(error)) or not has_plugin(task):
                 raise
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error

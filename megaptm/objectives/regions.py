@@ -246,7 +246,10 @@ class ImageTextMatching(RegionObjective):
         return {"matched": Field(())}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        return super().make(piece, context) | {"matched": np.array(len(piece) == 1, dtype=np.int64)}  # type: ignore[arg-type]
+        assert isinstance(piece, list)
+        # An image with several texts may be drawn for another of them.
+        matched = piece[-1].blobs == piece[0].blobs
+        return super().make(piece, context) | {"matched": np.array(matched, dtype=np.int64)}
 
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         return row

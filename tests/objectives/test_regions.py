@@ -21,6 +21,7 @@ from megaptm.data import Corpus, open_mix
 from megaptm.data.batch_mix import BATCHES
 from megaptm.errors import UserError
 from megaptm.objectives import objective_of
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.region_files import RefusedRegions, read_regions
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, write_tar
@@ -242,7 +243,11 @@ def test_a_batch_that_grows_and_a_share_that_is_too_small_are_one_sentence(folde
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"features": 2048}, "regions of another detector .24 features and 17 classes, not 2,048 and 17"),
+        (
+            {"features": 2048},
+            "sample 0, of .*corpus: objective masked-regions cannot read .* another detector "
+            ".24 features and 17 classes, not 2,048 and 17",
+        ),
         ({"regions": 40}, r"data\.sequence \(32\) leaves 0 places to a text before 40 regions"),
     ],
 )
@@ -337,6 +342,16 @@ def test_a_good_file_is_read_with_areas_and_without_confidence():
     assert len(found) == 3
     assert found.boxes[:, 6] == pytest.approx(found.boxes[:, 4] * found.boxes[:, 5])
     assert (found.confidence == 1).all()
+
+
+def test_another_text_of_the_same_image_is_a_match(folder):
+    task = objective_of(one("image-text-matching", features=4, classes=5))
+    context = SampleContext(load_tokenizer(folder / "tokenizer").special, np.random.default_rng(0), 32, True)
+    own, same, other = (
+        DocumentSlice(np.array([number]), slots=0, blobs={"npz": npz(**good(count))})
+        for number, count in ((7, 3), (8, 3), (9, 4))
+    )
+    assert [task.make([own, shown], context)["matched"] for shown in (same, other)] == [1, 0]
 
 
 @pytest.mark.parametrize("shards", [False, True])
