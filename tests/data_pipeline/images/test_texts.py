@@ -113,7 +113,7 @@ def header(name: bytes, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 BAD_SHARDS = {
-    "a size below nothing": (header(b"b.jpg", -512), "archive that ends early"),
+    "a size below nothing": (header(b"b.md", -512), "archive that ends early"),
     "a tower of headers": (
         (header(b"x", 6, tarfile.XHDTYPE) + b"6 a=b\n".ljust(512, b"\0")) * 2000,
         "archive that ends early",
