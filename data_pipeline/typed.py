@@ -21,7 +21,7 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
     """
     if not isinstance(content, Mapping):
         raise UserError(f"{where} holds {_shown(content)} where a table of settings is due.")
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)  # with the bounds of numbers
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     ready = ready or {}
     for name in content:

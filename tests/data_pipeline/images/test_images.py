@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_pipeline.commands import images
 from data_pipeline.images.look import ImageLimits, KeptImage, RefusedImage, look
 from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
@@ -217,6 +218,17 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(files, options, said, tmp_
         (source / name).write_bytes(content)
     with pytest.raises(UserError, match=said):
         build(source, tmp_path / "corpus", **options)
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["most_pixels=178956971", "validation=0.9", "smallest=0", "longest=0", "shard_bytes=0", "detector=[0, 2]"],
+)
+def test_a_number_out_of_bounds_is_one_sentence(setting, tmp_path):
+    said = rf"images: {setting.partition('=')[0]} must be .*, not "
+    with pytest.raises(UserError, match=said):
+        images([str(tmp_path), f"out={tmp_path / 'corpus'}", "texts=true", "regions=true", setting])
     assert not (tmp_path / "corpus").exists()
 
 
