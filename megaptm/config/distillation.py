@@ -129,7 +129,8 @@ def _read(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[st
             f"distill.model.vocabulary ({teacher.vocabulary:,}) must be model.vocabulary ({student.vocabulary:,}): "
             "both read the same tokens."
         )
-    if teacher.family.reads_images != student.family.reads_images:
+    kinds = {(one.family.reads_images, one.family.reads_regions) for one in (teacher, student)}
+    if len(kinds) > 1:
         yield f"distill.model ({teacher.name}) does not read what {student.name} reads: take another teacher."
         return
     task = config.built_objective
