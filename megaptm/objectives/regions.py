@@ -32,7 +32,7 @@ from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, rea
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
 
-Count = Annotated[int, Option(ge=1, le=1 << 14)]
+RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
 """An option: of regions, or of what a detector says of one."""
 
 
@@ -40,15 +40,15 @@ Count = Annotated[int, Option(ge=1, le=1 << 14)]
 class RegionObjective(Objective):
     """A row is a text, `cls` A `sep`, and behind it the regions of its image."""
 
-    regions: Count = 100
+    regions: RegionNumber = 100
     """Places of regions, behind those of the text; what an image has beyond is left out."""
-    features: Count = 2048
+    features: RegionNumber = 2048
     """Numbers of a region's features."""
     classes: Annotated[int, Option(ge=2, le=1 << 14)] = 1601
     """That the detector tells apart, the background first."""
     confidence: Share = 0.2
     """Regions of which the detector is not surer are left out, but for the first `least`."""
-    least: Count = 10
+    least: RegionNumber = 10
     """Regions that are kept in any case, where there are so many."""
 
     unit = "document"

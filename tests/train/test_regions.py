@@ -49,8 +49,7 @@ def test_each_step_is_of_one_task_and_held_out_rows_of_all(whole):
     assert [record["step"] for record in records] == [*range(1, 13)]
     seen = [{name.removeprefix("loss/") for name in record if name.startswith("loss/")} for record in records]
     assert all(one in OF_A_STEP for one in seen)
-    assert {"itm", "wra"} in seen
-    assert {"mlm"} in seen
+    assert sum(one in seen for one in OF_A_STEP) > 2  # twelve steps need not have all four
     for record, names in zip(records, seen, strict=True):
         if names == {"itm", "wra"}:
             assert record["loss"] == pytest.approx(record["loss/itm"] + 0.1 * record["loss/wra"], rel=1e-5)
@@ -63,9 +62,10 @@ def test_a_run_that_was_stopped_is_the_same_run(train, whole):
     assert losses(cut) == losses(whole)
 
 
-def test_two_data_ranks_make_the_same_run(train, whole):
-    other = losses(train("dealt", "layout.data=2"))
-    assert other == {step: pytest.approx(loss, rel=1e-4) for step, loss in losses(whole).items()}
+def test_two_data_ranks_make_the_same_run(train):
+    """Without dropout, which each draws for itself."""
+    one, two = (losses(train(f"on-{ranks}", "model.dropout=0.0", f"layout.data={ranks}")) for ranks in (1, 2))
+    assert two == {step: pytest.approx(loss, rel=1e-4) for step, loss in one.items()}
 
 
 def test_what_is_a_choice_is_measured(whole):
