@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.losses.contrast import info_nce
+from megaptm.losses.contrast import cross_modal_contrast, info_nce
 
 ROWS, CANDIDATES = 5, 9
+TEXTS, WIDTH, TEMPERATURE = 4, 6, 0.2
 
 
 def a_case() -> tuple[Tensor, Tensor, Tensor]:
@@ -20,7 +21,7 @@ def a_case() -> tuple[Tensor, Tensor, Tensor]:
     right = torch.zeros(ROWS, CANDIDATES, dtype=torch.bool)
     right[0, 4] = right[1, :2] = right[2, 3:6] = right[3] = True
     there = torch.ones(ROWS, CANDIDATES, dtype=torch.bool)
-    there[range(ROWS), [8, 2, 5, 0, 7]] = False
+    there[torch.arange(ROWS), torch.tensor([8, 2, 5, 0, 7])] = False
     return scores, right, there
 
 
@@ -79,3 +80,55 @@ def test_large_scores_in_bfloat16_give_finite_numbers_of_float32():
     assert losses.dtype == torch.float32
     assert losses.tolist() == pytest.approx([0, 600])
     assert gradient.tolist() == [[0, 0], [-1, 1]]
+
+
+def a_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and four texts each, of length 1; how many are right, in the third row none; and which are there."""
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    texts = torch.randn(ROWS, TEXTS, WIDTH, generator=generator, dtype=torch.float64)
+    there = torch.ones(ROWS, TEXTS, dtype=torch.bool)
+    there[0, 3] = there[1, 1] = there[4, 1:] = False
+    images, texts = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (images, texts))
+    return images, texts, torch.tensor([1, 3, 0, 2, 1]), there
+
+
+def compared(images: Tensor, texts: Tensor, right: list[int], there: list[list[bool]], row: int) -> Tensor:
+    """The loss of a row, pair by pair."""
+    found, among = [], []
+    for other in range(len(images)):
+        if not right[other]:
+            continue
+        if other != row:
+            among.append((images[other] * texts[row, 0]).sum())
+        for slot in range(TEXTS):
+            if there[other][slot]:
+                score = (images[row] * texts[other, slot]).sum()
+                among.append(score)
+                found += [score] if other == row and slot < right[row] else []
+    found_sum, all_sum = ((torch.stack(scores) / TEMPERATURE).exp().sum() for scores in (found, among))
+    return -(found_sum / all_sum).log()
+
+
+def test_rows_of_a_batch_are_compared_pair_by_pair():
+    images, texts, right, there = a_batch()
+    for given in (images, texts):
+        given.requires_grad_()
+    losses = cross_modal_contrast(images, texts, right, there, slice(0, ROWS), temperature=TEMPERATURE)
+    asked = [0, 1, 3, 4]
+    known = torch.stack([compared(images, texts, right.tolist(), there.tolist(), row) for row in asked])
+    assert torch.allclose(losses[asked], known, rtol=0, atol=1e-12)
+    assert losses[2] == 0
+    ours, theirs = (torch.autograd.grad(total.sum(), (images, texts)) for total in (losses, known))
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(ours, theirs, strict=True))
+    assert ours[0][2].count_nonzero() == ours[1][2].count_nonzero() == 0
+
+
+def test_each_rank_compares_its_own_rows_with_all():
+    images, texts, right, there = a_batch()
+    parts = [
+        cross_modal_contrast(images, texts, right, there, own, temperature=TEMPERATURE)
+        for own in (slice(0, 2), slice(2, 3), slice(3, 5))
+    ]
+    whole = cross_modal_contrast(images, texts, right, there, slice(0, ROWS), temperature=TEMPERATURE)
+    assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-12)
