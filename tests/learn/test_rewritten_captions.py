@@ -1,5 +1,5 @@
-"""Images and captions learn to find each other by contrast, with captions that the lists rewrite: both for others that
-were never seen, and against hard wrong ones."""
+"""Images and captions learn to find each other by contrast, with captions that the lists rewrite: held-out ones too,
+against others' and against their own broken ones."""
 
 from __future__ import annotations
 
