@@ -456,6 +456,7 @@ class Config(Section):
     optimizer: OptimizerConfig
     train: TrainConfig
     distill: DistillConfig | None = None
+    """A teacher, and what is learned of it (docs/distillation.md)."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
 

@@ -171,7 +171,7 @@ def _kind(said: Hashable) -> Hashable:
 
 
 def _drawn(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
-    return phrases[rng.integers(len(phrases))]
+    return phrases[int(rng.integers(len(phrases)))]
 
 
 def _replaced(text: Text, others: Mapping[PhraseFound, Text]) -> Text:
