@@ -41,7 +41,7 @@ def outside(opened, name):
 
 def of_no_numbers(opened, name):
     del opened[name]
-    h5py.h5d.create(opened.id, name.encode(), h5py.h5t.STD_B8LE, h5py.h5s.create_simple((2, 3)))
+    h5py.h5d.create(opened.id, name.encode(), h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((2, 3)))
 
 
 @pytest.mark.parametrize(
