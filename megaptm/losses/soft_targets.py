@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.layers.accumulate import gradient_sum_of
+from megaptm.layers.accumulate import gradient_sum_of, scaled
 from megaptm.losses.token import drops_unasked
 
 
@@ -150,11 +150,6 @@ class _SoftTargets(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        d_hidden, d_weight, d_bias = ctx.gradients
-        del ctx.gradients  # scaled in place: they serve once
-        if d_bias is not None:
-            d_bias = d_bias.mul_(d_loss).to(ctx.bias_dtype)
-        if ctx.kept is None:
-            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, *[None] * 4
-        ctx.kept.total.addcmul_(d_weight, d_loss)
-        return d_hidden.mul_(d_loss), ctx.kept.added(), d_bias, *[None] * 4
+        found = scaled(ctx.gradients, d_loss, weight=ctx.weight, bias_dtype=ctx.bias_dtype, kept=ctx.kept)
+        del ctx.gradients
+        return *found, *[None] * 4

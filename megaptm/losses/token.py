@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.layers.accumulate import gradient_sum_of
+from megaptm.layers.accumulate import gradient_sum_of, scaled
 
 ROWS_DRAWN = 256
 """Rows whose tokens are drawn at once: at vocabulary 30,522 they hold 100 MB."""
@@ -149,15 +149,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        d_hidden, d_weight, d_bias = ctx.gradients
-        del ctx.gradients  # scaled in place: they serve once
-        if d_bias is not None:
-            d_bias = d_bias.mul_(d_loss).to(ctx.bias_dtype)
-        kept = gradient_sum_of(ctx.weight)
-        if kept is None:
-            return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(ctx.weight.dtype), d_bias, *[None] * 5
-        kept.total.addcmul_(d_weight.to(kept.total.dtype), d_loss.to(kept.total.dtype))
-        return d_hidden.mul_(d_loss), kept.added(), d_bias, *[None] * 5
+        found = scaled(
+            ctx.gradients, d_loss, weight=ctx.weight, bias_dtype=ctx.bias_dtype, kept=gradient_sum_of(ctx.weight)
+        )
+        del ctx.gradients
+        return *found, *[None] * 5
 
 
 def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:

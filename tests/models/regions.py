@@ -7,8 +7,9 @@ from torch import Tensor
 
 from megaptm.batch import BOX_NUMBERS, IGNORED, MASKED_REGION, REGION
 from megaptm.families.uniter import UNITER
-from megaptm.models import Model, build_model, fill
+from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
+from tests.models.vision import moved
 
 VOCABULARY = 150
 TEXT, REGIONS, ASKED = 8, 6, 3
@@ -62,13 +63,5 @@ def uniter_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
 
 
 def uniter_model(*, layers: int = 2, noise: float = 0.1) -> Model:
-    """In eval mode, its weights moved so that no bias is 0 and no norm 1."""
-    model = build_model(tiny_uniter(layers=layers))
-    fill(model, seed=7)
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += noise * torch.randn(parameter.shape, generator=generator)
-            if len(parameter) == model.spec.padded_vocabulary:
-                parameter[VOCABULARY:] = 0
-    return model.eval()
+    """As `vit_model`."""
+    return moved(build_model(tiny_uniter(layers=layers)), noise)

@@ -46,7 +46,7 @@ def vit_batch(rows: int, *, seed: int, both: bool = True) -> dict[str, Tensor]:
 
 def vit_model(*, layers: int = 2, both: bool = True, noise: float = 0.1) -> Model:
     """In eval mode, its weights moved so that no bias is 0 and no norm 1."""
-    return _moved(build_model(tiny_vit(layers=layers, both=both)), noise)
+    return moved(build_model(tiny_vit(layers=layers, both=both)), noise)
 
 
 TEXT = 8
@@ -76,15 +76,16 @@ def clip_batch(rows: int, *, seed: int, all_asked: bool = False) -> dict[str, Te
 
 def clip_model(*, layers: int = 4, noise: float = 0.1) -> Model:
     """As `vit_model`."""
-    return _moved(build_model(tiny_clip(layers=layers)), noise)
+    return moved(build_model(tiny_clip(layers=layers)), noise)
 
 
-def _moved(model: Model, noise: float) -> Model:
+def moved(model: Model, noise: float) -> Model:
+    """In eval mode, its weights moved so that no bias is 0 and no norm 1; words that pad the table stay 0."""
     fill(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += noise * torch.randn(parameter.shape, generator=generator)
             if len(parameter) == model.spec.padded_vocabulary:
-                parameter[VOCABULARY:] = 0
+                parameter[model.spec.vocabulary :] = 0
     return model.eval()
