@@ -74,6 +74,10 @@ class SlurmCluster:
         self._start("slurmctld", "-D")
         for node in self.nodes:
             self.start_node(node)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Until every node takes jobs: one that a busy machine kept from answering is out of it for some seconds."""
         idle = ["sinfo", "--noheader", "--Node", "--partition=main", "--states=idle", "--format=%N"]
         self.wait_for(lambda: len(self.say(*idle).split()) == len(self.nodes))
 

@@ -26,6 +26,13 @@ def cluster(slurm):
 
 
 @pytest.fixture
+def idle(cluster):
+    """The same when all its nodes take jobs, else Slurm truly has no room in a partition of two."""
+    cluster.wait_until_idle()
+    return cluster
+
+
+@pytest.fixture
 def asked(real_corpus, tmp_path):
     """Findings about a run of four processes on a Slurm, with more options."""
 
@@ -40,8 +47,8 @@ def asked(real_corpus, tmp_path):
 
 
 @pytest.mark.parametrize("more", [(), ("--gpus-per-node=0",), ("--sbatch=--partition=large",), ("--sbatch=-pshort",)])
-def test_a_good_request_has_no_fault(cluster, asked, more):
-    code, findings = asked(cluster, "--nodes=2", "--time=1:00:00", *more)
+def test_a_good_request_has_no_fault(idle, asked, more):
+    code, findings = asked(idle, "--nodes=2", "--time=1:00:00", *more)
     assert code == 0, findings
     assert {one["state"] for one in findings} == {"good", "unknown"}
     assert [one["says"] for one in findings if one["topic"] == "slurm"][-1].startswith(
@@ -75,9 +82,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_request_that_slurm_cannot_grant_is_the_only_fault(cluster, asked, case):
+def test_a_request_that_slurm_cannot_grant_is_the_only_fault(idle, asked, case):
     options, sentence = REFUSED[case]
-    code, findings = asked(cluster, "--nodes=2", *options)
+    code, findings = asked(idle, "--nodes=2", *options)
     assert code == 2
     assert [one["topic"] for one in findings if one["state"] == "fault"] == ["slurm"]
     says = next(one["says"] for one in findings if one["state"] == "fault")
