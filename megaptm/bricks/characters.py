@@ -28,17 +28,14 @@ def word_maps(size: Size) -> Iterator[Map]:
 
 
 def character_maps(spec: ModelSpec) -> Iterator[Map]:
-    """All, the table of characters as a map from its width to its rows; none where words have a table."""
-    if spec.family.reads_characters:
-        yield Map(spec.size.character_width, CHARACTERS, False)
-        yield from convolution_maps(spec.size)
-        yield from word_maps(spec.size)
+    """Of a family that reads characters: all, their table as a map from its width to its rows."""
+    yield Map(spec.size.character_width, CHARACTERS, False)
+    yield from convolution_maps(spec.size)
+    yield from word_maps(spec.size)
 
 
 def word_products(spec: ModelSpec) -> int:
-    """Multiply-adds of a word."""
-    if not spec.family.reads_characters:
-        return 0
+    """Multiply-adds of a word, in a family that reads characters."""
     positions = [LONGEST_WORD - characters + 1 for characters, _ in spec.size.filters]
     along = sum(many * one.weights for many, one in zip(positions, convolution_maps(spec.size), strict=True))
     return along + sum(one.weights for one in word_maps(spec.size))

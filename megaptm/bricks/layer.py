@@ -10,7 +10,7 @@ from functools import lru_cache
 from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.bricks.characters import character_maps
 from megaptm.bricks.patches import patch_maps
-from megaptm.bricks.regions import region_maps, region_norms
+from megaptm.bricks.regions import REGION_NORMS, region_maps
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -172,8 +172,9 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
         for name in _by_table(family, stacks)
         if family.has_embedding_norm(name)
     ]
-    of_regions = region_norms(spec) * norm_parameters(family.first_block, spec.size.table_width)
-    return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms) + of_regions
+    if family.reads_regions:
+        norms += [norm_parameters(family.first_block, spec.size.table_width)] * REGION_NORMS
+    return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms)
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
@@ -185,9 +186,12 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
     """At the input of some stacks besides the token table: tables, as maps from their width to their rows, and what
     widens them; or what makes words of characters, or patches of pixels; and what reads regions."""
     family, width = spec.family, spec.size.table_width
-    yield from character_maps(spec)
-    yield from patch_maps(spec)
-    yield from region_maps(spec)
+    if family.reads_characters:
+        yield from character_maps(spec)
+    if family.reads_images:
+        yield from patch_maps(spec)
+    if family.reads_regions:
+        yield from region_maps(spec)
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
             yield Map(spec.table_width(name), spec.positions_of(name), False)

@@ -19,15 +19,14 @@ def patch_map(spec: ModelSpec) -> Map:
 
 
 def patch_maps(spec: ModelSpec) -> Iterator[Map]:
-    """All, vectors as maps from their width to one row; none where no images are read."""
-    if spec.family.reads_images:
-        yield patch_map(spec)
-        yield from [Map(_width(spec), 1, False)] * (1 + spec.masks_patches)
+    """Of a family that reads images: all, vectors as maps from their width to one row."""
+    yield patch_map(spec)
+    yield from [Map(_width(spec), 1, False)] * (1 + spec.masks_patches)
 
 
-def patch_products(spec: ModelSpec, stack: str, places: int) -> int:
+def patch_products(spec: ModelSpec, places: int) -> int:
     """Multiply-adds of a row of so many places, of which one is the image's; no gradient goes to pixels."""
-    return (places - 1) * patch_map(spec).weights if spec.family.reads_patches(stack) else 0
+    return (places - 1) * patch_map(spec).weights
 
 
 def _width(spec: ModelSpec) -> int:

@@ -11,6 +11,9 @@ from megaptm.bricks.brick import Map
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
+REGION_NORMS = 3
+"""At the input of regions."""
+
 
 class Detector(NamedTuple):
     """What finds regions."""
@@ -28,19 +31,13 @@ def detector_of(spec: ModelSpec) -> Detector:
     return Detector(*spec.size.detector)
 
 
-def region_norms(spec: ModelSpec) -> int:
-    """Norms at the input of regions."""
-    return 3 if spec.family.reads_regions else 0
-
-
 def region_maps(spec: ModelSpec) -> Iterator[Map]:
-    """All, a table as a map from its width to its rows; none where no regions are read. The table of what is hidden has
+    """Of a family that reads regions: all, a table as a map from its width to its rows. The table of what is hidden has
     two rows, as the released one: what is shown has the first, which is zero."""
-    if spec.family.reads_regions:
-        features, width = detector_of(spec).features, spec.size.table_width
-        yield feature_map(spec)
-        yield Map(BOX_NUMBERS, width, True)
-        yield Map(features, 2, False)
+    features, width = detector_of(spec).features, spec.size.table_width
+    yield feature_map(spec)
+    yield Map(BOX_NUMBERS, width, True)
+    yield Map(features, 2, False)
 
 
 def feature_map(spec: ModelSpec) -> Map:

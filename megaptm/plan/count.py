@@ -48,7 +48,7 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_pr
     `num_predicted` is how many positions a row heads read that read only these; absent, all.
     """
     multiply_adds, of_past, hashing = 0, 0, 0
-    of_pixels = sum(patch_products(spec, name, length) for name, length in lengths.items())
+    of_pixels = sum(patch_products(spec, length) for name, length in lengths.items() if spec.family.reads_patches(name))
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -61,9 +61,10 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_pr
                 of_past += layers * sub.brick.past_products
                 hashing += layers * sub.brick.hashing(own)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
-    multiply_adds += sum(lengths.values()) * word_products(spec)
-    # Every position goes through each cluster's map.
-    multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
+    if spec.family.reads_characters:
+        multiply_adds += sum(lengths.values()) * word_products(spec)
+    if spec.size.cutoffs:  # every position goes through each cluster's map
+        multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of what is remembered, and patches, have a gradient for their map, and none for what they are made

@@ -185,10 +185,11 @@ def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:
     assert per_token * 300e9 == pytest.approx(3.14e23, rel=0.03)
 
 
-@pytest.mark.parametrize(("family", "target"), [("gpt2", 0), ("bert", 0), ("t5", 7)])
+@pytest.mark.parametrize(("family", "target"), [("gpt2", 0), ("bert", 0), ("albert", 0), ("t5", 7)])
 def test_operations_equal_those_that_torch_counts(family: str, target: int) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
-    if family == "bert":
+    masked = family in ("bert", "albert")
+    if masked:
         del batch["masked_positions"]
         batch["labels"] = batch["tokens"]
     batch["labels"] = batch["labels"].clamp(min=0)
@@ -197,8 +198,8 @@ def test_operations_equal_those_that_torch_counts(family: str, target: int) -> N
         mean_losses(model(batch)).backward()
     spec, positions = model.spec, 3 * (target or 12)
     lengths = dict(zip(spec.family.stacks, (12, target), strict=False))
-    padding = 6 * positions * (spec.padded_vocabulary - spec.vocabulary) * spec.size.width
+    padding = 6 * positions * (spec.padded_vocabulary - spec.vocabulary) * spec.token_width
     # The gradient of the bias per word is taken as a product with a column of ones.
-    bias = 2 * positions * spec.padded_vocabulary if family == "bert" else 0
+    bias = 2 * positions * spec.padded_vocabulary if masked else 0
     expected = step_flops(spec, rows=3, lengths=lengths) + padding + bias
     assert counter.get_total_flops() == expected
