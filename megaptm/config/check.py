@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 from megaptm.config.distillation import distillation_rules, teacher_rules
-from megaptm.config.image_rules import image_objective, image_shape
-from megaptm.config.model import OF_TABLES, model_spec, resolve_model
+from megaptm.config.image_rules import image_objective
+from megaptm.config.model import resolve_model
+from megaptm.config.model_rules import model_rules, sizes_of, title_of
 from megaptm.config.objective_fit import misfit, row_lengths
-from megaptm.config.recurrent_rules import recurrent_layout, recurrent_shape
-from megaptm.config.region_rules import region_objective, region_shape
+from megaptm.config.recurrent_rules import recurrent_layout
+from megaptm.config.region_rules import region_objective
 from megaptm.config.schedule import never_asked
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
-from megaptm.families import FAMILIES, WORDS, find_family
+from megaptm.families import FAMILIES, find_family
 from megaptm.families.words import WordFamily
 from megaptm.objectives import Composed, Objective, weights_at
-from megaptm.spec import PATTERN_NUMBERS, Family, ModelSpec, Size, change
+from megaptm.objectives.composed import tasks_of
+from megaptm.spec import Family, ModelSpec, change
 
 Rules = Callable[[Config], Iterator[str]]
 
@@ -53,7 +54,7 @@ def broken_model(model: ModelConfig) -> Iterator[str]:
     if unknown:
         yield from unknown
     else:
-        yield from word_shape(model) if isinstance(_family(model), WordFamily) else _shape(model)
+        yield from word_shape(model) if isinstance(_family(model), WordFamily) else model_rules(model)
 
 
 def _family(model: ModelConfig) -> Family | WordFamily | None:
@@ -106,8 +107,8 @@ def _told_apart(task: Objective, family: Family) -> Iterator[str]:
     if "segment" in family.inputs and task.segments > family.segments:
         known = f"{family.name} {family.segments}"
         yield f"objective ({task.name}) tells {task.segments} texts apart by segments, {known}: use another."
-    ids = [(part.label, part.task_id) for part in task.tasks] if isinstance(task, Composed) else []
-    for label, number in ((label, number) for label, number in ids if number is not None):
+    ids = {part.label: part.task_id for part in tasks_of(task) if part.task_id is not None}
+    for label, number in ids.items():
         if "task" not in family.inputs:
             yield f"objective.{label}.task_id ({number}) means nothing to {family.name}: remove it, or use ernie-2."
         elif number >= family.tasks:
@@ -134,19 +135,21 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
 
 
 def _model(config: Config) -> Iterator[str]:
-    yield from _shape(config.model)
+    yield from model_rules(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
     if spec.longest is not None and config.data.sequence > spec.context_of(first):
         yield (
             f"data.sequence ({config.data.sequence}) must not exceed the {spec.context_of(first)} learned positions "
-            f"of {_title(config.model)} (model.context)."
+            f"of {title_of(config.model)} (model.context)."
         )
     elif spec.longest is not None:
         yield from _longest_stream(config, spec)
     yield from _memory(config, spec)
-    yield from image_objective(config, spec)
-    yield from region_objective(config, spec)
+    if spec.family.reads_images:
+        yield from image_objective(config, spec)
+    if spec.family.reads_regions:
+        yield from region_objective(config, spec)
 
 
 def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
@@ -178,7 +181,7 @@ def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
             key = "model.context" if own is None else f"model.stacks.{stack}.context"
             yield (
                 f"objective ({task.name}) makes rows of {places} {prefix}tokens where data.sequence is "
-                f"{config.data.sequence}, and {_title(config.model)} has {longest} learned positions ({key}): "
+                f"{config.data.sequence}, and {title_of(config.model)} has {longest} learned positions ({key}): "
                 "lower data.sequence, or ask for less."
             )
 
@@ -189,7 +192,7 @@ def _distill(config: Config) -> Iterator[str]:
         return
     mistakes = [*teacher_rules(config, broken_model)]
     yield from mistakes
-    if not mistakes and not [*_shape(config.model)]:
+    if not mistakes and not [*model_rules(config.model)]:
         yield from distillation_rules(config)
 
 
@@ -201,88 +204,12 @@ def _data(config: Config) -> Iterator[str]:
             yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
 
 
-def _shape(model: ModelConfig) -> Iterator[str]:
-    for key in OF_TABLES:
-        if getattr(model, key) is not None:
-            known = " or ".join(name for name, family in WORDS.items() if key in family.numbers)
-            yield f"model.{key} means nothing to {_title(model)}: remove it, or use {known}."
-    spec = model_spec(model)
-    yield from recurrent_shape(model, spec)
-    yield from image_shape(model, spec)
-    yield from region_shape(model, spec)
-    if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
-        yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
-    for name, own in model.stacks.items():
-        if own.context is not None and name in spec.family.stacks and spec.family.stacks[name].position != "learned":
-            yield f"model.stacks.{name}.context ({own.context}): the {name} has no table of positions; leave it out."
-    if model.tasks is not None and "task" not in spec.family.inputs:
-        yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
-    shares = any(block.share for block in spec.family.stacks.values())
-    for key in () if shares else ("groups", "cycle"):
-        if (getattr(model, key) or 1) > 1:
-            yield (
-                f"model.{key} ({getattr(model, key)}) means nothing to {_title(model)}, whose layers share no weights: "
-                "remove it, or say what they share (model.share=[attention, ffn])."
-            )
-    words = {word for block in spec.family.stacks.values() for word in block.words}
-    for name, readers in PATTERN_NUMBERS.items():
-        if getattr(model, name) is not None and not words & {*readers}:
-            yield f"model.{name} is of {' and '.join(readers)} attention, which {spec.name} has not; leave it out."
-    yield from _axial(model, spec)
-    for stack, block in spec.family.stacks.items():
-        layers = spec.size_of(stack).layers
-        windows = (block.window,) if isinstance(block.window, int) else block.window
-        if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
-            yield f"model.window ({odd[0]}) must be even: half of it is seen to each side."
-        if block.share and block.groups * block.cycle > layers:
-            yield (
-                f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "
-                f"the {stack} of {_title(model)}: each would be the only one of its kind."
-            )
-    for size, key in _sizes(spec):
-        if size.head_width is None and size.width % size.heads:
-            yield (
-                f"{key}.heads ({size.heads}) must divide the width {size.width} of {_title(model)}; "
-                f"change it or give {key}.head_width."
-            )
-        if size.heads % size.key_heads:
-            yield f"{key}.kv_heads ({size.key_heads}) must divide the {size.heads} attention heads of {_title(model)}."
-
-
-def _axial(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Places in a rectangle, and hashes."""
-    blocks = spec.family.stacks.values()
-    if not any(block.position == "axial" for block in blocks):
-        if model.axial is not None:
-            yield f"model.axial is of axial positions, which {spec.name} has not; leave it out."
-        return
-    if (places := math.prod(spec.axial)) != spec.context:
-        yield (
-            f"model.axial ({spec.axial[0]} x {spec.axial[1]}) has {places} places, and model.context is "
-            f"{spec.context}: make them equal, or leave model.axial out."
-        )
-    if spec.size.table_width < 4:
-        yield f"model.width ({spec.size.table_width}) leaves no features to rows of axial positions; make it 4 or more."
-    for block in blocks:
-        factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
-        if "lsh" in block.words and (odd := [one for one in factors if one % 2]):
-            yield f"model.hash_buckets ({odd[0]}) must be even: half of them are the opposites of the others."
-        if "lsh" in block.words and math.prod(factors) >= 1 << 31:
-            yield f"model.hash_buckets multiply to {math.prod(factors):,}, which a hash cannot tell apart: lower them."
-
-
-def _sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
-    """The sizes of the stacks, and where a config says them."""
-    own = [(size, f"model.stacks.{name}") for name, size in spec.size.stacks.items()]
-    return own if len(own) == len(spec.family.stacks) else [(spec.size, "model"), *own]
-
-
 def _layout(config: Config) -> Iterator[str]:
-    layout, spec, title = config.layout, resolve_model(config), _title(config.model)
+    layout, spec, title = config.layout, resolve_model(config), title_of(config.model)
     if spec.family.is_recurrent:
         yield from recurrent_layout(layout, spec.name)
         return
-    tensor, sizes = config.layout.tensor, [size for size, _ in _sizes(spec)]
+    tensor, sizes = config.layout.tensor, [size for size, _ in sizes_of(spec)]
     for number, what in (
         *((size.heads, "attention heads") for size in sizes),
         *((size.key_heads, "heads of keys and values") for size in sizes if size.key_heads > 1),
@@ -456,7 +383,3 @@ def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
             )
     if optimizer.adafactor != AdafactorConfig() and optimizer.name != "adafactor":
         yield f"optimizer.adafactor means nothing to optimizer.name {optimizer.name}; remove it, or choose adafactor."
-
-
-def _title(model: ModelConfig) -> str:
-    return f"{model.family}/{model.size}"

@@ -27,9 +27,8 @@ def teacher_model(config: Config) -> ModelConfig:
 
 
 def with_resolved_teacher(config: Config) -> Config:
-    """The same config with every number of the teacher written out, as `model.resolved` writes the model's."""
-    if config.distill is None:
-        return config
+    """The same config with every number of its teacher written out, as `model.resolved` writes the model's."""
+    assert config.distill is not None
     alone = resolved(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
     model = alone.model_dump(mode="json", exclude_none=True)
     return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})

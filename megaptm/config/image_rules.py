@@ -1,4 +1,4 @@
-"""What families that read images may not be told, and others of images: each rule one sentence with its key."""
+"""What families that read images may not be told: each rule one sentence with its key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ OF_TOKENS = ("embedding", "cutoffs")
 
 
 def image_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Keys that mean nothing to a family, and patches that no image has."""
+    """Keys that mean nothing to a family that reads images, and patches that no image has."""
     family = spec.family
-    if not family.reads_images:
-        if model.patch is not None:
-            yield f"model.patch ({model.patch}) means nothing to {family.name}, which reads no images; remove it."
-        return
     for key in OF_TOKENS:
         if getattr(model, key):
             yield f"model.{key} means nothing to {family.name}, which reads images; remove it."
@@ -33,7 +29,7 @@ def image_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 def image_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
     """The objective cuts images into the patches that the model reads."""
-    if not spec.family.reads_images or spec.size.patch is None:
+    if spec.size.patch is None:  # told by `image_shape`
         return
     sequence, patch = config.data.sequence, spec.size.patch
     if sequence != spec.context:

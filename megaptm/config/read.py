@@ -17,7 +17,7 @@ from megaptm.config.device_layouts import choose, misfit, spread
 from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import sentences
 from megaptm.config.model import model_spec, resolved
-from megaptm.config.schema import Config, ModelConfig, Section
+from megaptm.config.schema import Config, DeviceLayout, ModelConfig, Section
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
@@ -93,13 +93,11 @@ class Written:
             origins.update(layer.origins)
         mistakes: list[str] = []
         try:
-            chosen, devices = choose(values, self.levels)
-            config = Config.model_validate(chosen)
+            config, devices = self._validated(values)
         except ValidationError as error:
             mistakes += sentences(error, origins=origins, source=str(self.path))
             try:
-                chosen, devices = choose(_without_unknown(values, error), self.levels)
-                config = Config.model_validate(chosen)
+                config, devices = self._validated(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
         config = _with_teacher(config)
@@ -107,7 +105,17 @@ class Written:
         if devices is not None and not unfit:
             config = spread(config, devices)
         mistakes += [*broken(config), *unfit]
-        return Draft(config if mistakes else with_resolved_teacher(resolved(config)), tuple(mistakes))
+        if not mistakes:
+            config = resolved(config)
+            config = config if config.distill is None else with_resolved_teacher(config)
+        return Draft(config, tuple(mistakes))
+
+    def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:
+        """The config of these values, and the number of devices that its data ranks follow from, if any."""
+        if DeviceLayout.model_fields.keys().isdisjoint(values):
+            return Config.model_validate(values), None
+        chosen, devices = choose(values, self.levels)
+        return Config.model_validate(chosen), devices
 
     def load(self) -> Config:
         """The config, checked, its model's numbers told; mistakes are a `UserError`."""

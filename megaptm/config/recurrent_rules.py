@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.batch import LONGEST_WORD
-from megaptm.config.model import OF_CHARACTERS
 from megaptm.config.schema import Layout, ModelConfig
 from megaptm.spec import ModelSpec
 
@@ -42,17 +41,6 @@ def recurrent_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     for key in ("embedding", "stacks") if family.reads_characters else ():
         if getattr(model, key):
             yield f"model.{key} means nothing to {family.name}, which is of one width throughout; remove it."
-    if family.negatives and (
-        loss := next((key for key in ("z_loss", "label_smoothing") if getattr(family, key)), None)
-    ):
-        yield f"model.{loss} is of a softmax over all words, and model.negatives draws some: set one to 0."
-    for key in OF_CHARACTERS:
-        if getattr(model, key) is not None and not family.reads_characters:
-            yield f"model.{key} means nothing to {family.name}, which has a table of tokens; remove it."
-    if model.vectors is not None and (family.reads_characters or family.reads_images or size.cutoffs):
-        yield f"model.vectors means nothing to {family.name}, which has no one table of words; remove it."
-    if model.negatives is not None and "bidirectional-lm" not in family.heads:
-        yield f"model.negatives means nothing to {family.name}, whose losses compare all tokens; remove it."
     if family.reads_characters and not size.filters:
         yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
     if (widest := max((characters for characters, _ in size.filters), default=0)) > LONGEST_WORD:

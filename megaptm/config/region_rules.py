@@ -1,4 +1,4 @@
-"""What families that read regions of images may not be told, and others of regions: each rule one sentence."""
+"""What families that read regions of images may not be told: each rule one sentence with its key."""
 
 from __future__ import annotations
 
@@ -14,15 +14,8 @@ OF_TABLES = ("embedding", "cutoffs")
 
 
 def region_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Keys that mean nothing to a family, or that it cannot do without."""
+    """Keys that mean nothing to a family that reads regions, or that it cannot do without."""
     family = spec.family
-    if not family.reads_regions:
-        if model.detector is not None:
-            yield (
-                f"model.detector ({[*model.detector]}) means nothing to {family.name}, which reads no regions of "
-                "images; remove it."
-            )
-        return
     for key in OF_TABLES:
         if getattr(model, key):
             yield f"model.{key} means nothing to {family.name}, which reads regions of images; remove it."
@@ -35,7 +28,7 @@ def region_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
     """All tasks read what the model's detector finds, and have as many places for it."""
-    if not spec.family.reads_regions or spec.size.detector is None:
+    if spec.size.detector is None:  # told by `region_shape`
         return
     parts = _parts(config.built_objective)
     for label, task in parts.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaptm.config.learning_rate import peak_of, rate_of
 from megaptm.config.schema import Config
-from megaptm.objectives.composed import Composed, StepValue, by_step
+from megaptm.objectives.composed import StepValue, by_step, tasks_of
 
 HIGH = 0.5
 """Of the peak: a rate above it at the end is told."""
@@ -18,7 +18,7 @@ def never_asked(config: Config) -> Iterator[str]:
     One that begins where the run ends is not among them: a phase after this one may go on with it.
     """
     objective, steps = config.built_objective, config.train.steps
-    for task in objective.tasks if isinstance(objective, Composed) else ():
+    for task in tasks_of(objective):
         first = next((step for step, share in zip(task.share.steps, task.share.values, strict=True) if share), None)
         if first is None:
             yield f"objective.{task.label} has a share of 0 at every step: give it one above 0, or remove the task."

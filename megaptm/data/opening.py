@@ -19,7 +19,8 @@ from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, StreamOrder
 from megaptm.errors import UserError
-from megaptm.objectives import Composed, Task, objective_of
+from megaptm.objectives import Task, objective_of
+from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.region_files import SUFFIX
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -74,7 +75,7 @@ def open_mix(
         name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, limits.get(name))
         for name, weight in mix.items()
     }
-    tasks = whole.tasks if isinstance(whole, Composed) else (Task("", whole),)
+    tasks = tasks_of(whole)
     for name, corpus in corpora.items():
         _check_images(corpus, [task.objective for task in tasks if name in (task.corpora or [name])])
     for name, corpus in corpora.items():

@@ -79,10 +79,8 @@ def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], st
     return all(one.get(key, ONE).until(step) == other.get(key, ONE).until(step) for key in one.keys() | other.keys())
 
 
-def with_files(said: str | dict[str, Any], place: Callable[[str], str]) -> str | dict[str, Any]:
-    """The same objective, with the files that its options name where `place` puts them."""
-    if isinstance(said, str):
-        return said
+def with_files(said: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
+    """The same tasks, with the files that their options name where `place` puts them."""
 
     def placed(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):

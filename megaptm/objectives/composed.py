@@ -150,6 +150,11 @@ class Composed(Objective):
             task.objective.check(special, sequence)
 
 
+def tasks_of(objective: Objective) -> tuple[Task, ...]:
+    """Those that an objective is composed of; any other is the only one, without a label."""
+    return objective.tasks if isinstance(objective, Composed) else (Task("", objective),)
+
+
 def by_step(objective: Objective) -> dict[tuple[str, str], StepValue]:
     """("share", task) and ("weight", loss) -> what a config says of it."""
     if not isinstance(objective, Composed):

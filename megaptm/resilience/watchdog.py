@@ -63,6 +63,11 @@ WAITING_FRAMES = 4
 HALTED = "state T: a signal, SIGSTOP, or a debugger"
 
 
+def collective_minutes(hang_seconds: float | None) -> float:
+    """For how long ranks wait for each other: no collective gives up before who watches the run and knows who hangs."""
+    return max(30.0, 1.5 * LONG * (hang_seconds or 0.0) / 60)
+
+
 @dataclass
 class Seen:
     """A rank, as far as it was seen."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from megaptm.config import Config, resolve
 from megaptm.data.opening import annotations_of
 from megaptm.families.words import WordFamily
-from megaptm.objectives.composed import Composed, Task
+from megaptm.objectives.composed import tasks_of
 from megaptm.spec import Family
 from megaptm.storage import join
 
@@ -21,12 +21,6 @@ SOURCES = {
 """Annotation -> a source that has it, of no plain text: its path, and its settings."""
 VALUES = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
 """Annotation that is no switch -> what stands for its value."""
-
-
-def tasks_of(config: Config) -> tuple[Task, ...]:
-    """What the objective is composed of."""
-    objective = config.built_objective
-    return objective.tasks if isinstance(objective, Composed) else (Task("", objective),)
 
 
 def specials_option(family: Family | WordFamily) -> list[str]:
@@ -74,7 +68,7 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
 def _needed(place: str, config: Config) -> list[str]:
     """Annotations that the tasks ask about which read a corpus. Where there are more, one that another task can be
     asked of without them may be such."""
-    tasks = (task for task in tasks_of(config) if place in (task.corpora or [place]))
+    tasks = (task for task in tasks_of(config.built_objective) if place in (task.corpora or [place]))
     alone = len(config.data.mix) == 1
     asked = (task.objective if alone else task.objective.of_corpus(()) for task in tasks)
     return [*dict.fromkeys(chain(*map(annotations_of, asked)))]

@@ -14,7 +14,8 @@ from megaptm.data.opening import annotations_of, check_together
 from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
 from megaptm.errors import UserError
-from megaptm.run.build_command import build_command, specials_option, tasks_of
+from megaptm.objectives.composed import tasks_of
+from megaptm.run.build_command import build_command, specials_option
 from megaptm.run.teacher import check_teacher
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
@@ -41,7 +42,7 @@ class RunCorpora:
         first, corpus = next(iter(self._corpora.items()))
         self.tokenizer = tokenizer_of(corpus)
         check_vocabulary(config, self.tokenizer, first)
-        for task in tasks_of(config):
+        for task in tasks_of(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
             if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
                 # Another objective would be asked of each of them.
@@ -124,7 +125,7 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     """Where a tokenizer lacks a token that the family's own has, name that kind; of others objectives tell."""
     family = resolve(config).family
     known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
-    for task in tasks_of(config):
+    for task in tasks_of(config.built_objective):
         lacking = task.objective.lacking(tokenizer.special)
         if lacking and {*lacking} <= {*known}:
             options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
@@ -137,7 +138,8 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
-    check_teacher(config, corpora.tokenizer)
+    if config.distill is not None:
+        check_teacher(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
         corpora.check()
         return

@@ -122,7 +122,7 @@ def absolute_paths(config: Config) -> Config:
     cache = config.data.cache and _absolute(config.data.cache)
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
     data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache": cache})
-    objective = with_files(config.objective, _absolute)
+    objective = config.objective if isinstance(config.objective, str) else with_files(config.objective, _absolute)
     vectors = config.model.vectors and _absolute(config.model.vectors)
     model = config.model.model_copy(update={"vectors": vectors})
     wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}

@@ -28,8 +28,9 @@ def newest_step(run: Path) -> int | None:
 def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     """A `UserError` where the run of `distill.teacher` has no checkpoint, is of another model than `distill.model`, or
     reads other tokens than the corpora have."""
-    if config.distill is None or (distillation := distillation_of(config)) is None:
-        return
+    distillation = distillation_of(config)
+    assert config.distill is not None
+    assert distillation is not None
     run = Path(config.distill.teacher)
     if not (run / CONFIG).is_file():
         raise UserError(
@@ -62,10 +63,9 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
         )
 
 
-def teacher_id(config: Config) -> str | None:
-    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies; None without one."""
-    if config.distill is None:
-        return None
+def teacher_id(config: Config) -> str:
+    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies."""
+    assert config.distill is not None
     from megaptm.checkpoint.store import Store  # loads torch
 
     files = Store(Path(config.distill.teacher)).load(_step(config)).files

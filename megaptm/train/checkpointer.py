@@ -68,7 +68,7 @@ class Checkpointer:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.place, self.events = place, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
-        self.teacher = teacher_id(config)
+        self.teacher = None if config.distill is None else teacher_id(config)
         self.store = Store(
             run,
             keep=config.checkpoint.keep,

@@ -14,16 +14,11 @@ from megaptm.errors import EXIT_FAILURE
 from megaptm.parallel.collectives import barrier, broadcast_object
 from megaptm.resilience.failures import exit_code_of_hang
 from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
-from megaptm.resilience.watchdog import LONG, Limits, Watchdog
+from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.rank import RankEnvironment
 
 LATER = 1.5
 """Times the seconds of rank 0, after which rank 1 ends the run: if it is rank 0 that hangs."""
-
-
-def collective_minutes(hang_seconds: float | None) -> float:
-    """For how long ranks wait for each other: no collective gives up before who watches the run and knows who hangs."""
-    return max(30.0, 1.5 * LONG * (hang_seconds or 0.0) / 60)
 
 
 def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: RankEnvironment) -> None:

@@ -18,6 +18,7 @@ from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
+from megaptm.resilience.watchdog import collective_minutes
 from megaptm.run.folder import CONFIG, refuse_anothers
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 
@@ -70,7 +71,7 @@ def _work(
     from megaptm.train.engines import build_engine, build_source
     from megaptm.train.loop import Training, train
     from megaptm.train.metrics import SecondsSpent, StepReport
-    from megaptm.train.peer_watch import collective_minutes, watch_each_other
+    from megaptm.train.peer_watch import watch_each_other
 
     spec = resolve(config)
     events = Events(run, fence=lock.must_be_mine) if lock else None
