@@ -15,7 +15,7 @@ from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
 from megaptm.run.corpora import cache_of
 from megaptm.run.folder import CONFIG, changes, check_phase, trained
-from megaptm.run.submission import refuse_queued
+from megaptm.run.submission import SCRIPT, refuse_queued
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint
@@ -29,7 +29,8 @@ def resume(case: Case) -> Iterator[Finding]:
     """Nothing where there is no run yet."""
     run = Path(case.config.run)
     check_phase(case.config)
-    refuse_queued(run)
+    if (run / SCRIPT).exists():
+        refuse_queued(run)
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and trained(run):

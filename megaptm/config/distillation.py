@@ -34,10 +34,10 @@ def with_resolved_teacher(config: Config) -> Config:
     return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
-def distillation_of(config: Config) -> Distillation | None:
-    """What a student is asked of its teacher, of a config that has been checked; None without a teacher."""
-    if (said := config.distill) is None:
-        return None
+def distillation_of(config: Config) -> Distillation:
+    """What a student is asked of its teacher, of a config that has one and has been checked."""
+    said = config.distill
+    assert said is not None
     questions = _questions(config)
     teacher, student = model_spec(teacher_model(config), questions), resolve_model(config)
     return Distillation(

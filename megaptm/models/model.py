@@ -63,7 +63,9 @@ def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | R
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
-    raise RuntimeError(f"{[*losses]}: losses before the last chunk need somebody who adds them (parallel.inner_losses)")
+    raise RuntimeError(
+        f"{[*losses]}: losses before the last chunk need somebody who adds them (parallel.pipeline.InnerLosses)"
+    )
 
 
 class Model(nn.Module):

@@ -25,12 +25,10 @@ from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups
-from megaptm.parallel.inner_losses import InnerLosses
-from megaptm.parallel.main_grad import attach_main_grads
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
-from megaptm.parallel.pipeline import Pipeline, no_tokens
-from megaptm.parallel.stage import Stage, build_stages, fill, transformer_config
+from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
+from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, fill, transformer_config
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.parallel.teacher import build_teacher, slice_of_teacher
 from megaptm.parallel.tied_parameters import TiedParameters

@@ -195,3 +195,27 @@ def remember_draws() -> Again:
 def block(whole: Tensor, place: Placement, shape: tuple[int, ...]) -> Tensor:
     """The slice of a whole tensor that lies at `place`."""
     return whole[tuple(slice(start, start + length) for start, length in zip(place.offset, shape, strict=True))]
+
+
+class MainGrad:
+    """The `gradient_sum` of a parameter (`layers.accumulate`): megatron-core's `main_grad`, a float32 tensor to which
+    the gradients of all micro-batches are added."""
+
+    def __init__(self, parameter: nn.Parameter, *, overlaps: bool) -> None:
+        self._parameter, self._overlaps = parameter, overlaps
+
+    @property
+    def total(self) -> Tensor:
+        return self._parameter.main_grad  # type: ignore[attr-defined]
+
+    def added(self) -> Tensor | None:
+        """Where gradients are reduced during the backward pass, it waits to see one for every parameter: it gets one
+        whose values nobody reads."""
+        self._parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+        return torch.empty_like(self._parameter) if self._overlaps else None
+
+
+def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> None:
+    """Let the modules of these parameters add to their `main_grad`; `overlaps`: reduced during the backward pass."""
+    for parameter in parameters:
+        parameter.gradient_sum = MainGrad(parameter, overlaps=overlaps)  # type: ignore[attr-defined]

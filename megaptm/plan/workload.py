@@ -125,7 +125,7 @@ def workload_of(config: Config) -> Workload:
         num_predicted=batch.num_predicted,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
-        distillation=distillation_of(config),
+        distillation=None if config.distill is None else distillation_of(config),
         software=replace(
             MEGAPTM,
             gradient_overlap=config.communication.overlap_grad_reduce,

@@ -33,7 +33,7 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
-from megaptm.run.submission import refuse_queued
+from megaptm.run.submission import SCRIPT, refuse_queued
 from megaptm.run.teacher import newest_step
 from megaptm.storage import write_whole
 from megaptm.track.address import default_uri
@@ -169,7 +169,8 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     check_phase(config)
     if config.track.enabled and config.track.uri is None:
         default_uri(run)  # raises where there can be none
-    refuse_queued(run)
+    if (run / SCRIPT).exists():
+        refuse_queued(run)
     with _folder_errors_told(run), RunLock(run, attempt=attempt):
         if (run / CONFIG).exists() and trained(run):
             begun = load(run / CONFIG)

@@ -39,7 +39,8 @@ def check_submitted(path: Path) -> None:
 
 
 def refuse_queued(run: Path) -> None:
-    """Raise while a job of the run waits or runs, unless this process belongs to one: it carries another config."""
+    """Raise while a job of a run that was submitted waits or runs, unless this process belongs to one: it carries
+    another config."""
     jobs = queued(run)
     if not jobs or os.environ.get("SLURM_JOB_ID") in jobs:
         return
@@ -56,8 +57,6 @@ def queued(run: Path) -> dict[str, str]:
     Empty where Slurm does not answer: what a job trains it carries along, whatever happens meanwhile.
     """
     script = run / SCRIPT
-    if not script.exists():
-        return {}
     try:
         lines = ask("squeue", "--noheader", "--format=%A|%T|%o")
     except UserError:

@@ -28,9 +28,8 @@ def newest_step(run: Path) -> int | None:
 def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     """A `UserError` where the run of `distill.teacher` has no checkpoint, is of another model than `distill.model`, or
     reads other tokens than the corpora have."""
-    distillation = distillation_of(config)
     assert config.distill is not None
-    assert distillation is not None
+    distillation = distillation_of(config)
     run = Path(config.distill.teacher)
     if not (run / CONFIG).is_file():
         raise UserError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from megaptm.errors import UserError
 from megaptm.shell import command_line
-from megaptm.track.state import State
+from megaptm.track.journal import UploadState
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
@@ -46,7 +46,7 @@ def database_path(uri: str) -> Path | None:
 def how_to_look(run: Path) -> list[str]:
     """A command, where there is no server, and the address of the run's curves; nothing where MLflow has no run yet."""
     try:
-        state = State.found(run)
+        state = UploadState.found(run)
         page = curves(state.experiment_id, state.run_id) if state else ""
         if state is None or not page:
             return []

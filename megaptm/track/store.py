@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.track.address import ARTIFACTS, curves, default_uri
-from megaptm.track.journal import FILE, parsed
-from megaptm.track.state import State
+from megaptm.track.journal import FILE, UploadState, parsed
 
 # Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.
 for name, value in {
@@ -44,7 +43,7 @@ LONGEST_PARAM = 6000
 class MlflowRun:
     """The MLflow run of a run folder."""
 
-    def __init__(self, run: Path, state: State) -> None:
+    def __init__(self, run: Path, state: UploadState) -> None:
         self._run = run
         uri = state.uri or default_uri(run)
         ensure_database(uri)
@@ -64,7 +63,7 @@ class MlflowRun:
             if "status" in record:
                 self._send_status(record["status"], _moment(record))
 
-    def _open(self, state: State) -> str:
+    def _open(self, state: UploadState) -> str:
         """The id of the run: the one we know, else the one we made and did not live to write down, else a new one."""
         experiment = self._experiment(state)
         if state.run_id is not None:
@@ -86,14 +85,14 @@ class MlflowRun:
         state.write(self._run)
         return state.run_id
 
-    def _create(self, experiment: str, state: State) -> Run:
+    def _create(self, experiment: str, state: UploadState) -> Run:
         """It begins when its journal does: whoever reports it first may be long after."""
         with (self._run / FILE).open("rb") as journal:
             first = parsed(journal.readline()) or {}
         begun = _moment(first) if "time" in first else None
         return self._client.create_run(experiment, start_time=begun, tags={JOB_TAG: state.job}, run_name=self._run.name)
 
-    def _experiment(self, state: State) -> str:
+    def _experiment(self, state: UploadState) -> str:
         known = self._client.get_experiment_by_name(state.experiment)
         if known is not None:
             return known.experiment_id

@@ -10,8 +10,7 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.track.address import default_uri
-from megaptm.track.journal import FILE, parsed
-from megaptm.track.state import State
+from megaptm.track.journal import FILE, UploadState, parsed
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class Uploader(threading.Thread):
     def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float) -> None:
         super().__init__(daemon=True, name="mlflow-uploader")
         self._run, self._retry_seconds = run, retry_seconds
-        self._state = State.read(run, uri=uri, experiment=experiment)
+        self._state = UploadState.read(run, uri=uri, experiment=experiment)
         self._closing = False
         self.wake = threading.Event()
         """Set when there is something new."""

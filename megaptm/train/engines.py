@@ -43,7 +43,7 @@ def build_engine(
             raise UserError(f"{spec.name} needs numba: install it with `pip install megaptm[words]`.") from None
     from megaptm.parallel.engine import Engine
 
-    distillation = distillation_of(config)
+    distillation = None if config.distill is None else distillation_of(config)
     return Engine(
         spec,
         config.layout,

@@ -25,14 +25,14 @@ KILL_WHILE_IT_IS_MADE = """
 import json, os, signal, sys, time
 from pathlib import Path
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from megaptm.track.state import State
+from megaptm.track.journal import UploadState
 from megaptm.track.store import MlflowRun
 
 def fork(folder):
     child = os.fork()
     if child == 0:
         if made_by == "us":
-            MlflowRun(folder / "run", State.read(folder / "run", uri=None, experiment="megaptm"))
+            MlflowRun(folder / "run", UploadState.read(folder / "run", uri=None, experiment="megaptm"))
         else:  # as `mlflow ui` makes it
             SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", "./mlruns")
         os._exit(0)
