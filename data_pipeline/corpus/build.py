@@ -9,29 +9,27 @@ import itertools
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from data_pipeline.annotate import Annotations
-from data_pipeline.corpus.output import CorpusOutput, building
+from data_pipeline.corpus.building import open_build
+from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
-from data_pipeline.corpus.tokenizing import SHARDS, ShardResult, stored_as, stored_fields, write_shards
+from data_pipeline.corpus.tokenizing import ShardResult, stored_as, stored_fields, write_shards
 from data_pipeline.corpus.training import train_tokenizer
 from data_pipeline.corpus.work import JobRunner
-from data_pipeline.corpus.workers import open_workers
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
 from data_pipeline.page import write_page
-from data_pipeline.progress import Stages
 from data_pipeline.recipe import Recipe
 from data_pipeline.report import CorpusReport, report_on
 from data_pipeline.sources import find_files
 from megaptm import __version__
-from megaptm.data.shards import Manifest, ShardInfo, write_manifest
+from megaptm.data.shards import Manifest, write_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
 
@@ -59,14 +57,8 @@ def build_corpus(
     if recipe.annotate is not None:
         recipe.annotate.check()
     given = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
-    with (
-        building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
-        Stages(console) as stages,
-        ExitStack() as stack,
-    ):
-        with stages.stage("start workers"):
-            pool = stack.enter_context(open_workers(workers, sum(file.size for file in files), output.scratch))
-        work = JobRunner(output.scratch, pool, stages)
+    with open_build(out, overwrite=overwrite, scratch=scratch, console=console) as build:
+        output, work = build.output, build.start_workers(workers, sum(file.size for file in files))
         parts, dropped = read_parts(recipe, files, work)
         dropped.merge(passed_over)
         if not any(part.documents for part in parts):
@@ -92,9 +84,9 @@ def build_corpus(
             dropped=dropped,
             results=list(itertools.chain(*results.values())),
             notes=_notes(recipe, selection, tokenizer, manifest, work),
-            workers=pool.count,
+            workers=work.workers.count,
             found=work.found,
-            seconds=stages.seconds,
+            seconds=work.stages.seconds,
         )
         report.save(output.folder)
         write_page(report, output.folder)
@@ -169,25 +161,10 @@ def _write_manifest(
         output.folder,
         dtype=stored_as(tokenizer),
         fields=fields,
-        splits={split: list(_named(split, some, output)) for split, some in results.items()},
-        tokenizer={
-            "kind": tokenizer.kind,
-            "vocabulary": tokenizer.vocabulary,
-            "fingerprint": tokenizer.fingerprint,
-        },
+        splits={split: [*output.place_shards(split, (one.info for one in some))] for split, some in results.items()},
+        tokenizer=tokenizer.for_manifest(),
         made_from={"recipe": recipe.plain(), "tables": tables, "found": found, "megaptm": __version__},
     )
-
-
-def _named(split: str, results: list[ShardResult], output: CorpusOutput) -> Iterator[ShardInfo]:
-    """The shards of a split under their names in the corpus."""
-    written = [result.info for result in results if result.info]
-    for number, info in enumerate(written):
-        named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-        # Where files are is not learned from a result that was found.
-        output.place(output.scratch / SHARDS / Path(info.name).name, named.name)
-        output.place(output.scratch / SHARDS / Path(info.index_name).name, named.index_name)
-        yield named
 
 
 def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:

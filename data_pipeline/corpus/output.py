@@ -9,6 +9,7 @@ the next one puts the old one back before it begins.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -16,7 +17,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ from pathlib import Path
 from rich.console import Console
 
 from data_pipeline.corpus.work import JobRunner
-from data_pipeline.folders import BUILDING, CORPUS, SCRATCH
+from data_pipeline.folders import BUILDING, CORPUS, SCRATCH, SHARDS
 from megaptm.data.manifest import MANIFEST
-from megaptm.data.shards import read_manifest
+from megaptm.data.shards import ShardInfo, read_manifest
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
@@ -58,6 +59,16 @@ class CorpusOutput(ABC):
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise
             shutil.copyfile(file, self.folder / name)
+
+    def place_shards(self, split: str, written: Iterable[ShardInfo | None]) -> Iterator[ShardInfo]:
+        """Give finished shards of a split, and their indexes, names in the corpus: yields them with these; jobs that
+        had nothing to write, None, have no shard."""
+        for number, info in enumerate(info for info in written if info):
+            named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
+            # Where files are is not learned from a result that was found.
+            self.place(self.scratch / SHARDS / Path(info.name).name, named.name)
+            self.place(self.scratch / SHARDS / Path(info.index_name).name, named.index_name)
+            yield named
 
     def begin(self) -> None:
         """Make the place ready to build in. The homes are locked."""

@@ -23,6 +23,7 @@ from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
+from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
@@ -40,8 +41,6 @@ IMAGES = {
     ".tiff": "tif",
 }
 """Suffix of an image's file -> suffix of its member in a shard."""
-SHARDS = "shards"
-"""Folder of unfinished work where finished shards wait."""
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 """Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
 

@@ -7,21 +7,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from data_pipeline.corpus.output import CorpusOutput, building
+from data_pipeline.corpus.building import open_build
+from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
-from data_pipeline.corpus.workers import open_workers
 from data_pipeline.document import Dropped
+from data_pipeline.folders import SHARDS
 from data_pipeline.images.digits import write_digits
 from data_pipeline.images.folders import (
     ImageFile,
     ImageShardJob,
-    ImageShardResult,
     deal,
     hashed,
     images_below,
@@ -35,13 +34,10 @@ from data_pipeline.images.region_shapes import write_region_shapes
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
 from data_pipeline.images.splits import SPLITS, Results, labeled, linked, split_by_hash
-from data_pipeline.images.texts import SHARDS
-from data_pipeline.progress import Stages
 from megaptm import __version__
-from megaptm.data.shards import ShardInfo, write_manifest
+from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError
 from megaptm.storage import is_remote
-from megaptm.tokenizers import Tokenizer
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 
@@ -56,11 +52,8 @@ def build_images(
     console: Console | None = None,
 ) -> ImageReport:
     """Build the corpus of a recipe in the folder or at the URL `out`, as `corpus.build.build_corpus` does of text."""
-    with (
-        building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
-        Stages(console) as stages,
-        ExitStack() as stack,
-    ):
+    with open_build(out, overwrite=overwrite, scratch=scratch, console=console) as build:
+        output = build.output
         source = _folder(recipe, recipe.source, output)
         held_out = None if recipe.held_out is None else _folder(recipe, recipe.held_out, output)
         given, dropped = given_shards(source), Dropped()
@@ -73,9 +66,7 @@ def build_images(
         shards = _given(recipe, given, held_out) if given else {}
         paths = [path for some in shards.values() for path in some]
         total = sum(file.size for some in files.values() for file in some) + sum(path.stat().st_size for path in paths)
-        with stages.stage("start workers"):
-            pool = stack.enter_context(open_workers(workers, total, output.scratch))
-        work = JobRunner(output.scratch, pool, stages)
+        work = build.start_workers(workers, total)
         (output.scratch / SHARDS).mkdir(exist_ok=True)
         if recipe.texts:
             shards = shards or packed(recipe, files, beside, work, dropped)
@@ -85,7 +76,7 @@ def build_images(
             found = labeled(results, linked(results, shards, output), _names(recipe, results))
         else:
             results = _written(recipe, files, work)
-            infos = {split: [*_placed(split, results[split], output)] for split in SPLITS}
+            infos = {split: [*output.place_shards(split, (one.info for one in results[split]))] for split in SPLITS}
             found = labeled(results, infos, labels_below(source))
         for some in found.results.values():
             for one in some:
@@ -99,7 +90,7 @@ def build_images(
             dtype=found.dtype,
             fields=recipe.limits.fields,
             splits=found.infos,
-            tokenizer=_described(found.tokenizer),
+            tokenizer=found.tokenizer.for_manifest(),
             made_from={"images": recipe.for_manifest(), "megaptm": __version__},
         )
         report = ImageReport.of(
@@ -108,9 +99,9 @@ def build_images(
             found.names,
             found.results,
             dropped,
-            workers=pool.count,
+            workers=work.workers.count,
             found=work.found,
-            seconds=stages.seconds,
+            seconds=work.stages.seconds,
         )
         report.save(output.folder)
         output.publish(work)
@@ -159,17 +150,6 @@ def _written(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work
             first += len(shard)
     results = work.run("look and write", write_image_shard, jobs)
     return {"train": results[: counts["train"]], "validation": results[counts["train"] :]}
-
-
-def _placed(split: str, results: Sequence[ImageShardResult], output: CorpusOutput) -> Iterator[ShardInfo]:
-    """The shards of a split under their names in the corpus."""
-    written = [result.info for result in results if result.info]
-    for number, info in enumerate(written):
-        named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-        # Where files are is not learned from a result that was found.
-        output.place(output.scratch / SHARDS / Path(info.name).name, named.name)
-        output.place(output.scratch / SHARDS / Path(info.index_name).name, named.index_name)
-        yield named
 
 
 def _given(recipe: ImageRecipe, shards: Sequence[Path], held_out: Path | None) -> dict[str, list[Path]]:
@@ -228,7 +208,3 @@ def _names(recipe: ImageRecipe, results: Results) -> list[str]:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"classes ({recipe.classes}) names {twice[0]!r} twice: give each label a name of its own.")
     return names
-
-
-def _described(tokenizer: Tokenizer) -> dict[str, object]:
-    return {"kind": tokenizer.kind, "vocabulary": tokenizer.vocabulary, "fingerprint": tokenizer.fingerprint}

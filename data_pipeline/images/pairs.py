@@ -12,11 +12,12 @@ import numpy as np
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import Dropped
+from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, ImageShardResult, deal
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.repeated import repeated
 from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
-from data_pipeline.images.texts import SHARDS, PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
+from data_pipeline.images.texts import PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
 from megaptm.data.shards import ShardInfo
 
 

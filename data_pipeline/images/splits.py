@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.corpus.output import CorpusOutput
+from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, ImageShardResult, hashed
 from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.texts import SHARDS
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name

@@ -17,6 +17,7 @@ import numpy as np
 from data_pipeline.corpus.training import TRAINING_BYTES
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.document import Dropped
+from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, in_utf8
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.recipe import TokenizerRecipe
@@ -32,8 +33,6 @@ MOST_TEXT_BYTES = 1 << 20
 """Of a `.txt` or `.json`."""
 BESIDE = (".txt", ".json")
 """Suffixes of files that have the text of the image of the same name; the first that is there counts."""
-SHARDS = "shards"
-"""Folder of unfinished work where finished shards and indexes wait."""
 BLOCK = 512
 """Bytes of a tar."""
 

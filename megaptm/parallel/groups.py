@@ -119,6 +119,8 @@ def leave() -> None:
 def close_groups() -> None:
     """End the groups of the last layout, which megatron-core only forgets: gloo has threads for each, which wake a
     hundred times a second."""
+    # By megatron-core's private list: its public `destroy_model_parallel` sets names to None and destroys gloo's groups
+    # alone, its getters return a part of the groups, and torch's public `destroy_process_group` ends one or the world.
     if parallel_state.model_parallel_is_initialized():
         made = [group for group in parallel_state._global_process_group_list if group is not None]  # None: the world
         parallel_state.destroy_model_parallel()

@@ -67,6 +67,10 @@ class Tokenizer:
         """Number of ids: one more than the largest."""
         return self.special.size
 
+    def for_manifest(self) -> dict[str, str | int]:
+        """What the manifest of a corpus says of its tokenizer."""
+        return {"kind": self.kind, "vocabulary": self.vocabulary, "fingerprint": self.fingerprint}
+
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of tokenizer.json, however its file is spaced and ordered.

@@ -1,0 +1,40 @@
+"""How every build of a corpus begins: a place to build in, stages to show, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from data_pipeline.corpus.output import CorpusOutput, building
+from data_pipeline.corpus.work import JobRunner
+from data_pipeline.corpus.workers import open_workers
+from data_pipeline.progress import Stages
+
+
+class CorpusBuild:
+    """A corpus in the making."""
+
+    def __init__(self, output: CorpusOutput, stages: Stages, opened: ExitStack) -> None:
+        self.output, self.stages, self._opened = output, stages, opened
+
+    def start_workers(self, count: int | None, input_bytes: int) -> JobRunner:
+        """Workers for an input of so many bytes, who end with the build (`corpus.workers.open_workers`)."""
+        with self.stages.stage("start workers"):
+            workers = self._opened.enter_context(open_workers(count, input_bytes, self.output.scratch))
+        return JobRunner(self.output.scratch, workers, self.stages)
+
+
+@contextmanager
+def open_build(
+    out: str | Path, *, overwrite: bool, scratch: str | None, console: Console | None
+) -> Iterator[CorpusBuild]:
+    """A build of the corpus at `out` (`corpus.output.building`)."""
+    with (
+        building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
+        Stages(console) as stages,
+        ExitStack() as opened,
+    ):
+        yield CorpusBuild(output, stages, opened)
