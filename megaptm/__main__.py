@@ -22,7 +22,7 @@ from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.credentials import refuse_credentials_in_words
-from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.processes import collect_garbage_rarely, end_now
 
 
@@ -40,7 +40,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with storage_errors_told("the output"):
+            with storage_errors_as_user_errors("the output"):
                 return super().invoke(ctx)
         except UserError as error:
             self._tell(ctx, error)

@@ -101,7 +101,7 @@ NO_PLACE = (
 
 
 @contextmanager
-def storage_errors_told(place: object) -> Iterator[None]:
+def storage_errors_as_user_errors(place: object) -> Iterator[None]:
     """A disk that is full, read-only or gone is for the user to mend: a sentence takes the place of the system's error.
 
     `place` is named where the error names no file.

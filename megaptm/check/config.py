@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import resolve
-from megaptm.config.schedule import doubts
+from megaptm.config.schedule import config_warnings
 from megaptm.plan.count import count
 
 
@@ -25,4 +25,4 @@ def rules(case: Case) -> Iterator[Finding]:
         f"tensor {layout.tensor} x pipeline {layout.pipeline}).",
         {"parameters": parameters, "processes": layout.processes},
     )
-    yield from (Finding("config", "warning", says) for says in doubts(config))
+    yield from (Finding("config", "warning", says) for says in config_warnings(config))

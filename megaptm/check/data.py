@@ -16,7 +16,7 @@ from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
-from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, misfit
+from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, size_mismatch
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
@@ -166,7 +166,7 @@ def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
     """A fault for each shard that is not the manifest's, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
     sizes = listed(corpus.name, _retry(corpus))
-    problems = [problem for info in shards if (problem := misfit(corpus.name, info, sizes))]
+    problems = [problem for info in shards if (problem := size_mismatch(corpus.name, info, sizes))]
     chosen = _chosen(case, [] if problems else shards)
     problems += _damaged(case, corpus, chosen)
     for problem in problems[:MOST_TOLD]:
@@ -237,11 +237,11 @@ def _wrong_index(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
     except UserError as error:
         return str(error)
     most = None if case.hashing == "all" else SAMPLE_DOCUMENTS
-    wrong = lies(shard, info, corpus.manifest.tokenizer["vocabulary"], most)
+    wrong = index_mistake(shard, info, corpus.manifest.tokenizer["vocabulary"], most)
     return f"{join(corpus.name, info.name)}: {wrong}; build the corpus again." if wrong else None
 
 
-def lies(shard: Shard, info: ShardInfo, vocabulary: int, most: int | None) -> str | None:
+def index_mistake(shard: Shard, info: ShardInfo, vocabulary: int, most: int | None) -> str | None:
     """What the index says of a shard that is not so; `most` documents are looked up."""
     places = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
     if int(places[:, 1].sum()) != info.tokens:

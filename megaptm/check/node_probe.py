@@ -17,7 +17,7 @@ from megaptm.schedulers.node_process import ProcessOutput, facts, last_line, run
 class Answers:
     """What the nodes said."""
 
-    said: dict[str, dict[str, Any]]
+    by_node: dict[str, dict[str, Any]]
     """Facts by the node's name, in the scheduler's order."""
     silent: dict[str, str]
     """Why, of the nodes that said nothing."""
@@ -49,7 +49,7 @@ def gather(nodes: Sequence[str], output: Sequence[ProcessOutput], *, begin: floa
     """Facts of those that gave any, and the last words of the others."""
     pairs = list(zip(nodes, output, strict=True))
     return Answers(
-        said={node: found for node, one in pairs if (found := facts(one.stdout))},
+        by_node={node: found for node, one in pairs if (found := facts(one.stdout))},
         silent={node: last_line(one.stderr) for node, one in pairs if not facts(one.stdout)},
         begin=begin,
         end=time.time(),

@@ -89,7 +89,7 @@ def compare(answers: Answers, asked: Asked) -> Iterator[Finding]:
     findings = [*silent(answers), *software(answers), *clocks(answers), *disks(answers, asked), *hardware(answers)]
     yield from findings
     if not findings:
-        yield Finding(TOPIC, "good", summary(list(answers.said.values()), list(answers.said)))
+        yield Finding(TOPIC, "good", summary(list(answers.by_node.values()), list(answers.by_node)))
 
 
 def summary(said: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str:
@@ -122,7 +122,7 @@ def software(answers: Answers) -> Iterator[Finding]:
 
 def unusable(answers: Answers) -> Iterator[Finding]:
     problems: dict[str, list[str]] = {}
-    for node, said in answers.said.items():
+    for node, said in answers.by_node.items():
         for problem in wrong(said, WHERE) if "torch_cuda" in said else ():
             problems.setdefault(problem, []).append(node)
     for problem, nodes in problems.items():
@@ -131,7 +131,7 @@ def unusable(answers: Answers) -> Iterator[Finding]:
 
 def clocks(answers: Answers) -> Iterator[Finding]:
     """A node reads its clock between question and answer: it is wrong by at least what it lies outside of that."""
-    for node, said in answers.said.items():
+    for node, said in answers.by_node.items():
         ahead, behind = said["clock"] - answers.end, answers.begin - said["clock"]
         if max(ahead, behind) > CLOCK_SECONDS:
             off = f"{max(ahead, behind):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
@@ -143,7 +143,7 @@ def clocks(answers: Answers) -> Iterator[Finding]:
 def disks(answers: Answers, asked: Asked) -> Iterator[Finding]:
     if not answers.everywhere:
         return
-    said = answers.said.items()
+    said = answers.by_node.items()
     if blind := [node for node, facts in said if facts.get("sees_token") is False]:
         says = (
             f"{listed(blind)} cannot see what is in {asked.token} here: put run=FOLDER on a disk that all nodes share."
@@ -180,7 +180,7 @@ def less(name: str, unit: str, scale: int, answers: Answers) -> Iterator[Finding
 
 def each(answers: Answers, name: str) -> dict[str, Any]:
     """Node -> one of its facts."""
-    return {node: said[name] for node, said in answers.said.items() if name in said}
+    return {node: said[name] for node, said in answers.by_node.items() if name in said}
 
 
 def odd(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:

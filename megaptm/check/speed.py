@@ -41,13 +41,13 @@ def check_speed(case: Case) -> Iterator[Finding]:
 def failed(answers: Answers) -> Iterator[Finding]:
     for node, why in answers.silent.items():
         yield Finding(TOPIC, "fault", f"{node} could not be measured ({why}): mend that node, or leave it out.")
-    met = {node for node, said in answers.said.items() if "pairs" in said}
-    if len(answers.said) > 1 and not met:
+    met = {node for node, said in answers.by_node.items() if "pairs" in said}
+    if len(answers.by_node) > 1 and not met:
         yield Finding(TOPIC, "fault", "The nodes do not reach each other: is the first one's port open to the others?")
 
 
 def own_rates(answers: Answers, case: Case) -> Iterator[Measured]:
-    machine, said = case.machine, answers.said.items()
+    machine, said = case.machine, answers.by_node.items()
     products = {name(node, n, found): rate for node, found in said for n, rate in enumerate(found.get("products", ()))}
     peak = machine.peak(case.config.train.precision) * machine.efficiency.matmul if machine else None
     yield Measured("Matrix products", products, 1e12, "TFLOP/s", peak)
@@ -62,7 +62,7 @@ def own_rates(answers: Answers, case: Case) -> Iterator[Measured]:
 
 def link_rates(answers: Answers, machine: Machine | None) -> Iterator[Measured]:
     """The sum over all is as fast as the slowest node; of its own links a node is as fast as its best pair."""
-    nodes, said = list(answers.said), answers.said.items()
+    nodes, said = list(answers.by_node), answers.by_node.items()
     planned = machine.between.gigabytes_per_second * machine.between.efficiency * 1e9 if machine else None
     total = [found["all_reduce"] for _, found in said if "all_reduce" in found]
     if total:

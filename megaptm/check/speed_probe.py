@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from megaptm.check.node import nearest, own_name, say
-from megaptm.errors import storage_errors_told
+from megaptm.errors import storage_errors_as_user_errors
 from megaptm.run.rank import worker_environment
 
 BLOCK_BYTES = 16 << 20
@@ -24,7 +24,7 @@ MEETING_MINUTES = 2.0
 def main(place: Path, precision: str) -> None:
     """Each rate as soon as it is measured: who hangs has said what came before."""
     say("node", own_name())
-    with storage_errors_told(place):
+    with storage_errors_as_user_errors(place):
         for name, rate in disk_rates(nearest(place)).items():
             say(name, rate)
     from megaptm.parallel import groups, probe

@@ -69,12 +69,12 @@ def generate(
     tell("loading PyTorch")
     from megaptm.inference import generate as say
     from megaptm.inference.loaded_model import load_model
-    from megaptm.inference.prompt import read_prompt, way_of
+    from megaptm.inference.prompt import read_prompt, use_of
 
     tell("reading the checkpoint")
     sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
     loaded = load_model(model, step=step)
-    way = way_of(loaded, prompt)
+    way = use_of(loaded, prompt)
     if way == "guess":
         _table(prompt, say.guess_masks(loaded, prompt, guesses=guesses))
     elif way == "generate":

@@ -160,10 +160,10 @@ def _as_overrides(config: Config) -> list[str]:
 def _written(path: Path, overrides: tuple[str, ...]) -> int:
     """Devices of the layout as it is written, legal or not; a `devices` that no layout of the file fits is an error."""
     from megaptm.config import draft
-    from megaptm.config.check import broken
+    from megaptm.config.check import broken_rules
 
     found = draft(path, overrides)
-    allowed = set() if found.config is None else set(broken(found.config))
+    allowed = set() if found.config is None else set(broken_rules(found.config))
     if others := [mistake for mistake in found.mistakes if mistake not in allowed]:
         raise UserError(others[0])
     assert found.config is not None, "no config without a mistake"

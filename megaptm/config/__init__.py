@@ -2,7 +2,7 @@
 
 from megaptm.config.distillation import distillation_of
 from megaptm.config.model import resolve, resolve_model
-from megaptm.config.read import Draft, Written, draft, dump, load, offered_devices, read_model
+from megaptm.config.read import Draft, UncheckedConfig, draft, dump, load, offered_devices, read_model
 from megaptm.config.schema import (
     CheckpointConfig,
     CommunicationConfig,
@@ -29,7 +29,7 @@ __all__ = [
     "OptimizerConfig",
     "TrackConfig",
     "TrainConfig",
-    "Written",
+    "UncheckedConfig",
     "distillation_of",
     "draft",
     "dump",

@@ -9,10 +9,10 @@ from megaptm.config.distillation import distillation_rules, teacher_rules
 from megaptm.config.image_rules import image_objective
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import model_rules, sizes_of, title_of
-from megaptm.config.objective_fit import misfit, row_lengths
+from megaptm.config.objective_fit import objective_mismatch, row_lengths
 from megaptm.config.recurrent_rules import recurrent_layout
 from megaptm.config.region_rules import region_objective
-from megaptm.config.schedule import never_asked
+from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
@@ -29,11 +29,11 @@ NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
 def check(config: Config) -> None:
     """Raise the first broken rule as a `UserError`."""
-    for rule in broken(config):
+    for rule in broken_rules(config):
         raise UserError(rule)
 
 
-def broken(config: Config) -> Iterator[str]:
+def broken_rules(config: Config) -> Iterator[str]:
     """Every broken rule; those about the model only where the catalogue has it."""
     unknown = list(_names(config))
     yield from unknown
@@ -48,7 +48,7 @@ def broken(config: Config) -> Iterator[str]:
         yield from rules(config)
 
 
-def broken_model(model: ModelConfig) -> Iterator[str]:
+def broken_model_rules(model: ModelConfig) -> Iterator[str]:
     """Every broken rule of a model alone."""
     unknown = list(_family_and_size(model))
     if unknown:
@@ -80,10 +80,10 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
         yield str(error)
         return
     name = config.objective if isinstance(config.objective, str) else task.name
-    if why := [*misfit(task, batch, family, name)]:
+    if why := [*objective_mismatch(task, batch, family, name)]:
         yield from why
         return
-    yield from never_asked(config)
+    yield from tasks_without_samples(config)
     if isinstance(family, WordFamily):
         return
     yield from _told_apart(config.built_objective, family)
@@ -190,7 +190,7 @@ def _distill(config: Config) -> Iterator[str]:
     """About the teacher, where there is one; what student and teacher are to each other, if both are right."""
     if config.distill is None:
         return
-    mistakes = [*teacher_rules(config, broken_model)]
+    mistakes = [*teacher_rules(config, broken_model_rules)]
     yield from mistakes
     if not mistakes and not [*model_rules(config.model)]:
         yield from distillation_rules(config)

@@ -31,7 +31,7 @@ def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -
     return {**rest, "layout": {**below, **given}}, devices if named >= counted else None
 
 
-def misfit(config: Config, devices: int) -> Iterator[str]:
+def device_mismatch(config: Config, devices: int) -> Iterator[str]:
     """Why the layout cannot have this number of devices."""
     layout = config.layout
     if devices % (layout.tensor * layout.pipeline):
@@ -46,7 +46,7 @@ def misfit(config: Config, devices: int) -> Iterator[str]:
         )
 
 
-def spread(config: Config, devices: int) -> Config:
+def with_all_devices(config: Config, devices: int) -> Config:
     """The config with as many data ranks as fill the devices."""
     data = devices // (config.layout.tensor * config.layout.pipeline)
     return config.model_copy(update={"layout": config.layout.model_copy(update={"data": data})})

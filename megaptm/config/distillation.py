@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from megaptm.bricks import HEADS
 from megaptm.bricks.heads import RowClassHeadBrick
-from megaptm.config.errors import sentences
+from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, resolve_model, resolved
 from megaptm.config.schema import Config, DistillConfig, ModelConfig, Section
 from megaptm.families import find_family
@@ -62,7 +62,7 @@ def _questions(config: Config) -> tuple[str, ...]:
     return tuple(rows) if config.distill.answers else ()
 
 
-def teacher_rules(config: Config, broken_model: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
+def teacher_rules(config: Config, broken_model_rules: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
     """Broken rules of the teacher alone."""
     said = config.distill
     assert said is not None
@@ -75,9 +75,9 @@ def teacher_rules(config: Config, broken_model: Callable[[ModelConfig], Iterator
     try:
         model = teacher_model(config)
     except ValidationError as error:
-        yield from sentences(error, origins={}, source="distill")
+        yield from error_messages(error, origins={}, source="distill")
         return
-    for rule in broken_model(model):
+    for rule in broken_model_rules(model):
         yield f"distill: {rule}"
     if isinstance(find_family(model.family), WordFamily):
         yield f"distill.model ({model.family}) is a table of words, from which no layers learn; use another teacher."

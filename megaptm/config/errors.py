@@ -17,7 +17,7 @@ NO_SPACE = re.compile(r"(.+):([^:/]+)")
 """A key that was to be a key and its value, as in `{a:1}`."""
 
 
-def sentences(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
+def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
     """Every mistake. Unknown keys come first; what they were meant to be is not told as missing as well."""
     details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     meant = {_meant(_path(one)) for one in details if one["type"] == "extra_forbidden"}

@@ -26,7 +26,7 @@ def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     return {stack: family.places(stack, tokens, asked) for stack, tokens in batch.lengths(family.prefixes).items()}
 
 
-def misfit(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
+def objective_mismatch(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
     reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
     why = next(reasons, None)

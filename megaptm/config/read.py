@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from megaptm.config.check import broken, broken_model
-from megaptm.config.device_layouts import choose, misfit, spread
+from megaptm.config.check import broken_model_rules, broken_rules
+from megaptm.config.device_layouts import choose, device_mismatch, with_all_devices
 from megaptm.config.distillation import with_resolved_teacher
-from megaptm.config.errors import sentences
+from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, resolved
 from megaptm.config.schema import Config, DeviceLayout, ModelConfig, Section
 from megaptm.config.shipped import find_config, find_shipped
@@ -43,7 +43,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Written:
+class UncheckedConfig:
     """What files and overrides say, before it is checked."""
 
     path: Path
@@ -51,14 +51,14 @@ class Written:
     """The layers of the files, furthest ancestor first, each alone; then, together, what was typed."""
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Written:
+    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
         """The file at `path`, or of that name, and those that it extends; one that is no YAML is a `UserError`."""
         found = find_config(Path(path))
         typed = tuple(read_override(text) for text in overrides)
         return cls(found, (*((layer,) for layer in _extended(found, ())), typed))
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Written:
+    def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
         """The same of a mapping in the place of a file; `extends` is a path from here, or a shipped config's name."""
         layer = read_mapping(values, GIVEN)
         parent = _parent(layer, GIVEN)
@@ -66,10 +66,10 @@ class Written:
         typed = tuple(read_override(text) for text in overrides)
         return cls(Path(GIVEN), (*((one,) for one in (*above, layer)), typed))
 
-    def plus(self, override: str) -> Written:
+    def plus(self, override: str) -> UncheckedConfig:
         """The same, with one override more."""
         *files, typed = self.levels
-        return Written(self.path, (*files, (*typed, read_override(override))))
+        return UncheckedConfig(self.path, (*files, (*typed, read_override(override))))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Written:
             values = _merged(values, layer.values)
         return values
 
-    def gives(self, key: str) -> bool:
+    def sets(self, key: str) -> bool:
         """Whether any of them sets `key` (dotted)."""
         value: Any = self.values
         for name in key.split("."):
@@ -95,16 +95,16 @@ class Written:
         try:
             config, devices = self._validated(values)
         except ValidationError as error:
-            mistakes += sentences(error, origins=origins, source=str(self.path))
+            mistakes += error_messages(error, origins=origins, source=str(self.path))
             try:
                 config, devices = self._validated(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
         config = _with_teacher(config)
-        unfit = list(misfit(config, devices)) if devices is not None else []
+        unfit = list(device_mismatch(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
-            config = spread(config, devices)
-        mistakes += [*broken(config), *unfit]
+            config = with_all_devices(config, devices)
+        mistakes += [*broken_rules(config), *unfit]
         if not mistakes:
             config = resolved(config)
             config = config if config.distill is None else with_resolved_teacher(config)
@@ -137,12 +137,12 @@ def _with_teacher(config: Config) -> Config:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told."""
-    return Written.read(path, overrides).load()
+    return UncheckedConfig.read(path, overrides).load()
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     """The same, with all mistakes kept apart; a file that is no YAML at all is a `UserError`."""
-    return Written.read(path, overrides).draft()
+    return UncheckedConfig.read(path, overrides).draft()
 
 
 class _ModelOnly(Section):
@@ -154,8 +154,8 @@ def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
     try:
         model = _ModelOnly.model_validate({"model": read_mapping(values, where).values}).model
     except ValidationError as error:
-        raise _complaint(sentences(error, origins={}, source=where)) from None
-    if mistakes := [*broken_model(model)]:
+        raise _complaint(error_messages(error, origins={}, source=where)) from None
+    if mistakes := [*broken_model_rules(model)]:
         raise _complaint(mistakes)
     return model_spec(model)
 
@@ -170,7 +170,7 @@ def _complaint(mistakes: Sequence[str]) -> UserError:
 
 def offered_devices(path: str | Path) -> list[int]:
     """Numbers of devices that the file at `path` has a layout for."""
-    return sorted(Written.read(path).values.get("layouts", {}))
+    return sorted(UncheckedConfig.read(path).values.get("layouts", {}))
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:

@@ -12,7 +12,7 @@ HIGH = 0.5
 """Of the peak: a rate above it at the end is told."""
 
 
-def never_asked(config: Config) -> Iterator[str]:
+def tasks_without_samples(config: Config) -> Iterator[str]:
     """A sentence for each task of the objective that makes no sample of the run.
 
     One that begins where the run ends is not among them: a phase after this one may go on with it.
@@ -29,7 +29,7 @@ def never_asked(config: Config) -> Iterator[str]:
             )
 
 
-def doubts(config: Config) -> Iterator[str]:
+def config_warnings(config: Config) -> Iterator[str]:
     """What a run of this length can hardly want."""
     yield from _rate(config)
     yield from _stages(config)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from megaptm.batch import MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.mix import Mix
-from megaptm.errors import UserError, storage_errors_told
+from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
 
@@ -140,7 +140,7 @@ class _MicroBatches(Dataset):
 
     def __getitem__(self, numbers: range) -> Sample | UserError:
         try:
-            with storage_errors_told("a corpus"):
+            with storage_errors_as_user_errors("a corpus"):
                 return stacked(self.mix, numbers)
         except UserError as error:
             return error

@@ -272,7 +272,7 @@ def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify)
         return
     files = {name: Path(folder) / name for name in info.hashes}
     sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
-    if problem := misfit(str(folder), info, sizes):
+    if problem := size_mismatch(str(folder), info, sizes):
         raise UserError(problem)
     for name, expected in info.hashes.items() if verify == "hash" else ():
         with files[name].open("rb") as stream:
@@ -280,7 +280,7 @@ def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify)
                 raise UserError(damaged(str(files[name])))
 
 
-def misfit(place: str, info: ShardInfo, sizes: Mapping[str, int]) -> str | None:
+def size_mismatch(place: str, info: ShardInfo, sizes: Mapping[str, int]) -> str | None:
     """What is wrong with a shard in a folder or at a URL whose files have these sizes."""
     for name in info.hashes:
         if name not in sizes:

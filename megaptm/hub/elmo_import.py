@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megaptm.batch import CHARACTERS, LONGEST_WORD
-from megaptm.config import Config, Written, resolve_model
+from megaptm.config import Config, UncheckedConfig, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
 from megaptm.hub.bilm import from_bilm, to_bilm
@@ -100,7 +100,7 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
     files = find_files(folder)
     tokenizer = _tokenizer(files.words)
     values = _first_values(_options(files.options), files.options, tokenizer.vocabulary, run)
-    spec = resolve_model(Written.of(values).load())
+    spec = resolve_model(UncheckedConfig.of(values).load())
     model = read_model(spec, files)
     return write_run(run, str(folder), values, overrides, model, tokenizer), model.fresh
 

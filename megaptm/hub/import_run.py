@@ -13,7 +13,7 @@ from torch import Tensor
 from megaptm import __version__
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import Config, Written, dump, load, resolve_model
+from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
 from megaptm.hub.download import model_folder
@@ -153,7 +153,7 @@ def _check(spec: ModelSpec, source: str) -> None:
 
 def first_config(spec: ModelSpec, run: Path) -> Config:
     """What a run in the folder `run` would begin with from a model, if nothing were said of it."""
-    return absolute_paths(Written.of(_first_values(spec, run)).load())
+    return absolute_paths(UncheckedConfig.of(_first_values(spec, run)).load())
 
 
 def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.generate import finite_logits, never_said, with_cache
+from megaptm.inference.generate import finite_logits, never_generated, with_cache
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import asked, require, stack_of_words, text_ids
 from megaptm.layers.layer import Stack
@@ -79,7 +79,7 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
         for length in range(1, tokens + 1):
             logits_BV = finite_logits(step(said, parents), loaded.tokenizer)
             chances_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
-            chances_BV[:, never_said(special)] = -math.inf
+            chances_BV[:, never_generated(special)] = -math.inf
             live: list[tuple[float, int, int]] = []
             best = chances_BV.flatten().topk(min(2 * beam.width, chances_BV.numel()))
             # Twice as many as beams: were all of the better half to end, as many would be left.

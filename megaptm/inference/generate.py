@@ -61,7 +61,7 @@ class Draw:
 
     def __call__(self, logits_V: Tensor) -> int:
         logits_V = finite_logits(logits_V, self.tokenizer)
-        logits_V[never_said(self.tokenizer.special)] = float("-inf")
+        logits_V[never_generated(self.tokenizer.special)] = float("-inf")
         if self.sampling.temperature == 0:
             return int(logits_V.argmax())
         if 0 < self.sampling.top_k < len(logits_V):
@@ -78,7 +78,7 @@ def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
     return logits_V
 
 
-def never_said(special: SpecialTokens) -> list[int]:
+def never_generated(special: SpecialTokens) -> list[int]:
     """What no text has within it."""
     return [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaptm.config.ways import Way, ways
+from megaptm.config.uses import Use, uses
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.objectives.objective import Prompt
@@ -23,23 +23,23 @@ NUMBERED = (
 )
 
 
-def ways_of(loaded: LoadedModel) -> tuple[Way, ...]:
+def uses_of(loaded: LoadedModel) -> tuple[Use, ...]:
     """What it can be asked, the usual way first."""
-    return ways(loaded.spec, loaded.prompts)
+    return uses(loaded.spec, loaded.prompts)
 
 
-def require(loaded: LoadedModel, way: Way) -> None:
+def require(loaded: LoadedModel, way: Use) -> None:
     """Raise a `UserError` where a model cannot be asked so."""
     if loaded.spec.family.reads_images:
         raise UserError(f"{loaded.spec.name} reads images, and cannot {way}: `megaptm evaluate` says how well it does.")
-    if way not in (found := ways_of(loaded)):
+    if way not in (found := uses_of(loaded)):
         stacks, other = " and ".join(loaded.spec.family.stacks), " or ".join(found or ("encode",))
         raise UserError(f"{loaded.spec.name} is {stacks}, which cannot {way}: let it {other}.")
 
 
-def way_of(loaded: LoadedModel, prompt: str) -> Way:
+def use_of(loaded: LoadedModel, prompt: str) -> Use:
     """How it takes a prompt: as a text to go on after, unless there are holes in it that its objective knows."""
-    found = ways_of(loaded) or ("guess",)
+    found = uses_of(loaded) or ("guess",)
     if "generate" in found and "fill" in found:
         return "generate" if read_prompt(loaded, prompt)[0] == "text" else "fill"
     return found[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from megaptm.config import Config
-from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, forwarding, listen
 from megaptm.report.terminal import title
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
@@ -48,7 +48,7 @@ def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> in
             time.sleep(SILENT_SECONDS)
             sys.exit(EXIT_USER_ERROR)
         raise
-    with storage_errors_told(wanted.run):
+    with storage_errors_as_user_errors(wanted.run):
         return _train_here(wanted) if place is None else _be_a_worker(wanted, place)
 
 

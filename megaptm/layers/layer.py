@@ -24,7 +24,7 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.relative import RelativeAttention, distance_sines
-from megaptm.layers.reversible import Told, run_reversible
+from megaptm.layers.reversible import LayerInputs, run_reversible
 from megaptm.layers.split import Dropout, Embedding, HeadTable
 from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
@@ -433,7 +433,7 @@ class Stack(nn.ModuleDict):
         stack reads them along the width, [S, B, 2D]."""
         x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
         scores, turned = self._scores(mask), self._rotation(mask, positions)
-        layers = [Told(self[str(n)], scores[self.block.at(n).attention], turned) for n in self.numbers]  # type: ignore
+        layers = [LayerInputs(self[str(n)], scores[self.block.at(n).attention], turned) for n in self.numbers]  # type: ignore
         streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.remember_draws)]
         return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Told:
+class LayerInputs:
     """A layer, and what its attention is told besides the stream."""
 
     layer: Layer
@@ -36,7 +36,7 @@ class Told:
 
 
 def run_reversible(
-    x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[Told], remember: Callable[[], Again]
+    x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], Again]
 ) -> list[Tensor]:
     """Both streams behind the layers. They are summed in float32, or what was rounded away could not be computed back;
     layers get them in the model's format."""
@@ -48,7 +48,12 @@ def run_reversible(
 class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x1: Tensor, x2: Tensor, layers: Sequence[Told], remember: Callable[[], Again], dtype: torch.dtype
+        ctx: Any,
+        x1: Tensor,
+        x2: Tensor,
+        layers: Sequence[LayerInputs],
+        remember: Callable[[], Again],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         draws, chosen = [], []
         for told in layers:

@@ -34,27 +34,27 @@ class States(NamedTuple):
     """What single layers give."""
 
 
-class Lesson(NamedTuple):
+class StudentAndTeacher(NamedTuple):
     """A batch, and what a student and its teacher say of it."""
 
     student: Model
-    said: States
+    student_states: States
     teacher: Model
-    told: States
+    teacher_states: States
     batch: dict[str, Tensor]
 
     def ends(self, stack: str) -> tuple[Tensor, Tensor]:
         """What the stack of either gives, gathered."""
         return (
-            self.student.gather_sequence(self.said.streams[stack]),
-            self.teacher.gather_sequence(self.told.streams[stack]),
+            self.student.gather_sequence(self.student_states.streams[stack]),
+            self.teacher.gather_sequence(self.teacher_states.streams[stack]),
         )
 
     def states(self, stack: str, mine: int, layer: int) -> tuple[Tensor, Tensor]:
         """What a layer of the student and one of the teacher give, gathered."""
         return (
-            self.student.gather_sequence(self.said.inner[Reading(stack, mine)]),
-            self.teacher.gather_sequence(self.told.inner[Reading(stack, layer)]),
+            self.student.gather_sequence(self.student_states.inner[Reading(stack, mine)]),
+            self.teacher.gather_sequence(self.teacher_states.inner[Reading(stack, layer)]),
         )
 
 
@@ -89,7 +89,7 @@ class DistillationLosses(nn.Module):
         """Name of a loss -> its sum, and the places that it is of."""
         with torch.no_grad():
             told = teacher.states(batch)
-        lesson = Lesson(student, said, teacher, told, batch)
+        both = StudentAndTeacher(student, said, teacher, told, batch)
         of_hook = {
             "logits": self._logits,
             "answers": self._answers,
@@ -98,7 +98,7 @@ class DistillationLosses(nn.Module):
             "hidden": self._hidden,
             "scores": self._scores,
         }
-        losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](lesson)]).sum() for hook in self.wanted.weights}
+        losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](both)]).sum() for hook in self.wanted.weights}
         return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
 
     def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
@@ -113,44 +113,47 @@ class DistillationLosses(nn.Module):
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
 
-    def _logits(self, lesson: Lesson) -> Iterator[Tensor]:
-        ours = _projection(lesson.student, self.head, lesson.said)
+    def _logits(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+        ours = _projection(both.student, self.head, both.student_states)
         with torch.no_grad():
-            theirs = _projection(lesson.teacher, self.head, lesson.told)
-        yield self.soft(ours, theirs, self._asked(lesson.batch).t().flatten())
+            theirs = _projection(both.teacher, self.head, both.teacher_states)
+        yield self.soft(ours, theirs, self._asked(both.batch).t().flatten())
 
-    def _answers(self, lesson: Lesson) -> Iterator[Tensor]:
+    def _answers(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for name in self.wanted.questions:
-            ours_BC = _classes(lesson.student, name, lesson.said)
+            ours_BC = _classes(both.student, name, both.student_states)
             with torch.no_grad():
-                theirs_BC = _classes(lesson.teacher, name, lesson.told)
+                theirs_BC = _classes(both.teacher, name, both.teacher_states)
             losses_B = soft_class_loss(ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.soft)
-            yield torch.where(lesson.batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
+            yield torch.where(both.batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
 
-    def _cosine(self, lesson: Lesson) -> Iterator[Tensor]:
-        ours, theirs = lesson.ends(self.last)
+    def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+        ours, theirs = both.ends(self.last)
         apart_SB = 1 - F.cosine_similarity(ours.float(), theirs.float(), dim=-1)
-        yield self._over_places(apart_SB, self.last, lesson.batch)
+        yield self._over_places(apart_SB, self.last, both.batch)
 
-    def _embeddings(self, lesson: Lesson) -> Iterator[Tensor]:
+    def _embeddings(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack in self.spec.family.stacks:
-            apart_SB = self.apart("embeddings", *lesson.states(stack, EMBEDDED, EMBEDDED))
-            yield self._over_places(apart_SB, stack, lesson.batch)
+            apart_SB = self.apart("embeddings", *both.states(stack, EMBEDDED, EMBEDDED))
+            yield self._over_places(apart_SB, stack, both.batch)
 
-    def _hidden(self, lesson: Lesson) -> Iterator[Tensor]:
+    def _hidden(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.wanted.layers.items():
             for mine, layer in enumerate(layers):
-                apart_SB = self.apart("hidden", *lesson.states(stack, mine, layer)) * self.wanted.weight_of(mine)
-                yield self._over_places(apart_SB, stack, lesson.batch)
+                apart_SB = self.apart("hidden", *both.states(stack, mine, layer)) * self.wanted.weight_of(mine)
+                yield self._over_places(apart_SB, stack, both.batch)
 
-    def _scores(self, lesson: Lesson) -> Iterator[Tensor]:
+    def _scores(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.wanted.layers.items():
-            heads, batch = self.spec.size_of(stack).heads, lesson.batch
+            heads, batch = self.spec.size_of(stack).heads, both.batch
             for mine, layer in enumerate(layers):
-                read = lesson.said.inner[Reading(stack, mine - 1)], lesson.told.inner[Reading(stack, layer - 1)]
-                ours_BHSS = lesson.student.attention_scores(stack, mine, read[0], batch)
+                read = (
+                    both.student_states.inner[Reading(stack, mine - 1)],
+                    both.teacher_states.inner[Reading(stack, layer - 1)],
+                )
+                ours_BHSS = both.student.attention_scores(stack, mine, read[0], batch)
                 with torch.no_grad():
-                    theirs_BHSS = lesson.teacher.attention_scores(stack, layer, read[1], batch)
+                    theirs_BHSS = both.teacher.attention_scores(stack, layer, read[1], batch)
                 apart_BS = (ours_BHSS - theirs_BHSS).square().mean(-1).sum(1) / heads * self.wanted.weight_of(mine)
                 yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
 

@@ -52,7 +52,7 @@ class Engine:
         filled: bool = True,
         marks: bool = False,
         attention_kernel: str = AUTO,
-        begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        initial_by_name: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         distillation: Distillation | None = None,
         teacher: TensorReader | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class Engine:
 
         `timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
 
-        `begins_with`: parameter -> what makes its first value of the one that it would have.
+        `initial_by_name`: parameter -> what makes its first value of the one that it would have.
 
         `distillation`: what is learned of a `teacher`, a checkpoint, besides.
 
@@ -72,8 +72,8 @@ class Engine:
         self.spec, self.layout, self.seed, self.precision = spec, layout, seed, precision
         self._distillation = distillation
         self.losses = self._with_teacher(losses)
-        self._begins_with = begins_with or {}
-        self._begins_as: Callable[[str, Tensor], Tensor] | None = None
+        self._initial_by_name = initial_by_name or {}
+        self._initial_from_teacher: Callable[[str, Tensor], Tensor] | None = None
         self._compared = [name for name in losses if name in HEADS and HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
@@ -101,7 +101,7 @@ class Engine:
                     kernel=attention_kernel,
                 ),
             )
-            self._begins_as = slice_of_teacher(distillation, teacher) if distillation.initial else None
+            self._initial_from_teacher = slice_of_teacher(distillation, teacher) if distillation.initial else None
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner
@@ -145,7 +145,12 @@ class Engine:
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
         for stage in self.stages:
-            fill(stage, seed=self.seed, begins_with=self._begins_with, begins_as=self._begins_as)
+            fill(
+                stage,
+                seed=self.seed,
+                initial_by_name=self._initial_by_name,
+                initial_from_teacher=self._initial_from_teacher,
+            )
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:

@@ -161,16 +161,16 @@ def fill(
     stage: Stage,
     *,
     seed: int,
-    begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    begins_as: Callable[[str, Tensor], Tensor] | None = None,
+    initial_by_name: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    initial_from_teacher: Callable[[str, Tensor], Tensor] | None = None,
 ) -> None:
     """Give every parameter its initial value, or what is made of that: of some by name, and of any by its name."""
     for place, parameter in stage.placed_parameters():
         value = initial_value(stage.model.spec, place.name, place.shape, seed)
-        if begins_with and place.name in begins_with:
-            value = begins_with[place.name](value)
-        if begins_as is not None:
-            value = begins_as(place.name, value)
+        if initial_by_name and place.name in initial_by_name:
+            value = initial_by_name[place.name](value)
+        if initial_from_teacher is not None:
+            value = initial_from_teacher(place.name, value)
         parameter.copy_(block(value, place, tuple(parameter.shape)))
 
 

@@ -48,7 +48,7 @@ def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> Callab
     tables, heads and chosen layers; of a table its first rows. What the teacher has not begins as it would."""
     kept = {*reader.names()}
 
-    def begins_as(name: str, usual: Tensor) -> Tensor:
+    def initial_from_teacher(name: str, usual: Tensor) -> Tensor:
         stack, _, rest = name.partition(".")
         number, _, leaf = rest.partition(".")
         if stack in distillation.layers and number.isdecimal():
@@ -63,4 +63,4 @@ def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> Callab
             )
         return theirs[: len(usual)]
 
-    return begins_as
+    return initial_from_teacher

@@ -37,7 +37,7 @@ def failures(
     restart = machine.restart_minutes * 60 + saving.seconds  # reading takes what writing took
 
     def goodput(interval: float) -> float:
-        stall = saving.held_up(interval)
+        stall = saving.stall_at(interval)
         lost = (interval / 2 + writing + restart) / between
         return max(0.0, interval / (interval + stall) * (1 - min(1.0, lost)))
 

@@ -22,7 +22,7 @@ class Saving:
     host_bytes: float
     """Memory of each node that copies take; it is kept from one checkpoint to the next."""
 
-    def held_up(self, interval: float) -> float:
+    def stall_at(self, interval: float) -> float:
         """Seconds that training stands still at each of checkpoints `interval` seconds of steps apart.
 
         One that begins while the one before is being written waits for it.

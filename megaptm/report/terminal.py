@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import psutil
 
 from megaptm.config import Config, Layout, resolve
-from megaptm.config.ways import ways
+from megaptm.config.uses import uses
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import count
 from megaptm.shell import command_line, typed_path
@@ -101,7 +101,7 @@ def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """What such a model can be asked with, as its objective says; None where it gives vectors alone."""
     task, special = config.built_objective, tokenizer.special
     spec = resolve(config)
-    way = None if isinstance(spec, WordSpec) else next(iter(ways(spec, task.prompts)), None)
+    way = None if isinstance(spec, WordSpec) else next(iter(uses(spec, task.prompts)), None)
     if way is None or not task.prompts:
         return None
     kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[way]

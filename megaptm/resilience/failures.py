@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent, last_saved
-from megaptm.resilience.watchdog import Hang, ranks_told
+from megaptm.resilience.watchdog import Hang, rank_spans
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
@@ -45,7 +45,7 @@ class ProcessExit:
     """What it wrote that found no room in the log."""
 
     @property
-    def said(self) -> str:
+    def output_end(self) -> str:
         """The end of what it wrote."""
         with self.log.open("rb") as file:
             size = file.seek(0, 2)
@@ -55,7 +55,7 @@ class ProcessExit:
     @property
     def last_error(self) -> str:
         """From the last traceback on; without one, from where C++ gave up or its own sentence, or the last lines."""
-        lines = self.said.rstrip().splitlines()
+        lines = self.output_end.rstrip().splitlines()
         starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
         starts = starts or [number for number, line in enumerate(lines) if line.startswith((TERMINATE, USER_ERROR))]
         shown = lines[starts[-1] :] if starts else lines[-5:]
@@ -89,7 +89,7 @@ class ProcessExit:
         if self.code != EXIT_USER_ERROR:
             return None
         # Not always at the beginning of a line: on a full disk the line before it may have been torn.
-        sentences = [line.partition(USER_ERROR)[2] for line in self.said.splitlines() if USER_ERROR in line]
+        sentences = [line.partition(USER_ERROR)[2] for line in self.output_end.splitlines() if USER_ERROR in line]
         return sentences[-1] if sentences else None
 
 
@@ -100,7 +100,7 @@ def root_cause(ends: Sequence[ProcessExit]) -> ProcessExit:
 
 def failure_report(end: ProcessExit) -> str:
     """What happened to a process, for the terminal."""
-    said = end.said.strip()
+    said = end.output_end.strip()
     if end.code == -signal.SIGKILL:  # nobody can say anything when this comes
         return f"rank {end.rank} {end.problem}; if nobody did it, the machine was out of memory"
     if end.code < 0:
@@ -137,7 +137,7 @@ def exit_code(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: 
         raise UserError(cause.user_error)
     print(failure_report(cause), file=sys.stderr)
     others = [end.rank for end in failed if end is not cause]
-    after = f" Then failed: rank {ranks_told(others)}." if others else ""
+    after = f" Then failed: rank {rank_spans(others)}." if others else ""
     print(f"What each rank wrote is in {logs}.{after}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
 

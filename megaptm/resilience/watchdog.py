@@ -292,7 +292,7 @@ class Watchdog:
             give_order(self.folder, "")
             return None
         stacks = {rank: self._stack(rank) for rank in suspects}
-        rank, also = accuse(stacks)
+        rank, also = find_hanging_rank(stacks)
         seen = self._seen[rank]
         seconds = max(seen.silent, seen.still) if self._limits.is_quiet(seen) else seen.still
         problem = f"rank {rank} hangs: for {seconds:,.0f} s it has been {seen.doing()}{self._how(seen)}{also}."
@@ -365,17 +365,17 @@ def _is_halted(pid: int) -> bool:
         return False
 
 
-def accuse(stacks: Mapping[int, str]) -> tuple[int, str]:
+def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
     """Of ranks that stand still and their stacks: the lowest that does not wait for others, and what is said of the
     rest."""
     busy = [rank for rank, stack in stacks.items() if not _waits(stack)]
     if len(stacks) > 1 and not busy:
-        return min(stacks), f"; all {len(stacks):,} that are there (rank {ranks_told(stacks)}) wait for each other"
+        return min(stacks), f"; all {len(stacks):,} that are there (rank {rank_spans(stacks)}) wait for each other"
     rank, *others = sorted(busy or stacks)
-    return rank, f"; so does rank {ranks_told(others)}" if others else ""
+    return rank, f"; so does rank {rank_spans(others)}" if others else ""
 
 
-def ranks_told(ranks: Iterable[int]) -> str:
+def rank_spans(ranks: Iterable[int]) -> str:
     """`0, 1, 4-1023`: with a thousand of them each cannot be named."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
-from megaptm.config import Config, Draft, Written, dump, load
+from megaptm.config import Config, Draft, UncheckedConfig, dump, load
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
@@ -93,9 +93,9 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     return found if found.config is None else replace(found, config=absolute_paths(found.config))
 
 
-def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Written:
+def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> UncheckedConfig:
     if isinstance(path, Mapping):
-        return Written.of(path, overrides)
+        return UncheckedConfig.of(path, overrides)
     if path.is_dir():
         if (path / HUGGING_FACE).is_file() and not (path / CONFIG).is_file():
             raise UserError(
@@ -104,12 +104,12 @@ def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Writte
         # A folder may have been moved since; it is the run wherever it lies.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
         path = path / CONFIG
-    return Written.read(path, overrides)
+    return UncheckedConfig.read(path, overrides)
 
 
-def _with_vocabulary(written: Written) -> Written:
+def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
     """A `model.vocabulary` that nobody gives is that of the corpora, once there are some."""
-    if written.gives("model.vocabulary") or (config := written.draft().config) is None:
+    if written.sets("model.vocabulary") or (config := written.draft().config) is None:
         return written
     vocabulary = corpus_vocabulary(config)
     return written if vocabulary is None else written.plus(f"model.vocabulary={vocabulary}")
@@ -189,7 +189,7 @@ def environment_of(config: Config) -> dict[str, str]:
     return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest()}
 
 
-def refuse_anothers(run: Path) -> None:
+def refuse_other_config(run: Path) -> None:
     """Raise where another command has written its config since: until rank 0 has the lock, one that starts may."""
     wanted = os.environ.get(WRITTEN)
     written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""

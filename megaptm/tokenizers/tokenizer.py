@@ -19,7 +19,7 @@ from megaptm.storage import write_whole
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
 from megaptm.tokenizers.special import role_names, special_tokens
-from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_told, splits_at_spaces
+from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_as_user_errors, splits_at_spaces
 
 if TYPE_CHECKING:
     import tokenizers
@@ -121,7 +121,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 [tokens] for each text, nothing added; they may be views that cannot be written to."""
         faster = self._gigatoken or self._words
-        with library_errors_told(texts):
+        with library_errors_as_user_errors(texts):
             encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
             left = [number for number, ids in enumerate(encoded) if ids is None]
             encodings = self.library.encode_batch_fast([texts[number] for number in left], add_special_tokens=False)
@@ -135,7 +135,7 @@ class Tokenizer:
         Ends never fall; tokens that share a character have the same.
         """
         faster = self._gigatoken if self._gigatoken and self._gigatoken.has_ends else self._words_with_ends
-        with library_errors_told(texts):
+        with library_errors_as_user_errors(texts):
             encoded: list[Any] = faster.encode_batch_with_ends(texts) if faster else [None] * len(texts)
             left = [number for number, ids in enumerate(encoded) if ids is None]
             encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)

@@ -120,12 +120,12 @@ class WordCache:
         if not texts:
             return
         if self._ends:
-            with library_errors_told():
+            with library_errors_as_user_errors():
                 found = self._library.encode_batch(texts, add_special_tokens=False)
             ids, ends, counts = ids_and_ends(found, self._mark)
             rows = np.stack([ids, ends], axis=1)
         else:
-            with library_errors_told():
+            with library_errors_as_user_errors():
                 encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
             counts = [len(encoding) for encoding in encodings]
             rows = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)[:, None]
@@ -157,7 +157,7 @@ HALVES = re.compile("[\ud800-\udfff]")
 
 
 @contextmanager
-def library_errors_told(texts: Sequence[str] = ()) -> Iterator[None]:
+def library_errors_as_user_errors(texts: Sequence[str] = ()) -> Iterator[None]:
     """What the library says of a text that its tokenizer cannot encode; it raises the bare class. Of `texts` that are
     none it raises others."""
     try:

@@ -55,7 +55,7 @@ def build_engine(
         timeout_minutes=timeout_minutes,
         marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
         attention_kernel=config.train.attention_kernel,
-        begins_with=_vectors(config, corpora),
+        initial_by_name=_vectors(config, corpora),
         filled=False,
         distillation=distillation,
         teacher=None if distillation is None else open_teacher(config),

@@ -19,7 +19,7 @@ class HeldOutLoss:
     rose: int | None = None
     """Steps that were made when it was so for the first time."""
 
-    def told(self, step: int, loss: float) -> None:
+    def add(self, step: int, loss: float) -> None:
         """A loss after so many steps."""
         if self.rose is None and self.last is not None and loss > self.last:
             self.rose = step

@@ -173,7 +173,7 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
         if any_rank(unreadable is not None):
             return unreadable
         means = mean_losses(run.engine, iter(held_out))
-    run.checkpointer.held_out.told(step, means["loss"])
+    run.checkpointer.held_out.add(step, means["loss"])
     if run.report is not None:
         run.report.validation(step, means)
     if any_rank(not math.isfinite(means["loss"])):
@@ -187,4 +187,4 @@ def _save(run: Training, step: int, *, wait: bool) -> None:
     with run.during("saving"):
         run.checkpointer.save(step, wait=wait)
     if run.report is not None:
-        run.report.stood_still(step, run.seconds.checkpoint - before)
+        run.report.stalled(step, run.seconds.checkpoint - before)

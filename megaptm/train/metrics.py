@@ -176,7 +176,7 @@ class StepReport:
         self.tracker.log_metrics(step, metrics)
         self._screen.validation(step, metrics)
 
-    def stood_still(self, step: int, seconds: float) -> None:
+    def stalled(self, step: int, seconds: float) -> None:
         """After training has waited for a checkpoint, or for the copy that it is written from."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
 

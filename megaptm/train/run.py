@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve
-from megaptm.config.schedule import doubts
-from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.config.schedule import config_warnings
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.plan.kernels import attention_kernels
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import STARTED_BY, TimedLog, device_title, next_commands, resumed
@@ -19,7 +19,7 @@ from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.resilience.watchdog import collective_minutes
-from megaptm.run.folder import CONFIG, refuse_anothers
+from megaptm.run.folder import CONFIG, refuse_other_config
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 
 # MLflow's words for how a job ended, by its exit code; any other is a failure.
@@ -32,7 +32,7 @@ def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # our own launcher sees to it itself, Slurm kills what it started
         end_with_parent(os.getppid())()
     run = Path(folder)
-    refuse_anothers(run)
+    refuse_other_config(run)
     config = load(run / CONFIG)
     place = place or worker_environment()
     if place is None:
@@ -46,7 +46,7 @@ def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
         # Before the world is joined, so that a second job on the same folder fails alone and at once.
         lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
         if lock:
-            refuse_anothers(run)
+            refuse_other_config(run)
             heartbeat.remove_earlier()
         try:
             code = _work(run, config, place, lock, stop, heartbeat)
@@ -60,7 +60,7 @@ def _work(
     run: Path, config: Config, place: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
     tell = TimedLog(enabled=place.rank == 0)
-    for doubt in doubts(config):
+    for doubt in config_warnings(config):
         tell(f"warning: {doubt}")
     tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
@@ -123,7 +123,7 @@ def _work(
     )
     code = EXIT_FAILURE
     try:
-        with storage_errors_told(run):
+        with storage_errors_as_user_errors(run):
             code = train(training, start=start)
     except UserError:
         code = EXIT_USER_ERROR

@@ -9,7 +9,7 @@ import traceback
 
 import click
 
-from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_told
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal
 
 LOST_LOADER = re.compile(r"DataLoader worker \(pid")
@@ -24,7 +24,7 @@ def main(run: str) -> None:
     try:
         from megaptm.train.run import run_worker
 
-        with storage_errors_told(run):
+        with storage_errors_as_user_errors(run):
             code = run_worker(run)
     except UserError as error:
         click.echo(f"error: {error}", err=True)

@@ -378,7 +378,7 @@ def learn_pairs(
     """Learn from pairs of words and their counts, one after the other, as the released code of GloVe does.
 
     A row is a vector, its bias, and for each of these numbers the sum of the squares of how far it was to move: N is
-    2 (D + 1). `lanes`: those of `first` on are held, in a `TurningTable` after so many rounds. To `losses`, float64
+    2 (D + 1). `lanes`: those of `first` on are held, in a `RotatingTable` after so many rounds. To `losses`, float64
     [lanes of all], what each pair is off is added, to the word's lane: so the sum does not depend on who has which
     lane. A rate of zero moves nothing.
     """

@@ -20,8 +20,8 @@ from megaptm.run.corpora import RunCorpora
 from megaptm.words import kernels
 from megaptm.words.engine import DIVERGED
 from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, unit_of
+from megaptm.words.rotating_table import RotatingTable
 from megaptm.words.sharded_table import Exchange, ShardedTable
-from megaptm.words.turning_table import TurningTable
 from megaptm.words.vocabulary import COUNTS, words_to_learn
 
 
@@ -42,7 +42,7 @@ class PairEngine:
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
         numbers = 2 * (spec.size.width + 1)
         self._words = ShardedTable("word", spec.vocabulary, numbers, self.exchange)
-        self._contexts = TurningTable("context", spec.vocabulary, numbers, self.exchange)
+        self._contexts = RotatingTable("context", spec.vocabulary, numbers, self.exchange)
         self.counts = np.zeros(0, np.int64)
         self.pairs: PairTable
         self.held_out: PairTable
@@ -126,7 +126,7 @@ class PairEngine:
                     *(self._words.flat, self._contexts.flat, pairs.words[mine], pairs.contexts[mine]),
                     *(pairs.counts[mine], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
                 )
-            self._contexts.turn(round_)
+            self._contexts.rotate(round_)
         asked = sum(len(pairs.words) for pairs in steps)
         found = self.exchange.all_gather(np.array([*losses, asked], np.float64)).sum(axis=0)
         ((name, weight),) = self.losses.items()

@@ -25,7 +25,7 @@ COUNTED_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class Pairs:
-    """Some pairs that a rank learns, round after round: see `TurningTable`."""
+    """Some pairs that a rank learns, round after round: see `RotatingTable`."""
 
     words: np.ndarray
     """int64 [P]"""

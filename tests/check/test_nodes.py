@@ -21,12 +21,12 @@ def say(alone):
     """The findings when node3 says this instead."""
 
     def compared(*, silent=None, **changed):
-        [own] = alone.said.values()
+        [own] = alone.by_node.values()
         said = {node: deepcopy(own) for node in NODES}
         said["node3"] |= changed
         for node in silent or {}:
             del said[node]
-        answers = Answers(said=said, silent=silent or {}, begin=alone.begin, end=alone.end, everywhere=True)
+        answers = Answers(by_node=said, silent=silent or {}, begin=alone.begin, end=alone.end, everywhere=True)
         return list(compare(answers, SEEN))
 
     return compared
@@ -50,7 +50,7 @@ def fault_of(findings):
 
 
 def test_a_node_with_another_version_is_named_with_both(say, alone):
-    [own] = alone.said.values()
+    [own] = alone.by_node.values()
     versions = {**own["versions"], "torch": "2.9.0"}
     assert fault_of(say(versions=versions)) == (
         f"node3 has torch 2.9.0 (3 others have {own['versions']['torch']}): install the same on all nodes."
@@ -88,21 +88,21 @@ def test_less_hardware_than_usual_is_named(say):
 
 
 def test_a_node_that_misses_a_gpu_is_named(alone):
-    [own] = alone.said.values()
+    [own] = alone.by_node.values()
     gpus = {"torch_cuda": "13.0", "driver_cuda": "13.0", "driver": "580.95.05"}
     said = {node: {**own, **gpus, "gpus": ["NVIDIA H200"] * 8} for node in NODES}
     said["node3"]["gpus"] = said["node3"]["gpus"][:7]
-    answers = Answers(said=said, silent={}, begin=alone.begin, end=alone.end, everywhere=True)
+    answers = Answers(by_node=said, silent={}, begin=alone.begin, end=alone.end, everywhere=True)
     assert fault_of(compare(answers, SEEN)) == (
         "node3 has 7 x NVIDIA H200, 3 others have 8 x NVIDIA H200. Leave it out (Slurm: --exclude)."
     )
 
 
 def test_what_cannot_work_is_said_once_for_all_its_nodes(alone):
-    [own] = alone.said.values()
+    [own] = alone.by_node.values()
     fused = {**own["fused"], "NVIDIA apex": "other"}
     answers = Answers(
-        said={node: {**own, "fused": fused} for node in NODES},
+        by_node={node: {**own, "fused": fused} for node in NODES},
         silent={},
         begin=alone.begin,
         end=alone.end,

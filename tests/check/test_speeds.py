@@ -51,7 +51,7 @@ def test_all_are_beside_what_is_planned():
 def test_this_machine_multiplies_writes_and_reads(tmp_path):
     words = [f"--place={tmp_path / 'run'}", "--precision=fp32"]
     answers = probe_nodes("megaptm.check.speed_probe", words, seconds=120)
-    [said] = answers.said.values()
+    [said] = answers.by_node.values()
     [product] = said["products"]
     assert min(product, said["written"], said["read"]) > 0
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megaptm.config import load
-from megaptm.config.objective_fit import misfit
+from megaptm.config.objective_fit import objective_mismatch
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES, objective_of
@@ -30,7 +30,7 @@ class Mine(CausalLM):
 
 def fits(family: str, objective: object) -> bool:
     task = objective_of(objective) if isinstance(objective, (str, dict)) else objective
-    return not [*misfit(task, task.batch(128, False), CATALOGUE[family], task.name)]
+    return not [*objective_mismatch(task, task.batch(128, False), CATALOGUE[family], task.name)]
 
 
 def test_each_family_learns_by_what_its_paper_did() -> None:
@@ -72,7 +72,7 @@ def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> No
 )
 def test_an_objective_of_the_users_is_asked_the_same(family: str, told: str) -> None:
     task = Mine()
-    [said] = misfit(task, task.batch(128, False), CATALOGUE[family], "mine")
+    [said] = objective_mismatch(task, task.batch(128, False), CATALOGUE[family], "mine")
     assert said.startswith(f"objective (mine) does not fit {family}: {told}; ")
     assert fits("gpt2", task)
     with pytest.raises(UserError, match="does not fit"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import Written, dump, load
+from megaptm.config import UncheckedConfig, dump, load
 from megaptm.errors import UserError
 
 TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
@@ -292,16 +292,16 @@ def test_a_colon_without_a_space_is_pointed_at(minimal, override, told):
 def test_what_is_given_is_known_wherever_it_was_written(minimal, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: minimal.yaml\nmodel: {vocabulary: 300}\n")
-    assert Written.read(path, []).gives("model.vocabulary")
-    assert not Written.read(path, ["model.vocabulary=null"]).gives("model.vocabulary")
-    assert not Written.read(minimal, []).gives("model.vocabulary")
-    assert Written.read(minimal, ["model={vocabulary: 5}"]).gives("model.vocabulary")
-    assert Written.read("demo/gpt2", []).gives("model.vocabulary")
+    assert UncheckedConfig.read(path, []).sets("model.vocabulary")
+    assert not UncheckedConfig.read(path, ["model.vocabulary=null"]).sets("model.vocabulary")
+    assert not UncheckedConfig.read(minimal, []).sets("model.vocabulary")
+    assert UncheckedConfig.read(minimal, ["model={vocabulary: 5}"]).sets("model.vocabulary")
+    assert UncheckedConfig.read("demo/gpt2", []).sets("model.vocabulary")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_a_tiny_model_takes_the_vocabulary_of_whatever_corpus_it_is_given(family):
-    assert not Written.read(f"{family}/tiny", []).gives("model.vocabulary")
+    assert not UncheckedConfig.read(f"{family}/tiny", []).sets("model.vocabulary")
 
 
 def test_bytes_that_are_not_utf8_and_folders_are_refused(tmp_path):
@@ -346,7 +346,7 @@ def test_numbers_are_those_of_yaml_1_2(minimal):
 
 def test_what_was_read_takes_one_override_more_without_its_file(minimal):
     expected = load(minimal, ["train.steps=7", "model.vocabulary=300"])
-    written = Written.read(minimal, ["train.steps=7"])
+    written = UncheckedConfig.read(minimal, ["train.steps=7"])
     minimal.unlink()
     assert written.plus("model.vocabulary=300").load() == expected
-    assert not written.gives("model.vocabulary")
+    assert not written.sets("model.vocabulary")

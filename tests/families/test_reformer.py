@@ -21,7 +21,7 @@ from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers import layer as layers_of_stacks
 from megaptm.layers.draws import Again
 from megaptm.layers.lsh import HashedAttend, rotations
-from megaptm.layers.reversible import Told
+from megaptm.layers.reversible import LayerInputs
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import change
 from tests.hub.reloaded import drawing_ours
@@ -83,7 +83,9 @@ def test_one_chunk_is_full_attention_of_queries_that_are_keys() -> None:
     torch.testing.assert_close(attend(q, v, None, None), expected, rtol=0, atol=1e-5)
 
 
-def summed_as_usual(x1: Tensor, x2: Tensor, layers: Sequence[Told], remember: Callable[[], Again]) -> list[Tensor]:
+def summed_as_usual(
+    x1: Tensor, x2: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], Again]
+) -> list[Tensor]:
     """The same layers, of which autograd keeps all."""
     for told in layers:
         x1 = x1 + told.layer.mixed(x2, told.mask, told.position_state)[0]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from megaptm.errors import UserError, storage_errors_told
+from megaptm.errors import UserError, storage_errors_as_user_errors
 from tests.fuzz.targets import TARGETS, Target
 
 CPU_SECONDS = 20.0
@@ -165,7 +165,7 @@ def _judge(target: Target, how: str, number: int, seed: int, folder: Path) -> tu
         commands = target.commands(folder)
         return command(commands[number % len(commands)])
     try:
-        with storage_errors_told("it"):
+        with storage_errors_as_user_errors("it"):
             found = target.read(folder)
     except UserError as error:
         return sentence(str(error))

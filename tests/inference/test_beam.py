@@ -14,7 +14,7 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.beam import Beam, answer, search
-from megaptm.inference.generate import never_said
+from megaptm.inference.generate import never_generated
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import asked
 from megaptm.models import build_model, fill
@@ -63,7 +63,7 @@ def test_it_is_that_of_hugging_face_where_lengths_do_not_count(
             length_penalty=0.0,
             max_new_tokens=len(heard) - 1 + 9,  # all but the first, which it is made to say, are new to it
             do_sample=False,
-            bad_words_ids=[[id_] for id_ in never_said(special)],
+            bad_words_ids=[[id_] for id_ in never_generated(special)],
         )[0].tolist()
         assert said[: len(heard)] == heard
         best = search(ours, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]

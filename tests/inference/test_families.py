@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.inference.generate import Draw, Sampling, answer_ids
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.prompt import asked, fields_of_texts, read_prompt, way_of, ways_of
+from megaptm.inference.prompt import asked, fields_of_texts, read_prompt, use_of, uses_of
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.training import train
@@ -90,10 +90,10 @@ def test_it_can_be_asked_what_its_heads_answer(loaded: LoadedModel) -> None:
     family = loaded.spec.family
     assert CATALOGUE.keys() > DECODERS | ENCODER_DECODERS
     if family.name == "xlnet":  # it says what stands at places that see one another in some order
-        assert ways_of(loaded) == ()
+        assert uses_of(loaded) == ()
         return
     way = "generate" if family.name in DECODERS else "fill" if family.name in ENCODER_DECODERS else "guess"
-    assert ways_of(loaded) == (way,)
+    assert uses_of(loaded) == (way,)
     ask: dict[str, Callable[[], object]] = {
         "generate": lambda: loaded.generate("The cat", tokens=5, temperature=0),
         "fill": lambda: loaded.fill(prompt_of(loaded), tokens=5, temperature=0),
@@ -171,7 +171,7 @@ def test_a_decoder_is_asked_as_the_task_of_the_prompt_showed_it(
 ) -> None:
     gpt = tiny("gpt2", f"objective={objective}", sentinels=5)
     kind, ids = read_prompt(gpt, prompt)
-    assert way_of(gpt, prompt) == way
+    assert use_of(gpt, prompt) == way
     read = [*ids, gpt.tokenizer.special.end] if ends else ids
     expected = by_whole_passes(gpt, read, 12)
     assert expected
@@ -186,7 +186,7 @@ def test_a_decoder_is_asked_as_the_task_of_the_prompt_showed_it(
 
 def test_a_decoder_that_learned_of_holes_alone_asks_for_them() -> None:
     gpt = tiny("gpt2", "objective={span-corruption: {joined: true}}", sentinels=5)
-    assert ways_of(gpt) == ("fill",)
+    assert uses_of(gpt) == ("fill",)
     with pytest.raises(UserError, match="the prompt needs holes"):
         gpt.fill("The cat")
 

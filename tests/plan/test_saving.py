@@ -69,7 +69,7 @@ def test_a_checkpoint_holds_weights_and_what_the_rule_remembers(words, numbers):
 
 def test_a_checkpoint_waits_for_the_one_before_it():
     saved = Saving(bytes=1.0, seconds=10.0, stall=1.0, host_bytes=1.0)
-    assert [saved.held_up(interval) for interval in (2.0, 9.0, 100.0)] == [8.0, 1.0, 1.0]
+    assert [saved.stall_at(interval) for interval in (2.0, 9.0, 100.0)] == [8.0, 1.0, 1.0]
 
 
 def test_work_that_a_failure_takes_is_half_an_interval_and_what_was_not_yet_written():

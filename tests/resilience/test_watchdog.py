@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from megaptm.resilience.heartbeat import END, Beat, stacks_file
-from megaptm.resilience.watchdog import Limits, Seen, Watchdog, accuse, ranks_told
+from megaptm.resilience.watchdog import Limits, Seen, Watchdog, find_hanging_rank, rank_spans
 
 HANG = Limits(hang_seconds=4.0, patience=60.0)
 
@@ -85,9 +85,9 @@ def test_who_looks_after_another_one_has_always_comes_later():
 
 
 def test_many_ranks_are_told_as_spans():
-    assert ranks_told([1, 0]) == "0, 1"
-    assert ranks_told([5, *range(1023, 6, -1)]) == "5, 7-1023"
-    assert ranks_told(range(0, 1024, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 504 more"
+    assert rank_spans([1, 0]) == "0, 1"
+    assert rank_spans([5, *range(1023, 6, -1)]) == "5, 7-1023"
+    assert rank_spans(range(0, 1024, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 504 more"
 
 
 COLLECTIVE = '  File "/site-packages/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n'
@@ -95,10 +95,10 @@ COMPUTES = '  File "/home/me/mine.py", line 1 in compute\n'
 
 
 def test_who_does_not_wait_for_others_is_accused_and_a_thousand_are_told_in_a_line():
-    assert accuse({0: COLLECTIVE, 1: COMPUTES, 2: COLLECTIVE}) == (1, "")
-    assert accuse({3: COLLECTIVE}) == (3, "")
-    assert accuse(dict.fromkeys(range(1024), COMPUTES)) == (0, "; so does rank 1-1023")
-    assert accuse(dict.fromkeys(range(1024), COLLECTIVE)) == (
+    assert find_hanging_rank({0: COLLECTIVE, 1: COMPUTES, 2: COLLECTIVE}) == (1, "")
+    assert find_hanging_rank({3: COLLECTIVE}) == (3, "")
+    assert find_hanging_rank(dict.fromkeys(range(1024), COMPUTES)) == (0, "; so does rank 1-1023")
+    assert find_hanging_rank(dict.fromkeys(range(1024), COLLECTIVE)) == (
         0,
         "; all 1,024 that are there (rank 0-1023) wait for each other",
     )

@@ -16,7 +16,7 @@ from megaptm.run.folder import (
     prepare,
     read_config,
     read_draft,
-    refuse_anothers,
+    refuse_other_config,
     wait_until_prepared,
 )
 from tests.train.runs import build, write_text
@@ -207,10 +207,10 @@ def test_ranks_do_not_train_by_the_config_of_a_command_given_at_the_same_time(co
     for name, value in environment_of(config()).items():
         monkeypatch.setenv(name, value)
     run = prepare(config())
-    refuse_anothers(run)
+    refuse_other_config(run)
     prepare(config("train.steps=400"))
     with pytest.raises(UserError, match="another command"):
-        refuse_anothers(run)
+        refuse_other_config(run)
 
 
 def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):

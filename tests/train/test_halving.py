@@ -29,7 +29,7 @@ SHORT = (
 def test_the_first_rise_is_remembered(told, rose):
     held_out = HeldOutLoss()
     for step, loss in enumerate(told, 1):
-        held_out.told(10 * step, loss)
+        held_out.add(10 * step, loss)
     assert (held_out.rose, held_out.last) == (rose, told[-1])
     again = HeldOutLoss()
     again.restore({"last": held_out.last, "rose": held_out.rose})

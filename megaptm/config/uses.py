@@ -8,14 +8,14 @@ from typing import Literal
 from megaptm.objectives.objective import Prompt
 from megaptm.spec import ModelSpec
 
-Way = Literal["generate", "fill", "guess"]
+Use = Literal["generate", "fill", "guess"]
 """To go on after a text; to answer one, or fill its holes; to guess what is behind its masks."""
 
 
-def ways(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Way, ...]:
+def uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
     """Those of a model that learned from such prompts, the usual one first; none: it gives vectors alone."""
     family, holes = spec.family, [kind for kind in prompts if kind != "text"]
-    found: list[Way] = []
+    found: list[Use] = []
     if "lm" in family.heads:
         speaker = family.stacks[spec.readings("lm")[0].stack]
         if speaker.cross is not None:

@@ -8,8 +8,8 @@ from megaptm.families.words import LANES
 from megaptm.words.sharded_table import ShardedTable
 
 
-class TurningTable(ShardedTable):
-    """After `turn` has been called n times, who holds lanes [a, b) of another table holds lanes [a + n, b + n) of this.
+class RotatingTable(ShardedTable):
+    """After n calls of `rotate` the rank with lanes [a, b) of another table has lanes [a + n, b + n) of this one.
 
     So lane a of the one and lane a + n of the other are together in the same round whatever the number of ranks, and
     what is done to such pairs of lanes in one round is independent of each other: rounds, one after the other, give the
@@ -17,7 +17,7 @@ class TurningTable(ShardedTable):
     stochastic gradient descent`.) One lane a round travels: as much as the table, in a whole pass.
     """
 
-    def turn(self, round_: int) -> None:
+    def rotate(self, round_: int) -> None:
         """All ranks at once, after rounds 0, 1 ... `LANES` - 1: then all are back."""
         lanes = self.held.shape[1]
         slot = round_ % lanes
