@@ -1,5 +1,6 @@
 """Fixtures that tests of several parts share, and which tests may run beside which."""
 
+import gc
 import re
 import signal
 from collections import Counter
@@ -27,6 +28,12 @@ settings.load_profile("megaptm")
 def pytest_configure() -> None:
     """A terminal's end is not ignored, though who started the tests may ignore it (nohup): commands would as well."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    gc.disable()  # until all is imported, of which nothing is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ program starts and ends, is tested with `tests.drills.program`.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -86,6 +87,7 @@ def _serve(
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
+    gc.freeze()
     torch.set_num_threads(1)
     try:
         main(words, prog_name="megaptm")

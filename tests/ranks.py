@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -15,7 +16,13 @@ PROCESSES = multiprocessing.get_context("forkserver")
 # Ranks are forked from a process that has imported what takes seconds, but never computed: quick, and safe to fork.
 # One list for all tests: there is one such process, and the last list that is set before its start is the one it takes.
 # They end with their call, and so do the threads that gloo keeps for each group, which wake all the time.
-PRELOADED = ("megaptm.train.run", "megaptm.train.loop", "megaptm.train.checkpointer", "torch._dynamo")
+PRELOADED = (
+    "megaptm.parallel.engine",
+    "megaptm.train.run",
+    "megaptm.train.loop",
+    "megaptm.train.checkpointer",
+    "torch._dynamo",
+)
 PROCESSES.set_forkserver_preload([*PRELOADED])
 
 
@@ -57,6 +64,7 @@ def _serve(
 
     from megaptm.parallel.groups import join
 
+    gc.freeze()  # what was imported is no garbage: looking through it takes longer than a step
     torch.set_num_threads(1)
     try:
         join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)

@@ -137,7 +137,7 @@ def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> 
 def train_steps(
     family: str,
     layout: Layout,
-    steps: int = 3,
+    steps: int = 2,
     precision: str = "fp32",
     communication: CommunicationConfig | None = None,
     rows: tuple[int, ...] = (ROWS,),
