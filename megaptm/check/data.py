@@ -20,6 +20,7 @@ from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, 
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
+from megaptm.run.initial import check_initial, initial_run
 from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, hash_of, join, listed
 
@@ -102,6 +103,11 @@ def _mix(config: Config) -> Iterator[Finding]:
             "good",
             f"{config.distill.teacher}: the teacher is there, is what distill.model says, and reads the same tokens.",
             {"teacher": config.distill.teacher, "step": config.distill.step},
+        )
+    check_initial(config, corpora.tokenizer)
+    if (initial := initial_run(config)) is not None:
+        yield Finding(
+            "data", "good", f"{initial.folder}: the run that this one begins with is there, and of its model."
         )
     if config.built_objective.unit == "pairs":
         corpora.check()

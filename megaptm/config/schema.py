@@ -327,6 +327,11 @@ class TrainConfig(Section):
     spike of its loss: it goes back to its newest checkpoint of so many steps or fewer."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Everything random follows from it."""
+    init_from: str | None = None
+    """Folder of another run of this model, whose weights this one begins with, at step 0 and without moments; what that
+    has none of, as a head, begins afresh."""
+    init_step: Annotated[int, Field(ge=0)] | None = None
+    """Of which checkpoint; absent: the newest when the run begins."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of weights and activations in the model; the optimizer always keeps fp32."""
     deterministic: bool = False
@@ -383,6 +388,9 @@ class DistillConfig(Section):
     """Of which checkpoint; absent: the newest when the run begins."""
     model: dict[str, Any] = {}
     """Keys of a section `model`: what the teacher is. Absent: what its run says, where that is there."""
+    cached: str | None = None
+    """Folder of the teacher's largest logits of all samples of the run (`megaptm cache-logits`): the student reads
+    them, and no teacher is run."""
     objective: Weight = 1.0
     """What weights of the objective's own losses are multiplied by."""
     logits: Weight = 0.0

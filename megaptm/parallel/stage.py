@@ -22,6 +22,7 @@ from megaptm.layers.window import WindowAttention
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, even_chunks
 from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.initial import BeginsAs
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import Distillation, ModelSpec
@@ -162,7 +163,7 @@ def fill(
     *,
     seed: int,
     begins_with: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    begins_as: Callable[[str, Tensor], Tensor] | None = None,
+    begins_as: BeginsAs | None = None,
 ) -> None:
     """Give every parameter its initial value, or what is made of that: of some by name, and of any by its name."""
     for place, parameter in stage.placed_parameters():

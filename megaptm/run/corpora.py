@@ -13,9 +13,11 @@ from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of, check_together
 from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
+from megaptm.data.teacher_logits import TaughtMix
 from megaptm.errors import UserError
 from megaptm.run.build_command import build_command, specials_option, tasks_of
-from megaptm.run.teacher import check_teacher
+from megaptm.run.initial import check_initial
+from megaptm.run.teacher import check_teacher, teacher_logits
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
@@ -138,11 +140,17 @@ def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
     check_teacher(config, corpora.tokenizer)
+    check_initial(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
         corpora.check()
         return
-    check_epochs(config, corpora.mix("train"))
-    corpora.mix("validation").fresh_batches(config.train.batch)
+    mixes = {split: corpora.mix(split) for split in ("train", "validation")}
+    check_epochs(config, mixes["train"])
+    mixes["validation"].fresh_batches(config.train.batch)
+    if config.distill is not None and config.distill.cached is not None:
+        kept = teacher_logits(config)
+        for split, mix in mixes.items():
+            TaughtMix(mix, kept.of(split)).sample(0)  # or a sentence
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
