@@ -19,7 +19,15 @@ from megaptm.data.mix import Mix
 from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, misfit
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
-from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
+from megaptm.run.corpora import (
+    RunCorpora,
+    cache_of,
+    check_epochs,
+    check_kept_logits,
+    check_vocabulary,
+    open_corpus,
+    tokenizer_of,
+)
 from megaptm.run.initial import check_initial, initial_run
 from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, hash_of, join, listed
@@ -118,7 +126,9 @@ def _mix(config: Config) -> Iterator[Finding]:
         return
     text = corpora.mix("train")
     check_epochs(config, text)
-    held_out = corpora.mix("validation").fresh_batches(train.batch)
+    validation = corpora.mix("validation")
+    held_out = validation.fresh_batches(train.batch)
+    check_kept_logits(config, {"train": text, "validation": validation})
     samples = config.batch_schedule.first(train.steps)
     yield Finding(
         "data",

@@ -2,7 +2,7 @@
 
     folder/
         config.yaml  tokenizer/         of the teacher's run
-        train-000000.safetensors ...    of 1,024 samples each; see `write_file`
+        train-000000.safetensors ...    of so many samples each; see `write_file`
         validation-000000.safetensors
         manifest.json                   which teacher, how many samples, a hash of each file; written last
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,13 +29,17 @@ from megaptm.data.lru import LRUCache
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Sample
-from megaptm.storage import Record, parse_json, validated, write_whole
+from megaptm.storage import Record, parse_json, shown, validated, write_whole
 
 FORMAT = "megaptm-teacher-logits-1"
 MANIFEST = "manifest.json"
-PER_FILE = 1024
-"""Samples."""
-OPEN = 4
+UNFINISHED = "unfinished.json"
+"""The manifest of what is being written."""
+PER_FILE = 256
+"""Samples: of 512 places and 32 words each 25 MB."""
+MOST = 1_000_000
+"""Places of a row, words of a place, samples of a file."""
+OPEN = 2
 """Files that are held."""
 IDS, LOGITS = "teacher_ids", "teacher_logits"
 """Fields of a sample, [S, K]: words of a place, and what their logits lack to the largest; zeros where none are."""
@@ -56,6 +61,9 @@ class TeacherLogitsManifest(Record):
     dtype: str
     sequence: int
     """Places of a row."""
+    vocabulary: int
+    per_file: int
+    """Samples of each file but the last."""
     samples: dict[str, int]
     """Split -> samples, from number 0 on."""
     files: dict[str, str]
@@ -87,9 +95,31 @@ def file_name(split: str, number: int) -> str:
     return f"{split}-{number:06d}.safetensors"
 
 
-def file_ranges(samples: int) -> Iterator[range]:
+def file_ranges(samples: int, per_file: int) -> Iterator[range]:
     """Numbers of the samples of each file."""
-    return (range(first, min(first + PER_FILE, samples)) for first in range(0, samples, PER_FILE))
+    return (range(first, min(first + per_file, samples)) for first in range(0, samples, per_file))
+
+
+def kept_step(folder: Path) -> int | None:
+    """Of which checkpoint a folder's logits are, though they may not be all there; None where it has none."""
+    for path in (folder / UNFINISHED, folder / MANIFEST):
+        with suppress(UserError, FileNotFoundError, NotADirectoryError):
+            return read_manifest(path).step
+    return None
+
+
+def read_manifest(path: Path) -> TeacherLogitsManifest:
+    """That of a folder, or of what is being written there; a `UserError` where it is none."""
+    content = parse_json(path.read_bytes(), path, remedy=COMMAND)
+    manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
+    if manifest.format != FORMAT:
+        raise UserError(
+            f"{path} has format {shown(manifest.format)}; this version of megaptm reads {FORMAT}: {COMMAND}."
+        )
+    for name in ("per_file", "top", "sequence"):
+        if not 0 < (number := getattr(manifest, name)) <= MOST:
+            raise UserError(f"{path}: {name} ({number}) must be 1 to {MOST:,}: {COMMAND}.")
+    return manifest
 
 
 def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLogits]) -> None:
@@ -129,11 +159,7 @@ class TeacherLogits:
         path = folder / MANIFEST
         if not path.is_file():
             raise UserError(f"distill.cached ({folder}) has no logits of a teacher, or not all: {COMMAND}.")
-        content = parse_json(path.read_bytes(), path, remedy=COMMAND)
-        manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
-        if manifest.format != FORMAT:
-            raise UserError(f"{path} has format {manifest.format}; this version of megaptm reads {FORMAT}: {COMMAND}.")
-        return cls(folder, manifest)
+        return cls(folder, read_manifest(path))
 
     def of(self, split: str) -> SplitLogits:
         """Of `train` or `validation`."""
@@ -156,8 +182,10 @@ class SplitLogits:
                 f"distill.cached ({self.whole.folder}) has logits of {self.samples:,} {self.split} samples, and sample "
                 f"{number:,} is read: go on writing it with `megaptm cache-logits` and this config."
             )
-        file, row = divmod(number, PER_FILE)
+        file, row = divmod(number, manifest.per_file)
         held = self._files(file)
+        if row >= len(held["samples"]):
+            raise UserError(f"{self.whole.folder / file_name(self.split, file)} has not all of its samples: {COMMAND}.")
         if not np.array_equal(held["samples"][row], sample_digest(sample)):
             raise UserError(
                 f"distill.cached ({self.whole.folder}) is of other samples, as {self.split} sample {number:,} tells: "
@@ -179,8 +207,28 @@ class SplitLogits:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         if hashlib.sha256(content).hexdigest() != self.whole.manifest.files.get(name):
             raise UserError(f"{path} does not hold what was written: remove it, and {COMMAND}.")
-        found: dict[str, np.ndarray] = load(content)
-        return found
+        with suppress(SafetensorError, KeyError):
+            found: dict[str, np.ndarray] = load(content)
+            if _fits(found, self.whole.manifest):
+                return found
+        raise UserError(f"{path} is no file of logits: remove it, and {COMMAND}.")
+
+
+def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
+    """Whether arrays are what `write_file` writes, and lead nowhere else."""
+    samples, begins = found["samples"], found["begins"]
+    places, ids, logits = (found[name] for name in KeptLogits._fields)
+    shapes = (
+        (samples.ndim, begins.shape) == (2, (len(samples) + 1,))
+        and places.shape == (len(ids),)
+        and ids.shape == logits.shape == (len(places), manifest.top)
+        and [one.dtype.kind for one in (begins, places, ids, logits)] == [*"iiif"]
+        and bool(np.isfinite(logits).all())
+    )
+    return shapes and all(
+        bool(((one >= 0) & (one < most)).all())
+        for one, most in ((begins, len(places) + 1), (places, manifest.sequence), (ids, manifest.vocabulary))
+    )
 
 
 class TaughtMix:

@@ -19,12 +19,15 @@ from megaptm.data.mix import Mix
 from megaptm.data.teacher_logits import (
     FORMAT,
     MANIFEST,
+    PER_FILE,
+    UNFINISHED,
     KeptLogits,
     TeacherLogitsManifest,
     file_hash,
     file_name,
     file_ranges,
     holds,
+    read_manifest,
     sample_digest,
     write_file,
 )
@@ -35,14 +38,11 @@ from megaptm.models.distill import Projected, asked_places, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.run.teacher import checkpoint_id, teacher_run
-from megaptm.spec import Distillation, ModelSpec
-from megaptm.storage import parse_json, validated, write_whole
+from megaptm.spec import ModelSpec
+from megaptm.storage import write_whole
 from megaptm.tokenizers import load as load_tokenizer
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
-UNFINISHED = "unfinished.json"
-"""The manifest of what is being written; without it, and without the manifest, the folder is somebody else's."""
-REMEDY = "remove the folder, and write it again"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def cache_logits(
     top: int,
     dtype: str = "float16",
     device: str | torch.device | None = None,
+    per_file: int = PER_FILE,
     tell: Callable[[int, int], object] = lambda done, of: None,
 ) -> Written:
     """Write `distill.cached` of a student's config: of each place of each sample that its run will read, training and
@@ -70,41 +71,19 @@ def cache_logits(
     What is there of an earlier call with the same teacher is kept: a run that becomes longer asks for what is new.
     `tell` is called with how many samples are done, and of how many.
     """
-    distillation, folder = _asked(config)
-    teacher = teacher_run(config)
+    folder, teacher, corpora = _folder(config), teacher_run(config), RunCorpora(config)
     teacher.check()
-    corpora = RunCorpora(config)
     teacher.check_tokenizer(corpora.tokenizer)
-    head = distillation.head_of(resolve_model(config))
-    if head is None or not distillation.asks("logits"):
-        raise UserError("distill.logits is 0: give it a weight, for logits of words are all that is kept of a teacher.")
-    if teacher.differs(distillation.teacher):
-        raise UserError(f"distill.model is not the model of {teacher.folder}: leave it out.")
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
-    train = config.train
-    held_out = validation_steps(mixes["validation"], batch=train.batch, most=train.validate_batches) * train.batch
-    prefix = distillation.teacher.family.prefixes[distillation.teacher.readings(head)[0].stack]
-    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
-    manifest = TeacherLogitsManifest(
-        format=FORMAT,
-        teacher=checkpoint_id(teacher),
-        step=teacher.chosen,
-        head=head,
-        places=distillation.places,
-        top=min(top, distillation.teacher.vocabulary),
-        dtype=dtype,
-        sequence=batch.streams[prefix],
-        samples={"train": config.batch_schedule.first(train.steps), "validation": held_out},
-        files={},
-    )
+    manifest = _manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
     _begin(folder, manifest, teacher)
     model = open_run(teacher.folder, step=teacher.chosen, device=device).model
     done, asked, size, total, files = 0, 0, 0, sum(manifest.samples.values()), dict[str, str]()
     for split, mix in mixes.items():
-        for number, numbers in enumerate(file_ranges(manifest.samples[split])):
+        for number, numbers in enumerate(file_ranges(manifest.samples[split], per_file)):
             path = folder / file_name(split, number)
             if not holds(path, len(numbers), sample_digest(mix.sample(numbers.start))):
-                kept = [*_of_samples(model, mix, numbers, manifest, prefix, rows=config.layout.microbatch)]
+                kept = [*_of_samples(model, mix, numbers, manifest, rows=config.layout.microbatch)]
                 write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
                 asked += len(numbers)
             files[path.name], size = file_hash(path), size + path.stat().st_size
@@ -116,15 +95,48 @@ def cache_logits(
     return Written(manifest, asked, size)
 
 
-def _asked(config: Config) -> tuple[Distillation, Path]:
-    """Of a config that says what is to be written, and where."""
-    distillation = distillation_of(config)
-    if distillation is None or config.distill is None or config.distill.cached is None:
+def _folder(config: Config) -> Path:
+    """Of a config that says where logits are to be written."""
+    if config.distill is None or config.distill.cached is None:
         raise UserError(
             "distill.cached is missing: give it the folder that the logits are to be written to, which the run then "
             "reads (docs/distillation.md)."
         )
-    return distillation, Path(config.distill.cached)
+    return Path(config.distill.cached)
+
+
+def _manifest(
+    config: Config, teacher: OtherRun, held_out: Mix, *, top: int, dtype: str, per_file: int
+) -> TeacherLogitsManifest:
+    """What is to be written, of no files yet."""
+    distillation, train = distillation_of(config), config.train
+    assert distillation is not None
+    head = distillation.head_of(resolve_model(config))
+    if head is None or not distillation.asks("logits"):
+        raise UserError("distill.logits is 0: give it a weight, for logits of words are all that is kept of a teacher.")
+    if teacher.differs(distillation.teacher):
+        raise UserError(f"distill.model is not the model of {teacher.folder}: leave it out.")
+    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    steps = validation_steps(held_out, batch=train.batch, most=train.validate_batches)
+    return TeacherLogitsManifest(
+        format=FORMAT,
+        teacher=checkpoint_id(teacher),
+        step=teacher.chosen,
+        head=head,
+        places=distillation.places,
+        top=min(top, distillation.teacher.vocabulary),
+        dtype=dtype,
+        sequence=batch.streams[_prefix(distillation.teacher, head)],
+        vocabulary=distillation.teacher.vocabulary,
+        per_file=per_file,
+        samples={"train": config.batch_schedule.first(train.steps), "validation": steps * train.batch},
+        files={},
+    )
+
+
+def _prefix(spec: ModelSpec, head: str) -> str:
+    """Of the stream that a head reads."""
+    return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
 def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
@@ -133,10 +145,8 @@ def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> 
     if there is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"distill.cached ({folder}) is there and no folder of logits: choose another.")
     if there is not None:
-        found = validated(
-            TeacherLogitsManifest, parse_json(there.read_bytes(), there, remedy=REMEDY), there, remedy=REMEDY
-        )
-        for name in ("format", "teacher", "head", "places", "top", "dtype", "sequence"):
+        found = read_manifest(there)
+        for name in ("teacher", "head", "places", "top", "dtype", "sequence", "vocabulary", "per_file"):
             if getattr(found, name) != getattr(manifest, name):
                 raise UserError(
                     f"distill.cached ({folder}) was begun with {name} {getattr(found, name)}, and this is "
@@ -151,7 +161,7 @@ def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> 
 
 
 def _of_samples(
-    model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, prefix: str, *, rows: int
+    model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, *, rows: int
 ) -> Iterator[tuple[np.ndarray, KeptLogits]]:
     """The hash of each sample, and what is kept of it; `rows` are read at once."""
     device = next(model.parameters()).device
@@ -160,7 +170,7 @@ def _of_samples(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             said = head_projection(model, manifest.head, model.states(tensors))
-            asked_BS = asked_places(tensors, prefix, manifest.places)
+            asked_BS = asked_places(tensors, _prefix(model.spec, manifest.head), manifest.places)
             # Rows of what is projected are in the order (S, B).
             at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
             best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -147,10 +147,19 @@ def check_corpora(config: Config) -> None:
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
     check_epochs(config, mixes["train"])
     mixes["validation"].fresh_batches(config.train.batch)
-    if config.distill is not None and config.distill.cached is not None:
-        kept = teacher_logits(config)
-        for split, mix in mixes.items():
-            TaughtMix(mix, kept.of(split)).sample(0)  # or a sentence
+    check_kept_logits(config, mixes)
+
+
+def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
+    """A `UserError` where a teacher's logits are read, and the first sample of a split or its last has none."""
+    if config.distill is None or config.distill.cached is None:
+        return
+    kept, train = teacher_logits(config), config.train
+    held_out = min(train.validate_batches, mixes["validation"].fresh_batches(train.batch)) * train.batch
+    for split, samples in (("train", config.batch_schedule.first(train.steps)), ("validation", held_out)):
+        taught = TaughtMix(mixes[split], kept.of(split))
+        for number in (0, samples - 1):
+            taught.sample(number)
 
 
 def check_epochs(config: Config, mix: Mix) -> None:

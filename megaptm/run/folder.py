@@ -19,6 +19,7 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.config import Config, Draft, Written, dump, load
+from megaptm.data.teacher_logits import kept_step
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
@@ -132,8 +133,10 @@ def absolute_paths(config: Config) -> Config:
         # A teacher that is trained on is not another teacher in the midst of a run.
         if step is None and (begun := _begun(Path(config.run))) is not None and begun.distill is not None:
             step = begun.distill.step
-        step = newest_step(Path(teacher)) if step is None else step
         cached = config.distill.cached and _absolute(config.distill.cached)
+        if step is None and cached is not None:
+            step = kept_step(Path(cached))
+        step = newest_step(Path(teacher)) if step is None else step
         wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step, "cached": cached})
     if config.train.init_from is not None:
         folder, step = _absolute(config.train.init_from), config.train.init_step

@@ -67,6 +67,11 @@ def _check_kept(config: Config, kept: TeacherLogits) -> None:
             f"distill.step ({said.step}): distill.cached ({kept.folder}) was written of step {manifest.step}: name "
             "that, or write another folder."
         )
+    if manifest.vocabulary != config.model.vocabulary:
+        raise UserError(
+            f"distill.cached ({kept.folder}) is of {manifest.vocabulary:,} words, and model.vocabulary is "
+            f"{config.model.vocabulary:,}: both must read the same tokens."
+        )
     if manifest.places not in ("all", said.places):
         raise UserError(
             f"distill.places ({said.places}): distill.cached ({kept.folder}) has logits of {manifest.places} places: "

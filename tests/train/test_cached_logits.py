@@ -6,8 +6,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from megaptm.data.teacher_logits import IDS, LOGITS, TeacherLogits
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import open_run
+from megaptm.inference.teacher_logits import cache_logits
+from megaptm.run.corpora import RunCorpora
+from megaptm.run.folder import read_config
 from megaptm.track import read_metrics
 from tests.drills.program import arguments, losses
 from tests.forked import megaptm
@@ -64,6 +72,43 @@ def test_logits_that_are_kept_teach_what_the_teacher_does(
         [one["validation/loss"] for one in read_metrics(run) if "validation/loss" in one] for run in (live, read)
     ]
     assert held_out[0] == pytest.approx(held_out[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("places", ["all", "asked"])
+@pytest.mark.parametrize("family", KINDS)
+def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
+    family: str, places: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In files of five samples; places that are padding, or not asked about, have none."""
+    said = f", cached: {tmp_path / 'logits'}, places: {places}"
+    path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", said=said)
+    config = read_config(Path(path), [*words, "train.steps=1"])
+    assert cache_logits(config, top=3, per_file=5).samples == 24
+    kept, corpora, model = TeacherLogits.open(tmp_path / "logits"), RunCorpora(config), open_run(teachers[family]).model
+    assert [name for name in kept.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
+    for split in ("train", "validation"):
+        mix, logits = corpora.mix(split), kept.of(split)
+        for number in (0, 4, 5, 11):
+            sample = mix.sample(number)
+            batch = {name: torch.from_numpy(field[None]) for name, field in sample.items()}
+            asked = {
+                name: field for name, field in batch.items() if "labels" not in name and name != "masked_positions"
+            }
+            all_SV = model.logits(asked)[kept.manifest.head][0, :, : model.spec.vocabulary]
+            real = sample["document_ids"] > 0
+            if places == "asked":
+                real = np.zeros_like(real)
+                at = sample["masked_positions"] if "masked_positions" in sample else np.arange(len(real))
+                real[at[sample["labels"] >= 0]] = True
+            best = all_SV.topk(3)
+            found = logits.fields(number, sample)
+            assert (found[IDS][real] == best.indices.numpy()[real]).all()
+            lacks = (best.values - best.values[:, :1]).detach().numpy()[real]
+            assert np.abs(found[LOGITS][real] - lacks).max() < 2e-3
+            assert not found[LOGITS][~real].any()
+    assert real.any()
+    with pytest.raises(UserError, match="is of other samples, as train sample 1 tells"):
+        kept.of("train").fields(1, corpora.mix("train").sample(2))
 
 
 def test_what_is_kept_serves_the_samples_that_it_is_of(
