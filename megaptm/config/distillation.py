@@ -116,6 +116,8 @@ def distillation_rules(config: Config) -> Iterator[str]:
 
 def _cached(said: DistillConfig) -> Iterator[str]:
     """Of a teacher that is not run, no more is known than what it says of words."""
+    if said.cached is not None and "://" in said.cached:
+        yield f"distill.cached ({said.cached}) must be a folder on disk: copy it there, where all nodes see it."
     for hook in HOOKS:
         if hook != "logits" and getattr(said, hook):
             yield (

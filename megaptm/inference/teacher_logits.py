@@ -46,12 +46,14 @@ DTYPES = {"float16": np.float16, "float32": np.float32}
 
 
 @dataclass(frozen=True)
-class Written:
+class CachedLogits:
     """What came of it."""
 
     manifest: TeacherLogitsManifest
     samples: int
-    """Of which the teacher was asked now; the others were there."""
+    """Of which the teacher was asked now; the others were there, or are another's part."""
+    missing: int
+    """Files that others have to write."""
     bytes: int
     """Of all files."""
 
@@ -63,12 +65,15 @@ def cache_logits(
     dtype: str = "float16",
     device: str | torch.device | None = None,
     per_file: int = PER_FILE,
+    part: int = 0,
+    parts: int = 1,
     tell: Callable[[int, int], object] = lambda done, of: None,
-) -> Written:
+) -> CachedLogits:
     """Write `distill.cached` of a student's config: of each place of each sample that its run will read, training and
     held-out, the `top` largest logits of the teacher, in float32, less the largest.
 
-    What is there of an earlier call with the same teacher is kept: a run that becomes longer asks for what is new.
+    What is there of an earlier call with the same teacher is kept: a run that becomes longer asks for what is new. One
+    of several `parts`, which may be written at once, is every so-manieth file; the last to end completes the folder.
     `tell` is called with how many samples are done, and of how many.
     """
     folder, teacher, corpora = _folder(config), teacher_run(config), RunCorpora(config)
@@ -78,21 +83,30 @@ def cache_logits(
     manifest = _manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
     _begin(folder, manifest, teacher)
     model = open_run(teacher.folder, step=teacher.chosen, device=device).model
-    done, asked, size, total, files = 0, 0, 0, sum(manifest.samples.values()), dict[str, str]()
-    for split, mix in mixes.items():
-        for number, numbers in enumerate(file_ranges(manifest.samples[split], per_file)):
-            path = folder / file_name(split, number)
-            if not holds(path, len(numbers), sample_digest(mix.sample(numbers.start))):
-                kept = [*_of_samples(model, mix, numbers, manifest, rows=config.layout.microbatch)]
-                write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
-                asked += len(numbers)
-            files[path.name], size = file_hash(path), size + path.stat().st_size
-            done += len(numbers)
-            tell(done, total)
-    manifest = manifest.model_copy(update={"files": files})
-    write_whole(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
-    (folder / UNFINISHED).unlink(missing_ok=True)
-    return Written(manifest, asked, size)
+    files = [
+        (folder / file_name(split, number), mixes[split], numbers)
+        for split, samples in manifest.samples.items()
+        for number, numbers in enumerate(file_ranges(samples, per_file))
+    ]
+    done, asked, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
+    for path, mix, numbers in files[part::parts]:
+        if not _is_there(path, mix, numbers):
+            kept = [*_of_samples(model, mix, numbers, manifest, rows=config.layout.microbatch)]
+            write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
+            asked += len(numbers)
+        done += len(numbers)
+        tell(done, total)
+    missing = sum(not _is_there(*file) for file in files) if parts > 1 else 0
+    if not missing:
+        manifest = manifest.model_copy(update={"files": {path.name: file_hash(path) for path, _, _ in files}})
+        write_whole(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    return CachedLogits(manifest, asked, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
+
+
+def _is_there(path: Path, mix: Mix, numbers: range) -> bool:
+    """Whether logits of these samples are in a file."""
+    return holds(path, len(numbers), sample_digest(mix.sample(numbers.start)))
 
 
 def _folder(config: Config) -> Path:

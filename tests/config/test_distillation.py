@@ -74,6 +74,7 @@ WRONG = {
     "slice": (["distill.initial_layers=[0, 2]"], "width of tinybert is 32, and the teacher's 64"),
     "tensor": (["layout.tensor=4", "model.heads=4"], r"layout.tensor \(4\) must divide distill.model.heads \(2\)"),
     "layers that are kept nowhere": (["distill.cached=nowhere"], "distill.embeddings needs a teacher that is run"),
+    "logits elsewhere": (["distill.cached=s3://b/l"], "distill.cached .s3://b/l. must be a folder on disk"),
     "a step of nothing": (["train.init_step=1"], "train.init_step is of the run in train.init_from, which is missing"),
     "two beginnings": (
         ["train.init_from=nowhere", "distill.initial_layers=[0, 2]", "model.width=64", "model.ffn=256"],

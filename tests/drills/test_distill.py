@@ -13,10 +13,12 @@ from tests.drills.lives import THREADS
 from tests.drills.program import checkpoints, finish
 from tests.drills.tiny_corpora import tiny_config
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 CLEARLY = 0.1
 """Nats for each masked token of held-out text, and for each answer."""
 STEPS = 150
+SECONDS = 1200.0
+"""Of a run: a minute where nobody else computes."""
 ALONE = ("distill=null",)
 TAUGHT = ("distill.initial_layers=[]", "distill.objective=1")
 """From a start of its own, which is the other's, too."""
@@ -25,7 +27,7 @@ TAUGHT = ("distill.initial_layers=[]", "distill.objective=1")
 def held_out(config: Path, run: Path, loss: str, *words: str) -> float:
     """What is found at the end of a run."""
     few = (f"train.steps={STEPS}", f"train.validate_every={STEPS}", THREADS, "track.enabled=false")
-    done = finish("train", str(config), f"run={run}", *few, *words)
+    done = finish("train", str(config), f"run={run}", *few, *words, seconds=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     last = [one for one in read_metrics(run) if "validation/loss" in one][-1]
     return float(last.get(f"validation/{loss}", last["validation/loss"]))
@@ -37,7 +39,7 @@ def folder(documented_corpora: Callable[[str], Path], monkeypatch: pytest.Monkey
     found = documented_corpora("distilbert")
     monkeypatch.chdir(found)
     if not checkpoints(found / "runs/bert-tiny"):
-        assert finish("train", str(tiny_config("bert")), THREADS).returncode == 0
+        assert finish("train", str(tiny_config("bert")), THREADS, seconds=SECONDS).returncode == 0
     return found
 
 

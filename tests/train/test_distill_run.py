@@ -62,6 +62,17 @@ def test_a_run_goes_on_with_its_own_teacher_wherever_that_lies(
     megaptm("train", str(run), f"distill.teacher={moved}", "train.stop_at=2", code=75)
 
 
+def test_a_damaged_teacher_is_told_by_all_ranks(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each of whom looks at a share of its files."""
+    damaged = shutil.copytree(teacher, tmp_path / "damaged")
+    path = sorted(damaged.glob("checkpoints/*/rank-*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    said = megaptm("train", *words(damaged, tmp_path / "run", real_corpus("wordpiece"), "layout.data=2"), code=2)
+    assert f"{path} does not hold what was written" in said
+
+
 def test_another_tokenizer_and_another_model_are_refused(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
