@@ -34,7 +34,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
 
     \b
       megaptm cache-logits configs/distilbert/tiny.yaml distill.cosine=0 distill.cached=logits/bert-tiny
-      megaptm train configs/distilbert/tiny.yaml distill.cosine=0 distill.cached=logits/bert-tiny
+      megaptm train configs/distilbert/tiny.yaml run=runs/read distill.cosine=0 distill.cached=logits/bert-tiny
 
     \b
     On several devices at once:
