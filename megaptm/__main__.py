@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from megaptm import __version__
+from megaptm.commands.cache_logits import cache_logits
 from megaptm.commands.check import check
 from megaptm.commands.config import config
 from megaptm.commands.corpus import corpus
@@ -90,7 +91,7 @@ def run() -> NoReturn:
 
 
 for command in (
-    *(families, config, corpus, tokenizer, plan, check, train, launch),
+    *(families, config, corpus, tokenizer, plan, check, cache_logits, train, launch),
     *(report, evaluate, generate, export, imports),
 ):
     main.add_command(command)

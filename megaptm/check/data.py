@@ -19,7 +19,16 @@ from megaptm.data.mix import Mix
 from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, size_mismatch
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
-from megaptm.run.corpora import RunCorpora, cache_of, check_epochs, check_vocabulary, open_corpus, tokenizer_of
+from megaptm.run.corpora import (
+    RunCorpora,
+    cache_of,
+    check_epochs,
+    check_kept_logits,
+    check_vocabulary,
+    open_corpus,
+    tokenizer_of,
+)
+from megaptm.run.initial import check_initial, initial_run
 from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, hash_of, join, listed
 
@@ -103,6 +112,11 @@ def _mix(config: Config) -> Iterator[Finding]:
             f"{config.distill.teacher}: the teacher is there, is what distill.model says, and reads the same tokens.",
             {"teacher": config.distill.teacher, "step": config.distill.step},
         )
+    check_initial(config, corpora.tokenizer)
+    if (initial := initial_run(config)) is not None:
+        yield Finding(
+            "data", "good", f"{initial.folder}: the run that this one begins with is there, and of its model."
+        )
     if config.built_objective.unit == "pairs":
         corpora.check()
         tokens = corpora.tokens("train")
@@ -112,7 +126,9 @@ def _mix(config: Config) -> Iterator[Finding]:
         return
     text = corpora.mix("train")
     check_epochs(config, text)
-    held_out = corpora.mix("validation").fresh_batches(train.batch)
+    validation = corpora.mix("validation")
+    held_out = validation.fresh_batches(train.batch)
+    check_kept_logits(config, {"train": text, "validation": validation})
     samples = config.batch_schedule.first(train.steps)
     yield Finding(
         "data",

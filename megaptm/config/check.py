@@ -41,9 +41,9 @@ def broken_rules(config: Config) -> Iterator[str]:
         yield from (() if unknown else word_rules(config))
         if config.distill is not None:
             yield f"distill: {config.model.family} is a table of words, whose teacher there is none of; leave it out."
-        rest: tuple[Rules, ...] = (_data, _rows, _schedule)
+        rest: tuple[Rules, ...] = (_init, _data, _rows, _schedule)
     else:
-        rest = (*(() if unknown else (_model, _layout, _communication, _distill)), _data, _rows, _schedule)
+        rest = (*(() if unknown else (_model, _layout, _communication, _distill)), _init, _data, _rows, _schedule)
     for rules in rest:
         yield from rules(config)
 
@@ -194,6 +194,20 @@ def _distill(config: Config) -> Iterator[str]:
     yield from mistakes
     if not mistakes and not [*model_rules(config.model)]:
         yield from distillation_rules(config)
+
+
+def _init(config: Config) -> Iterator[str]:
+    """About the run that this one begins with."""
+    if config.train.init_from is None:
+        if config.train.init_step is not None:
+            yield "train.init_step is of the run in train.init_from, which is missing: name that, or leave both out."
+        return
+    if isinstance(_family(config.model), WordFamily):
+        yield f"train.init_from: {config.model.family} is a table of words, which begins by itself; leave it out."
+    if config.distill is not None and config.distill.initial_layers:
+        yield "train.init_from and distill.initial_layers both say what the student begins with: leave one out."
+    if config.model.vectors is not None:
+        yield "train.init_from and model.vectors both say what the table of words begins with: leave one out."
 
 
 def _data(config: Config) -> Iterator[str]:

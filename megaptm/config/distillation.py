@@ -51,6 +51,7 @@ def distillation_of(config: Config) -> Distillation:
         places=said.places,
         projection=said.projection,
         initial=said.initial_layers,
+        cached=said.cached is not None,
         objective=said.objective,
     )
 
@@ -106,8 +107,22 @@ def distillation_rules(config: Config) -> Iterator[str]:
             "it out, or ask a question (docs/objectives.md)."
         )
     yield from _lists(said, student, teacher)
+    if said.cached is not None:
+        yield from _cached(said)
     if said.initial_layers:
         yield from _initial(said, student, teacher)
+
+
+def _cached(said: DistillConfig) -> Iterator[str]:
+    """Of a teacher that is not run, no more is known than what it says of words."""
+    if said.cached is not None and "://" in said.cached:
+        yield f"distill.cached ({said.cached}) must be a folder on disk: copy it there, where all nodes see it."
+    for hook in HOOKS:
+        if hook != "logits" and getattr(said, hook):
+            yield (
+                f"distill.{hook} needs a teacher that is run, and distill.cached has logits of words alone: leave one "
+                "of them out."
+            )
 
 
 def _unfit(spec: ModelSpec) -> str:

@@ -126,10 +126,12 @@ class UncheckedConfig:
 
 
 def _with_teacher(config: Config) -> Config:
-    """A teacher that nobody describes is what its run says, where that is there."""
+    """A teacher that nobody describes is what its run says, or what is kept of it, where that is there."""
     if config.distill is None or config.distill.model:
         return config
-    if not (of_run := Path(config.distill.teacher).expanduser() / "config.yaml").is_file():
+    folders = (config.distill.teacher, *([config.distill.cached] if config.distill.cached else []))
+    configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
+    if (of_run := next((path for path in configs if path.is_file()), None)) is None:
         return config
     model = load(of_run).model.model_dump(mode="json", exclude_none=True)
     return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})

@@ -119,6 +119,11 @@ class TrainConfig(Section):
     spike of its loss: it goes back to its newest checkpoint of so many steps or fewer."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Everything random follows from it."""
+    init_from: str | None = None
+    """Folder of another run of this model, whose weights this one begins with, at step 0 and without moments; what that
+    has none of, as a head, begins afresh."""
+    init_step: Annotated[int, Field(ge=0)] | None = None
+    """Of which checkpoint; absent: the newest when the run begins."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of weights and activations in the model; the optimizer always keeps fp32."""
     deterministic: bool = False

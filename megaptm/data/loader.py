@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from megaptm.batch import MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.mix import Mix
+from megaptm.data.teacher_logits import TaughtMix
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
@@ -57,7 +58,7 @@ class Loader:
 
     def __init__(
         self,
-        mix: Mix,
+        mix: Mix | TaughtMix,
         *,
         start_step: int = 0,
         batch: int | BatchSchedule,
@@ -103,7 +104,7 @@ class Loader:
 
 
 def validation_batches(
-    mix: Mix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
+    mix: Mix | TaughtMix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
     slice_ = RankSlice(schedule=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
@@ -111,13 +112,13 @@ def validation_batches(
     return [[as_tensors(stacked(mix, numbers)) for numbers in slice_.of(step)] for step in steps]
 
 
-def validation_steps(mix: Mix, *, batch: int, most: int | None = None) -> int:
+def validation_steps(mix: Mix | TaughtMix, *, batch: int, most: int | None = None) -> int:
     """How many steps those are; nothing is read."""
     steps = mix.fresh_batches(batch)
     return steps if most is None else min(steps, most)
 
 
-def stacked(mix: Mix, numbers: Iterable[int]) -> Sample:
+def stacked(mix: Mix | TaughtMix, numbers: Iterable[int]) -> Sample:
     """The samples of a micro-batch: field -> [B, ...]."""
     samples = [mix.sample(number) for number in numbers]
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
@@ -135,7 +136,7 @@ class _MicroBatches(Dataset):
     In numpy, which travels from process to process as bytes: a tensor would cost a shared file and its handle each.
     """
 
-    def __init__(self, mix: Mix):
+    def __init__(self, mix: Mix | TaughtMix):
         self.mix = mix
 
     def __getitem__(self, numbers: range) -> Sample | UserError:

@@ -112,7 +112,7 @@ def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm, which goes on by `megaptm train`; for a new one that begins with its "
-            "weights alone, import what `megaptm export hf` makes of it."
+            f"weights alone, give that train.init_from={source}."
         )
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)

@@ -36,6 +36,31 @@ class Projected(NamedTuple):
         return F.linear(*self)
 
 
+class LargestLogits(NamedTuple):
+    """Of each row the logits of its likeliest words; all others are of no word that is said."""
+
+    ids: Tensor
+    """int64 [N, K], of the whole vocabulary"""
+    values: Tensor
+    """[N, K]"""
+    first: int
+    """Of the words that are here."""
+    words: int
+    """That are here."""
+
+    def of(self, rows: Any) -> LargestLogits:
+        """Of some rows."""
+        return self._replace(ids=self.ids[rows], values=self.values[rows])
+
+    def logits(self) -> Tensor:
+        """float32 [N, V]: minus infinity where none is known."""
+        here = (self.ids >= self.first) & (self.ids < self.first + self.words)
+        # What is elsewhere goes into a column of its own, which is left out.
+        columns = torch.where(here, self.ids - self.first, self.words)
+        wide = self.values.new_full((len(self.ids), self.words + 1), -torch.inf, dtype=torch.float32)
+        return wide.scatter_(1, columns, self.values.float())[:, : self.words]
+
+
 @dataclass(frozen=True)
 class VocabularyRanks:
     """Who holds the words: alone, or each rank a slice of them."""
@@ -67,8 +92,9 @@ class SoftTargetLoss(nn.Module):
         self.ranks = VocabularyRanks()
         """`parallel` says otherwise where words are divided."""
 
-    def forward(self, student: Projected, teacher: Projected, asked_N: Tensor) -> Tensor:
-        """The float32 sum over the rows that are asked; gradients are the student's alone."""
+    def forward(self, student: Projected, teacher: Projected | LargestLogits, asked_N: Tensor) -> Tensor:
+        """The float32 sum over the rows that are asked; gradients are the student's alone. Of a teacher of whom the
+        largest logits are known, what it says of these words is taken for all that it says."""
         if drops_unasked(student.hidden):
             rows = asked_N.nonzero().squeeze(1)
             student, teacher, asked_N = student.of(rows), teacher.of(rows), asked_N[rows]
@@ -86,6 +112,8 @@ class SoftTargetLoss(nn.Module):
         ours_CV, theirs_CV = scores
         said_CV = theirs_CV.exp()
         gradient_CV = ours_CV.exp() - said_CV
+        # Zero times infinity is no number.
+        theirs_CV.clamp_(min=torch.finfo(torch.float32).min)
         # Words that pad the table are said by nobody; their logarithms are no numbers.
         ours_CV, theirs_CV, said_CV = (one[:, :real] for one in (ours_CV, theirs_CV, said_CV))
         if self.soft == "kl":
@@ -115,7 +143,7 @@ class _SoftTargets(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        teacher: Projected,
+        teacher: Projected | LargestLogits,
         asked_N: Tensor,
         whole: SoftTargetLoss,
         wants_gradient: bool,

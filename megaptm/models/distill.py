@@ -16,7 +16,7 @@ from megaptm.bricks import HEADS
 from megaptm.layers.layer import Stack, same
 from megaptm.layers.mask import self_mask
 from megaptm.layers.split import Linear
-from megaptm.losses.soft_targets import Projected, SoftTargetLoss, soft_class_loss
+from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
 from megaptm.models.loss import Loss
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
@@ -85,8 +85,12 @@ class DistillationLosses(nn.Module):
             self.head = head
             self.soft = SoftTargetLoss(spec.vocabulary, temperature=wanted.temperature, soft=wanted.soft)
 
-    def losses(self, student: Model, said: States, teacher: Model, batch: dict[str, Tensor]) -> dict[str, Loss]:
-        """Name of a loss -> its sum, and the places that it is of."""
+    def losses(self, student: Model, said: States, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
+        """Name of a loss -> its sum, and the places that it is of. Without a teacher the batch has its largest logits,
+        `teacher_ids` and `teacher_logits` [B, S, K]."""
+        if teacher is None:
+            name = f"{LOSS}logits"
+            return {name: (self._kept_logits(student, said, batch), self.count(name, batch).float())}
         with torch.no_grad():
             told = teacher.states(batch)
         both = StudentAndTeacher(student, said, teacher, told, batch)
@@ -113,10 +117,17 @@ class DistillationLosses(nn.Module):
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
 
+    def _kept_logits(self, student: Model, said: States, batch: dict[str, Tensor]) -> Tensor:
+        ours = head_projection(student, self.head, said)
+        words = len(ours.weight)
+        ids, values = (batch[name].transpose(0, 1).flatten(0, 1) for name in ("teacher_ids", "teacher_logits"))
+        theirs = LargestLogits(ids.long(), values, first=self.soft.ranks.rank * words, words=words)
+        return self.soft(ours, theirs, self._asked(batch).t().flatten())
+
     def _logits(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        ours = _projection(both.student, self.head, both.student_states)
+        ours = head_projection(both.student, self.head, both.student_states)
         with torch.no_grad():
-            theirs = _projection(both.teacher, self.head, both.teacher_states)
+            theirs = head_projection(both.teacher, self.head, both.teacher_states)
         yield self.soft(ours, theirs, self._asked(both.batch).t().flatten())
 
     def _answers(self, both: StudentAndTeacher) -> Iterator[Tensor]:
@@ -170,19 +181,25 @@ class DistillationLosses(nn.Module):
 
     def _asked(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S]: the places whose words are compared."""
-        real_BS = real_places(batch, self.spec.family.prefixes[self.spec.readings(self.head)[0].stack])
-        if self.wanted.places == "all":
-            return real_BS
-        asked = (batch["labels"] != IGNORED).long()
-        if "masked_positions" in batch:
-            asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)
-        return asked > 0
+        prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
+        return asked_places(batch, prefix, self.wanted.places)
 
 
 def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
     """[B, S]: which places of a stream are no padding."""
     documents = batch.get(f"{prefix}document_ids")
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
+
+
+def asked_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
+    """[B, S]: the places whose words are compared: `all` that are no padding, or those that are `asked` about."""
+    real_BS = real_places(batch, prefix)
+    if places == "all":
+        return real_BS
+    asked = (batch["labels"] != IGNORED).long()
+    if "masked_positions" in batch:
+        asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)
+    return asked > 0
 
 
 def attention_scores(stack: Stack, layer: int, x_SBD: Tensor, batch: dict[str, Tensor], prefix: str) -> Tensor:
@@ -192,7 +209,7 @@ def attention_scores(stack: Stack, layer: int, x_SBD: Tensor, batch: dict[str, T
     return stack.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
 
-def _projection(model: Model, head: str, states: States) -> Projected:
+def head_projection(model: Model, head: str, states: States) -> Projected:
     """What a head projects on the vocabulary, rows in the order (S, B)."""
     assert model.head is not None
     return cast(LanguageHead | MaskedHead, model.head[head]).projected(_stream(model, head, states), model.table)

@@ -134,7 +134,8 @@ class Model(nn.Module):
         All chunks but the last give such a stream, encoder and decoder concatenated along the sequence. The last gives
         {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled; with `features`
         {loss name: features [B, F]} of the losses that compare rows. `pasts`: stack -> what its layers remember of rows
-        before, which is told what they read now. `teacher`: a whole model, whose losses there are then, too.
+        before, which is told what they read now. `teacher`: a whole model, whose losses there are then, too; they are
+        without it where the batch has what it says.
         """
         streams, inner = self._run(batch, x, pasts=pasts)
         batch = self._answered(batch, streams)
@@ -154,7 +155,7 @@ class Model(nn.Module):
         if features:
             return {name: cast(ContrastHead, head).features(*read[name], batch=batch) for name, head in asked.items()}
         losses = self._losses(asked, read, batch)
-        if teacher is not None and self.distill is not None:
+        if self.distill is not None and (teacher is not None or self.distill.wanted.cached):
             losses |= self.distill.losses(self, States(streams, inner), teacher, batch)
         return losses
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.initial import InitialFrom
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
@@ -55,6 +57,7 @@ class Engine:
         initial_by_name: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         distillation: Distillation | None = None,
         teacher: TensorReader | None = None,
+        initial_from: Callable[[], InitialFrom] | None = None,
     ) -> None:
         """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
         trained.
@@ -65,6 +68,9 @@ class Engine:
 
         `initial_by_name`: parameter -> what makes its first value of the one that it would have.
 
+        `initial_from`: opens what makes the first value of any parameter, of its name and the value that it would have;
+        called where there is no checkpoint to restore.
+
         `distillation`: what is learned of a `teacher`, a checkpoint, besides.
 
         An engine that is not `filled` must be, or restored, before its first step.
@@ -73,7 +79,7 @@ class Engine:
         self._distillation = distillation
         self.losses = self._with_teacher(losses)
         self._initial_by_name = initial_by_name or {}
-        self._initial_from_teacher: Callable[[str, Tensor], Tensor] | None = None
+        self._begins_as = initial_from
         self._compared = [name for name in losses if name in HEADS and HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
@@ -88,7 +94,7 @@ class Engine:
             kernel=attention_kernel,
             distillation=distillation,
         )
-        if distillation is not None:
+        if distillation is not None and not distillation.cached:
             assert teacher is not None, "a student needs its teacher's weights"
             self.stages[-1].teachers = (
                 build_teacher(
@@ -101,7 +107,9 @@ class Engine:
                     kernel=attention_kernel,
                 ),
             )
-            self._initial_from_teacher = slice_of_teacher(distillation, teacher) if distillation.initial else None
+        if distillation is not None and distillation.initial:
+            assert teacher is not None, "a slice is of something"
+            self._begins_as = partial(slice_of_teacher, distillation, teacher)
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner
@@ -144,13 +152,9 @@ class Engine:
 
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
+        initial_from = None if self._begins_as is None else self._begins_as()
         for stage in self.stages:
-            fill(
-                stage,
-                seed=self.seed,
-                initial_by_name=self._initial_by_name,
-                initial_from_teacher=self._initial_from_teacher,
-            )
+            fill(stage, seed=self.seed, initial_by_name=self._initial_by_name, initial_from=initial_from)
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:

@@ -22,6 +22,7 @@ from megaptm.layers.window import WindowAttention
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, even_chunks
 from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.initial import InitialFrom
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import Distillation, ModelSpec
@@ -162,15 +163,15 @@ def fill(
     *,
     seed: int,
     initial_by_name: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    initial_from_teacher: Callable[[str, Tensor], Tensor] | None = None,
+    initial_from: InitialFrom | None = None,
 ) -> None:
     """Give every parameter its initial value, or what is made of that: of some by name, and of any by its name."""
     for place, parameter in stage.placed_parameters():
         value = initial_value(stage.model.spec, place.name, place.shape, seed)
         if initial_by_name and place.name in initial_by_name:
             value = initial_by_name[place.name](value)
-        if initial_from_teacher is not None:
-            value = initial_from_teacher(place.name, value)
+        if initial_from is not None:
+            value = initial_from(place.name, value)
         parameter.copy_(block(value, place, tuple(parameter.shape)))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from megaptm.config import CommunicationConfig, Layout
 from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.parallel.groups import Ranks
+from megaptm.parallel.initial import InitialFrom
 from megaptm.parallel.stage import build_stages, transformer_config
 from megaptm.spec import Distillation
 
@@ -43,7 +42,7 @@ def _nothing(*_: object, **__: object) -> None:
     """What is done with its gradients."""
 
 
-def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> Callable[[str, Tensor], Tensor]:
+def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> InitialFrom:
     """What makes the first value of a parameter, by its name, of the one that it would have: that of the teacher's
     tables, heads and chosen layers; of a table its first rows. What the teacher has not begins as it would."""
     kept = {*reader.names()}

@@ -15,7 +15,9 @@ from megaptm.spec import Distillation, ModelSpec, change
 
 
 def parameters_held(work: Workload) -> int:
-    """Of the whole teacher on each rank."""
+    """Of the whole teacher on each rank; none of one whose logits are read."""
+    if work.distillation is not None and work.distillation.cached:
+        return 0
     (local,) = stages(replace(_whole(work), layout=work.layout.model_copy(update={"pipeline": 1, "virtual": 1})))
     counted = parameters(_whole(work), local)
     return counted.trained + counted.frozen
@@ -46,7 +48,7 @@ def flops(work: Workload) -> int:
     the student is computed for it: maps, scores, and words at all places."""
     if (wanted := work.distillation) is None:
         return 0
-    forward, learned = _taught(work).flops // 3, 0
+    forward, learned = 0 if wanted.cached else _taught(work).flops // 3, 0
     for stack, length in work.lengths.items():
         layers = len(wanted.layers[stack])
         if wanted.projection != "none":
@@ -67,8 +69,9 @@ def seconds(machine: Machine, work: Workload) -> OperationTime:
         return OperationTime()
     taught = _taught(work)
     (local,) = stages(taught)
-    passes = costs.stage(machine, taught, local).forward * work.microbatches
-    more = (flops(work) - taught.flops // 3) / work.layout.processes
+    run = not work.distillation.cached
+    passes = costs.stage(machine, taught, local).forward * (work.microbatches * run)
+    more = (flops(work) - taught.flops // 3 * run) / work.layout.processes
     return passes + OperationTime(products=more / (machine.peak(work.precision) * machine.efficiency.matmul))
 
 

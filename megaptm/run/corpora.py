@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,12 @@ from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of, check_together
 from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
+from megaptm.data.teacher_logits import TaughtMix
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
 from megaptm.run.build_command import build_command, specials_option
-from megaptm.run.teacher import check_teacher
+from megaptm.run.initial import check_initial
+from megaptm.run.teacher import check_teacher, teacher_logits
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, is_remote, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
@@ -138,13 +140,27 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
-    if config.distill is not None:
-        check_teacher(config, corpora.tokenizer)
+    check_teacher(config, corpora.tokenizer)
+    check_initial(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
         corpora.check()
         return
-    check_epochs(config, corpora.mix("train"))
-    corpora.mix("validation").fresh_batches(config.train.batch)
+    mixes = {split: corpora.mix(split) for split in ("train", "validation")}
+    check_epochs(config, mixes["train"])
+    mixes["validation"].fresh_batches(config.train.batch)
+    check_kept_logits(config, mixes)
+
+
+def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
+    """A `UserError` where a teacher's logits are read, and the first sample of a split or its last has none."""
+    if config.distill is None or config.distill.cached is None:
+        return
+    kept, train = teacher_logits(config), config.train
+    held_out = min(train.validate_batches, mixes["validation"].fresh_batches(train.batch)) * train.batch
+    for split, samples in (("train", config.batch_schedule.first(train.steps)), ("validation", held_out)):
+        taught = TaughtMix(mixes[split], kept.of(split))
+        for number in (0, samples - 1):
+            taught.sample(number)
 
 
 def check_epochs(config: Config, mix: Mix) -> None:

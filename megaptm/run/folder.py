@@ -19,6 +19,7 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load
+from megaptm.data.teacher_logits import kept_step
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
@@ -33,8 +34,8 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
+from megaptm.run.other_run import newest_step
 from megaptm.run.submission import SCRIPT, refuse_queued
-from megaptm.run.teacher import newest_step
 from megaptm.storage import write_whole
 from megaptm.track.address import default_uri
 
@@ -61,6 +62,7 @@ MAY_CHANGE = (
     "data.patience",
     "data.workers",
     "data.verify",
+    "train.init_",  # it has begun, and never reads them again
     "distill.teacher",  # that it is the same is known by its checkpoint (`run.teacher.teacher_id`)
 )
 # And what may differ in a run's next phase, besides.
@@ -128,17 +130,28 @@ def absolute_paths(config: Config) -> Config:
     wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.distill is not None:
         teacher, step = _absolute(config.distill.teacher), config.distill.step
-        if step is None and (step := _step_begun_with(Path(config.run))) is None:
-            step = newest_step(Path(teacher))
-        wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step})
+        # A teacher that is trained on is not another teacher in the midst of a run.
+        if step is None and (begun := _begun(Path(config.run))) is not None and begun.distill is not None:
+            step = begun.distill.step
+        cached = config.distill.cached and _absolute(config.distill.cached)
+        if step is None and cached is not None:
+            step = kept_step(Path(cached))
+        step = newest_step(Path(teacher)) if step is None else step
+        wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step, "cached": cached})
+    if config.train.init_from is not None:
+        folder, step = _absolute(config.train.init_from), config.train.init_step
+        if step is None and (begun := _begun(Path(config.run))) is not None:
+            step = begun.train.init_step
+        step = newest_step(Path(folder)) if step is None else step
+        wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     return config.model_copy(update=wanted)
 
 
-def _step_begun_with(run: Path) -> int | None:
-    """Of the teacher, where a run goes on: one that is trained on is not another teacher in the midst of a run."""
+def _begun(run: Path) -> Config | None:
+    """What a run was begun with that goes on."""
     with contextlib.suppress(UserError):  # of a damaged folder `prepare` tells
-        if (run / CONFIG).is_file() and trained(run) and (begun := load(run / CONFIG).distill) is not None:
-            return begun.step
+        if (run / CONFIG).is_file() and trained(run):
+            return load(run / CONFIG)
     return None
 
 

@@ -4,83 +4,99 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from megaptm.checkpoint.committed import committed
-from megaptm.config import Config, distillation_of, load, resolve_model
+from megaptm.config import Config, distillation_of, resolve_model
+from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
-from megaptm.run.compatibility import compatibility
-from megaptm.storage import shown
+from megaptm.run.other_run import OtherRun
 from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
-
-if TYPE_CHECKING:
-    from megaptm.checkpoint.tensors import TensorReader
-
-CONFIG = "config.yaml"
 
 
-def newest_step(run: Path) -> int | None:
-    """Of a run's checkpoints; None where there is none."""
-    return max(committed(run), default=None)
+def teacher_run(config: Config) -> OtherRun:
+    """Of a config that names one."""
+    assert config.distill is not None
+    return OtherRun("distill.teacher", Path(config.distill.teacher), "distill.step", config.distill.step)
 
 
 def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     """A `UserError` where the run of `distill.teacher` has no checkpoint, is of another model than `distill.model`, or
     reads other tokens than the corpora have."""
+    if config.distill is None or (distillation := distillation_of(config)) is None:
+        return
+    run = teacher_run(config)
+    if needs_weights(config):
+        run.check(otherwise="; for a student that has learned from it, put it back")
+    if config.distill.cached is not None:
+        kept = teacher_logits(config)
+        _check_kept(config, kept)
+        if not needs_weights(config):  # its run may be gone
+            run = OtherRun("distill.cached", kept.folder, "distill.step", config.distill.step)
+    if differing := run.differs(distillation.teacher):
+        name, ours, theirs = differing
+        raise UserError(
+            f"distill.model: {name} is {ours}, and that of {run.folder} is {theirs}: correct it, or leave "
+            "distill.model out."
+        )
+    heads = resolve_model(run.config).family.heads
+    if strange := [name for name in distillation.questions if name not in heads]:
+        raise UserError(
+            f"distill.answers: {run.folder} was never asked {strange[0]}: train the teacher on that question, or leave "
+            "it out."
+        )
+    run.check_tokenizer(tokenizer)
+
+
+def needs_weights(config: Config) -> bool:
+    """Whether anything is done with the teacher's weights: it is run, or the student begins as a slice of it."""
+    return config.distill is not None and (config.distill.cached is None or bool(config.distill.initial_layers))
+
+
+def teacher_logits(config: Config) -> TeacherLogits:
+    """What is kept of the teacher's (`distill.cached`); a `UserError` where there is nothing."""
     assert config.distill is not None
-    distillation = distillation_of(config)
-    run = Path(config.distill.teacher)
-    if not (run / CONFIG).is_file():
+    assert config.distill.cached is not None
+    return TeacherLogits.open(Path(config.distill.cached))
+
+
+def _check_kept(config: Config, kept: TeacherLogits) -> None:
+    """A `UserError` where what is kept is of another teacher, of other places, or of fewer samples than are read."""
+    said, manifest = config.distill, kept.manifest
+    assert said is not None
+    if said.step is not None and said.step != manifest.step:
         raise UserError(
-            f"distill.teacher ({run}) is not the folder of a run: train it first, or begin a run with a model of "
-            "Hugging Face's (`megaptm import hf`)."
+            f"distill.step ({said.step}): distill.cached ({kept.folder}) was written of step {manifest.step}: name "
+            "that, or write another folder."
         )
-    if not (steps := sorted(committed(run))):
-        raise UserError(f"distill.teacher ({run}) has no checkpoint yet: train it first (`megaptm train {run}`).")
-    if (step := config.distill.step) is not None and step not in steps:
+    if manifest.vocabulary != config.model.vocabulary:
         raise UserError(
-            f"distill.step ({step}): {run} has no checkpoint of that step, but of {', '.join(map(str, steps))}: name "
-            "one of these; for a student that has learned from it, put it back."
+            f"distill.cached ({kept.folder}) is of {manifest.vocabulary:,} words, and model.vocabulary is "
+            f"{config.model.vocabulary:,}: both must read the same tokens."
         )
-    of_run = resolve_model(load(run / CONFIG))
-    wanted, theirs = (compatibility(spec, "")["model"] for spec in (distillation.teacher, of_run))
-    for name, value in wanted.items():
-        if theirs.get(name) != value:
-            raise UserError(
-                f"distill.model: {name} is {shown(value)}, and that of {run} is {shown(theirs.get(name))}: correct it, "
-                "or leave distill.model out."
-            )
-    if strange := [name for name in distillation.questions if name not in of_run.family.heads]:
+    if manifest.places not in ("all", said.places):
         raise UserError(
-            f"distill.answers: {run} was never asked {strange[0]}: train the teacher on that question, or leave it out."
+            f"distill.places ({said.places}): distill.cached ({kept.folder}) has logits of {manifest.places} places: "
+            "set it to that, or write another folder."
         )
-    if load_tokenizer(run / "tokenizer").fingerprint != tokenizer.fingerprint:
+    wanted = config.batch_schedule.first(config.train.steps)
+    if (found := manifest.samples.get("train", 0)) < wanted:
         raise UserError(
-            f"distill.teacher ({run}) was trained with another tokenizer than that of the corpora in data.mix: use "
-            f"corpora built with {run / 'tokenizer'}."
+            f"distill.cached ({kept.folder}) has logits of {found:,} samples, and {wanted:,} are read in "
+            f"{config.train.steps:,} steps: go on writing it with `megaptm cache-logits` and this config."
         )
 
 
-def teacher_id(config: Config) -> str:
-    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies."""
-    assert config.distill is not None
+def teacher_id(config: Config) -> str | None:
+    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies; None without one."""
+    if config.distill is None:
+        return None
+    if config.distill.cached is not None:
+        return teacher_logits(config).manifest.teacher
+    return checkpoint_id(teacher_run(config))
+
+
+def checkpoint_id(run: OtherRun) -> str:
+    """A hash of the files of a run's checkpoint."""
     from megaptm.checkpoint.store import Store  # loads torch
 
-    files = Store(Path(config.distill.teacher)).load(_step(config)).files
+    files = Store(run.folder).load(run.chosen).files
     return hashlib.sha256("".join(sorted(file.sha256 for file in files)).encode()).hexdigest()
-
-
-def _step(config: Config) -> int:
-    assert config.distill is not None
-    step = newest_step(Path(config.distill.teacher)) if config.distill.step is None else config.distill.step
-    assert step is not None, "`check_teacher` has refused it"
-    return step
-
-
-def open_teacher(config: Config) -> TensorReader:
-    """Its weights, verified."""
-    from megaptm.run.checkpoint import open_checkpoint  # loads torch
-
-    assert config.distill is not None
-    return open_checkpoint(config.distill.teacher, step=_step(config)).checkpoint.reader

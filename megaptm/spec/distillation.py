@@ -43,6 +43,8 @@ class Distillation:
     initial: tuple[int, ...] = field(default=())
     """Layers of the teacher that those of the student begin as; none: it begins as any model does."""
 
+    cached: bool = False
+    """Whether what the teacher says comes with the batch, and it is not run."""
     objective: float = 1.0
     """What weights of the objective's losses are multiplied by."""
 

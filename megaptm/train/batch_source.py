@@ -11,8 +11,11 @@ import torch
 from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.config import Config
 from megaptm.data.loader import Loader, validation_batches, validation_steps
+from megaptm.data.mix import Mix
+from megaptm.data.teacher_logits import TaughtMix
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
+from megaptm.run.teacher import teacher_logits
 from megaptm.tokenizers import Tokenizer
 
 
@@ -61,6 +64,8 @@ class BatchSource:
         self.ranks = ranks
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
+        self._kept = teacher_logits(config) if config.distill is not None and config.distill.cached else None
+        """What is kept of a teacher that is not run."""
         self._loader: Loader | None = None
 
     @property
@@ -73,7 +78,7 @@ class BatchSource:
             while True:
                 yield None
         self._loader = Loader(
-            self.train,
+            self._taught(self.train, "train"),
             start_step=start,
             batch=self.config.batch_schedule,
             microbatch=self.config.layout.microbatch,
@@ -91,7 +96,7 @@ class BatchSource:
         if not self.reads:
             return repeat(None, validation_steps(self.validation, batch=batch, most=most))
         batches = validation_batches(
-            self.validation,
+            self._taught(self.validation, "validation"),
             batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
@@ -99,6 +104,9 @@ class BatchSource:
             most=most,
         )
         return iter(batches)
+
+    def _taught(self, mix: Mix, split: str) -> Mix | TaughtMix:
+        return mix if self._kept is None else TaughtMix(mix, self._kept.of(split))
 
     def close(self) -> None:
         if self._loader is not None:

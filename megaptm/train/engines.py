@@ -13,7 +13,10 @@ from megaptm.objectives import weights_at
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
-from megaptm.run.teacher import open_teacher
+from megaptm.run.initial import initial_run
+from megaptm.run.other_run import OtherRun
+from megaptm.run.rank import RankEnvironment
+from megaptm.run.teacher import needs_weights, teacher_run
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import BatchSource, StepSource
 from megaptm.train.pair_source import PairSource
@@ -22,11 +25,12 @@ from megaptm.train.training_engine import TrainingEngine
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from megaptm.checkpoint.tensors import TensorReader
     from megaptm.words.pair_engine import PairEngine
 
 
 def build_engine(
-    config: Config, spec: ModelSpec | WordSpec, corpora: RunCorpora, *, timeout_minutes: float
+    config: Config, spec: ModelSpec | WordSpec, corpora: RunCorpora, place: RankEnvironment, *, timeout_minutes: float
 ) -> TrainingEngine:
     """An engine without weights: they come with the checkpoint, or where there is none by `fill`. To draw numbers for a
     large model takes minutes."""
@@ -42,8 +46,9 @@ def build_engine(
                 raise
             raise UserError(f"{spec.name} needs numba: install it with `pip install megaptm[words]`.") from None
     from megaptm.parallel.engine import Engine
+    from megaptm.parallel.initial import weights_of
 
-    distillation = None if config.distill is None else distillation_of(config)
+    distillation, initial = distillation_of(config), initial_run(config)
     return Engine(
         spec,
         config.layout,
@@ -58,8 +63,20 @@ def build_engine(
         initial_by_name=_vectors(config, corpora),
         filled=False,
         distillation=distillation,
-        teacher=None if distillation is None else open_teacher(config),
+        teacher=verified_reader(teacher_run(config), place) if needs_weights(config) else None,
+        initial_from=None if initial is None else lambda: weights_of(verified_reader(initial, place)),
     )
+
+
+def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
+    """Weights of a run that this one names. All ranks call it, each compares its share of the files with their hashes,
+    and what is damaged is told on all."""
+    from megaptm.checkpoint.store import Store
+    from megaptm.parallel.background import together
+
+    checkpoint = Store(run.folder).load(run.chosen)
+    together(partial(checkpoint.verify, part=place.rank, parts=place.world))
+    return checkpoint.reader
 
 
 def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor], Tensor]]:

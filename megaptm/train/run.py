@@ -94,7 +94,7 @@ def _work(
     tell(f"building the model ({device_title()})")
     for attention, choice in attention_kernels(config, device().type):
         tell(f"{attention}: {choice.kernel}, {choice.why}")
-    engine = build_engine(config, spec, corpora, timeout_minutes=minutes)
+    engine = build_engine(config, spec, corpora, place, timeout_minutes=minutes)
     with stop.ends_waiting():
         source = build_source(config, engine, corpora)
     checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)

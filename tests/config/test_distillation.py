@@ -57,6 +57,8 @@ def test_a_teacher_is_what_its_run_says(tmp_path: Path) -> None:
 
 
 WRONG = {
+    "no such hook": (["distill.hiden=1"], r"unknown key distill.hiden.*hidden"),
+    "no such places": (["distill.places=some"], r"distill.places must be .*all.*asked"),
     "nothing asked": (
         ["distill.embeddings=0", "distill.hidden=0", "distill.scores=0", "distill.logits=0", "distill.projection=none"],
         "asks nothing of its teacher",
@@ -71,6 +73,13 @@ WRONG = {
     "no groups": (["model.layers=3"], "distill.layers is missing: 3 layers do not divide the teacher's 4"),
     "slice": (["distill.initial_layers=[0, 2]"], "width of tinybert is 32, and the teacher's 64"),
     "tensor": (["layout.tensor=4", "model.heads=4"], r"layout.tensor \(4\) must divide distill.model.heads \(2\)"),
+    "layers that are kept nowhere": (["distill.cached=nowhere"], "distill.embeddings needs a teacher that is run"),
+    "logits elsewhere": (["distill.cached=s3://b/l"], "distill.cached .s3://b/l. must be a folder on disk"),
+    "a step of nothing": (["train.init_step=1"], "train.init_step is of the run in train.init_from, which is missing"),
+    "two beginnings": (
+        ["train.init_from=nowhere", "distill.initial_layers=[0, 2]", "model.width=64", "model.ffn=256"],
+        "train.init_from and distill.initial_layers both say what the student begins with",
+    ),
     "rows": (["data.sequence=128", "model.context=128"], "distill.model has 64 learned positions"),
 }
 

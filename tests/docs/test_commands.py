@@ -29,13 +29,14 @@ from tests.forked import megaptm
 SMALLER = {
     "corpus build": ["limit_bytes=600000", "workers=0"],
     "train": ["train.steps=4", "train.validate_every=2", "train.validate_batches=1", "checkpoint.every=2"],
+    "cache-logits": ["train.steps=4", "train.validate_batches=1"],
     "evaluate": ["--rows", "4"],
     "generate": ["--tokens", "8"],
     "launch ray": ["--dry-run"],
 }
 COMMANDS = (
     *("corpus build", "corpus images", "corpus inspect", "corpus verify", "train", "report", "evaluate", "generate"),
-    *("export hf", "import hf", "plan", "check", "launch ray"),
+    *("export hf", "import hf", "plan", "check", "launch ray", "cache-logits"),
 )
 SMALL_CONFIG = re.compile(r"configs/(\w+/tiny|demo/\w+)\.yaml")
 # Buckets, shared disks, other machines, and words that stand for something.

@@ -36,14 +36,14 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(*words: str) -> subprocess.CompletedProcess[str]:
+def finish(*words: str, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
     """`megaptm WORDS` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "megaptm", *words],
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_SECONDS,
+        timeout=seconds,
     )
 
 

@@ -7,10 +7,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import save_file
 
+from megaptm.data.teacher_logits import FORMAT, KeptLogits, file_hash, file_name, sample_digest, write_file
 from megaptm.hub.bilm import options, to_bilm
 from megaptm.hub.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
@@ -23,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def make(folder: Path) -> None:
-    """A folder for each kind of file in `folder`: text, corpora, a run, its export, an ELMo, a config, a recipe, a
-    machine."""
+    """A folder for each kind of file in `folder`: text, corpora, a run, its export, an ELMo, logits of a teacher, a
+    config, a recipe, a machine."""
     text = write_text(folder / "text", documents=24)
     for family in ("gpt2", "bert", "t5"):
         build(text, folder / f"corpus-{family}", family)
@@ -35,6 +37,7 @@ def make(folder: Path) -> None:
     checkpoint = open_checkpoint(run)
     to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder / "hf", dtype=torch.float32)
     _write_elmo(folder / "elmo")
+    _write_logits(folder / "logits")
     (folder / "config").mkdir()
     (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
     config = yaml.safe_load((ROOT / "configs/gpt2/tiny.yaml").read_text())
@@ -53,6 +56,19 @@ def make(folder: Path) -> None:
         "limit_bytes": 20_000,
     }
     (folder / "recipe/it.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def _write_logits(folder: Path) -> None:
+    """Of three samples of eight places, two words each."""
+    folder.mkdir()
+    path = folder / file_name("train", 0)
+    places, ids = np.arange(8, dtype=np.int32), np.arange(16, dtype=np.int32).reshape(8, 2)
+    kept = KeptLogits(places, ids, -ids.astype(np.float16))
+    write_file(path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [kept] * 3)
+    numbers = {"step": 1, "top": 2, "sequence": 8, "vocabulary": 20, "per_file": 4}
+    words = {"format": FORMAT, "teacher": "it", "head": "mlm", "places": "all", "dtype": "float16"}
+    manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: file_hash(path)}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def _write_elmo(folder: Path) -> None:

@@ -393,6 +393,37 @@ def machine_commands(folder: Path) -> list[Command]:
     ]
 
 
+def kept_sample(number: int) -> dict[str, np.ndarray]:
+    """Of whose places logits are kept."""
+    return {"tokens": np.arange(number, number + 8)}
+
+
+def spoil_logits(folder: Path, draw: Random) -> bool:
+    if draw.random() < 0.4:
+        change_json(folder / "manifest.json", draw)
+        return False
+    path = folder / "train-000000.safetensors"
+    path.write_bytes(change_bytes(path.read_bytes(), draw))
+    if sealed := draw.random() < 0.8:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    return not sealed
+
+
+def read_logits(folder: Path) -> Any:
+    from megaptm.data.teacher_logits import TeacherLogits
+
+    logits = TeacherLogits.open(folder).of("train")
+    found = [logits.fields(number, kept_sample(number)) for number in range(3)]
+    return [(name, field.tolist()) for fields in found for name, field in fields.items()]
+
+
+def logits_commands(folder: Path) -> list[Command]:
+    words = ["configs/distilbert/tiny.yaml", f"distill.cached={folder}", "distill.cosine=0", "run=run"]
+    return [["train", *words], ["cache-logits", *words]]
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -411,6 +442,7 @@ TARGETS = {
         Target("Hugging Face folder", "hf", spoil_hugging_face, read_hugging_face, import_commands),
         Target("ELMo folder", "elmo", spoil_elmo, read_elmo, elmo_commands),
         Target("word vectors", "elmo", spoil_vectors, read_vectors, elmo_commands),
+        Target("teacher logits", "logits", spoil_logits, read_logits, logits_commands),
         Target("recipe", "recipe", spoil_yaml, read_recipe, recipe_commands),
         Target("machine", "machine", spoil_yaml, read_machine, machine_commands),
     )

@@ -18,7 +18,7 @@ ROWS = [
     (path, devices)
     for family in CATALOGUE
     for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
-    if path.stem != "tiny"
+    if not path.stem.startswith("tiny")
     for devices in offered_devices(path)
 ]
 PATHS = sorted({path for path, _ in ROWS})

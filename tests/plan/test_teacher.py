@@ -69,4 +69,10 @@ def test_a_rank_holds_the_teachers_weights() -> None:
     (taught,), (plain,) = memory(found), memory(alone)
     assert taught.total - plain.total == taught.teacher >= 2 * teacher.parameters_held(found)
     machine = load_machine("h100-80g")
+    # Of one whose logits are read nothing is held but what is compared, and its words are projected by nobody.
+    read = replace(found, distillation=replace(found.distillation, cached=True, weights={"logits": 5.0}))  # type: ignore[type-var]
+    (spared,) = memory(read)
+    assert 0 < spared.teacher - plain.teacher < taught.teacher - 2 * teacher.parameters_held(found)
+    assert teacher.flops(read) < 0.5 * teacher.flops(found)
+    assert step(machine, alone).seconds < step(machine, read).seconds < step(machine, found).seconds
     assert step(machine, found).seconds > 1.3 * step(machine, alone).seconds

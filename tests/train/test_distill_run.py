@@ -62,6 +62,17 @@ def test_a_run_goes_on_with_its_own_teacher_wherever_that_lies(
     megaptm("train", str(run), f"distill.teacher={moved}", "train.stop_at=2", code=75)
 
 
+def test_a_damaged_teacher_is_told_by_all_ranks(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each of whom looks at a share of its files."""
+    damaged = shutil.copytree(teacher, tmp_path / "damaged")
+    path = sorted(damaged.glob("checkpoints/*/rank-*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    said = megaptm("train", *words(damaged, tmp_path / "run", real_corpus("wordpiece"), "layout.data=2"), code=2)
+    assert f"{path} does not hold what was written" in said
+
+
 def test_another_tokenizer_and_another_model_are_refused(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -74,3 +85,55 @@ def test_another_tokenizer_and_another_model_are_refused(
     said = megaptm("train", *words(other, tmp_path / "run", corpus), code=2)
     assert f"distill.teacher ({other}) was trained with another tokenizer" in said
     assert not (tmp_path / "run").exists()
+
+
+LAYERS = "embeddings: 1, hidden: 1, scores: 1, projection: shared"
+"""What TinyBERT hears before it hears answers."""
+
+
+def tinybert(teacher: Path, run: Path, corpus: Path, said: str, *more: str) -> list[str]:
+    distill = f"distill={{teacher: {teacher}, objective: 0, {said}}}"
+    shape = ("model.width=16", "model.ffn=32", "train.steps=2", "layout.data=1")
+    return arguments("tinybert", run, corpus, "distill=null", distill, *shape, *more)
+
+
+def test_tinyberts_second_stage_begins_with_its_first_and_then_hears_answers(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Layers of text; layers of a task; answers of that task (arXiv:1909.10351, 3.2): three runs."""
+    corpus, task = real_corpus("wordpiece"), "objective=masked-lm-next-sentence"
+    general, layers, answers = (tmp_path / name for name in ("general", "layers", "answers"))
+    megaptm("train", *tinybert(teacher, general, corpus, LAYERS))
+    megaptm("train", *tinybert(teacher, layers, corpus, LAYERS, task, f"train.init_from={general}"))
+    said = tinybert(
+        teacher, answers, corpus, "answers: 1, soft: cross-entropy", task, f"train.init_from={layers}", "train.steps=3"
+    )
+    megaptm("train", *said, "train.stop_at=1", code=75)
+    weights = [open_checkpoint(run).weights() for run in (general, layers, answers)]
+    # A step of warm-up moves a number by no more than its rate, 1e-5; of another start nothing would be so near.
+    for before, after, steps in ((*weights[:2], 2), (*weights[1:], 1)):
+        common = {name for name in before if name in after and "next-sentence" not in name}
+        assert {"embed.token.weight", "encoder.1.attention.qkv.weight", "head.mlm.transform.weight"} <= common
+        assert max((before[name] - after[name]).abs().max() for name in common) < 2e-5 * steps
+    assert "distill.shared.weight" in weights[1]
+    assert not [name for name in weights[2] if name.startswith("distill.")]
+    for record in (one for one in read_metrics(answers) if "loss/distill-answers" in one):
+        assert record["loss"] == pytest.approx(record["loss/distill-answers"], rel=1e-6)
+    # What it began with may be gone now.
+    shutil.rmtree(layers)
+    megaptm("train", *said)
+    assert [*losses(answers)] == [1, 2, 3]
+
+
+def test_a_run_begins_with_weights_of_its_own_model_alone(
+    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run, corpus = tmp_path / "run", real_corpus("wordpiece")
+    for key, sentence in (
+        (f"train.init_from={tmp_path}", f"train.init_from ({tmp_path}) is not the folder of a run"),
+        (f"train.init_from={teacher}", f"train.init_from ({teacher}) is of another model: its family is 'bert'"),
+    ):
+        assert sentence in megaptm("train", *tinybert(teacher, run, corpus, LAYERS, key), code=2)
+    words = arguments("bert", run, corpus, f"train.init_from={teacher}", "train.init_step=77")
+    assert "train.init_step (77): " in megaptm("train", *words, code=2)
+    assert not run.exists()

@@ -19,6 +19,9 @@ class DistillConfig(Section):
     """Of which checkpoint; absent: the newest when the run begins."""
     model: dict[str, Any] = {}
     """Keys of a section `model`: what the teacher is. Absent: what its run says, where that is there."""
+    cached: str | None = None
+    """Folder of the teacher's largest logits of all samples of the run (`megaptm cache-logits`): the student reads
+    them, and no teacher is run."""
     objective: Weight = 1.0
     """What weights of the objective's own losses are multiplied by."""
     logits: Weight = 0.0

@@ -1,0 +1,76 @@
+"""`megaptm cache-logits`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from megaptm.errors import UserError
+
+
+@click.command("cache-logits")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--top", type=click.IntRange(1), default=32, show_default=True, help="Words of each place.")
+@click.option(
+    "--type",
+    "dtype",
+    type=click.Choice(["float16", "float32"]),
+    default="float16",
+    show_default=True,
+    help="Of a logit.",
+)
+@click.option(
+    "--part", default="1/1", help="One of so many that may be written at once, for instance 1/8; all by default."
+)
+def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str, part: str) -> None:
+    """Run the teacher of a CONFIG once, and keep the largest logits of each word that its student will read.
+
+    They are written to the folder in distill.cached, for all samples that the run reads in train.steps, and for those
+    that are held out; the same config then trains the student without the teacher. Given again it goes on where it
+    stopped, or adds what a longer run needs.
+
+    \b
+      megaptm cache-logits configs/distilbert/tiny.yaml distill.cosine=0 distill.cached=logits/bert-tiny
+      megaptm train configs/distilbert/tiny.yaml run=runs/read distill.cosine=0 distill.cached=logits/bert-tiny
+
+    \b
+    On several devices at once:
+      CUDA_VISIBLE_DEVICES=0 megaptm cache-logits CONFIG --part 1/2
+      CUDA_VISIBLE_DEVICES=1 megaptm cache-logits CONFIG --part 2/2
+    """
+    number, parts = _part(part)
+    from megaptm.report.terminal import TimedLog
+    from megaptm.run.folder import read_config
+
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
+    wanted = read_config(config, overrides)
+    tell("loading PyTorch")
+    from megaptm.inference.teacher_logits import cache_logits as write
+
+    done = write(
+        wanted,
+        top=top,
+        dtype=dtype,
+        part=number - 1,
+        parts=parts,
+        tell=lambda now, of: tell(f"{now:,} of {of:,} samples"),
+    )
+    samples, folder = done.manifest.samples, wanted.distill.cached if wanted.distill else ""
+    if done.missing:
+        click.echo(f"{folder}: the teacher was run on {done.samples:,} samples; {done.missing:,} files of others lack.")
+        return
+    click.echo(
+        f"{folder}: logits of {samples['train']:,} samples and of {samples['validation']:,} held-out ones, "
+        f"{done.manifest.top} words each, {done.bytes:,} bytes; the teacher was run on {done.samples:,}."
+    )
+
+
+def _part(said: str) -> tuple[int, int]:
+    """`3/8`: the third of eight."""
+    number, _, parts = said.partition("/")
+    if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
+        return int(number), int(parts)
+    raise UserError(f"--part ({said}) must be one of so many, for instance 1/8 to 8/8.")

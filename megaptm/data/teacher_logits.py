@@ -1,0 +1,247 @@
+"""What a teacher says of each word, kept on disk: the largest logits of each place of the samples of a run, by number.
+
+    folder/
+        config.yaml  tokenizer/         of the teacher's run
+        train-000000.safetensors ...    of so many samples each; see `write_file`
+        validation-000000.safetensors
+        manifest.json                   which teacher, how many samples, a hash of each file; written last
+
+What a teacher says depends on what stands around a word and, of a masked text, on what is hidden: on the sample as it
+was drawn. So it is kept by the sample's number, and beside it a hash of the sample, which is compared when it is read.
+"""
+
+# S places of a row, P places of a file that are kept, K words of each
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from megaptm.data.lru import LRUCache
+from megaptm.data.mix import Mix
+from megaptm.errors import UserError
+from megaptm.objectives.objective import Sample
+from megaptm.storage import Record, parse_json, shown, validated, write_whole
+
+FORMAT = "megaptm-teacher-logits-1"
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished.json"
+"""The manifest of what is being written."""
+PER_FILE = 256
+"""Samples: of 512 places and 32 words each 25 MB."""
+MOST = 1_000_000
+"""Places of a row, words of a place, samples of a file."""
+OPEN = 2
+"""Files that are held."""
+IDS, LOGITS = "teacher_ids", "teacher_logits"
+"""Fields of a sample, [S, K]: words of a place, and what their logits lack to the largest; zeros where none are."""
+COMMAND = "write it with `megaptm cache-logits`, and the config of the run that is to read it"
+
+
+class TeacherLogitsManifest(Record):
+    """What is in such a folder."""
+
+    format: str
+    teacher: str
+    """What its checkpoint is known by (`run.teacher.teacher_id`)."""
+    step: int
+    head: str
+    places: str
+    """`all` that are no padding, or those that are `asked` about."""
+    top: int
+    """Words of each place."""
+    dtype: str
+    sequence: int
+    """Places of a row."""
+    vocabulary: int
+    per_file: int
+    """Samples of each file but the last."""
+    samples: dict[str, int]
+    """Split -> samples, from number 0 on."""
+    files: dict[str, str]
+    """Name -> sha256."""
+
+
+class KeptLogits(NamedTuple):
+    """Of a sample."""
+
+    places: np.ndarray
+    """int32 [P]: where in the row."""
+    ids: np.ndarray
+    """int32 [P, K]"""
+    logits: np.ndarray
+    """float [P, K]"""
+
+
+def sample_digest(sample: Mapping[str, np.ndarray]) -> np.ndarray:
+    """uint8 [16]: what a sample is known by."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(sample):
+        array = np.ascontiguousarray(sample[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
+
+
+def file_name(split: str, number: int) -> str:
+    return f"{split}-{number:06d}.safetensors"
+
+
+def file_ranges(samples: int, per_file: int) -> Iterator[range]:
+    """Numbers of the samples of each file."""
+    return (range(first, min(first + per_file, samples)) for first in range(0, samples, per_file))
+
+
+def kept_step(folder: Path) -> int | None:
+    """Of which checkpoint a folder's logits are, though they may not be all there; None where it has none."""
+    for path in (folder / UNFINISHED, folder / MANIFEST):
+        with suppress(UserError, FileNotFoundError, NotADirectoryError):
+            return read_manifest(path).step
+    return None
+
+
+def read_manifest(path: Path) -> TeacherLogitsManifest:
+    """That of a folder, or of what is being written there; a `UserError` where it is none."""
+    content = parse_json(path.read_bytes(), path, remedy=COMMAND)
+    manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
+    if manifest.format != FORMAT:
+        raise UserError(
+            f"{path} has format {shown(manifest.format)}; this version of megaptm reads {FORMAT}: {COMMAND}."
+        )
+    for name in ("per_file", "top", "sequence"):
+        if not 0 < (number := getattr(manifest, name)) <= MOST:
+            raise UserError(f"{path}: {name} ({number}) must be 1 to {MOST:,}: {COMMAND}.")
+    return manifest
+
+
+def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLogits]) -> None:
+    """`samples` [n, 16]: their hashes; `begins` [n + 1]: where of each the rows begin of `places` [P] and of `ids` and
+    `logits` [P, K]."""
+    tensors = {
+        "samples": np.stack(digests),
+        "begins": np.cumsum([0, *(len(one.places) for one in kept)]),
+        **{name: np.concatenate([getattr(one, name) for one in kept]) for name in KeptLogits._fields},
+    }
+    write_whole(path, save(tensors))
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def holds(path: Path, samples: int, first: np.ndarray) -> bool:
+    """Whether a file, which may not be there, is of so many samples, the first of which is known by this."""
+    try:
+        digests = load(path.read_bytes())["samples"]
+    except (OSError, KeyError, SafetensorError):
+        return False
+    return len(digests) >= samples and np.array_equal(digests[0], first)
+
+
+@dataclass(frozen=True)
+class TeacherLogits:
+    """Such a folder, to be read."""
+
+    folder: Path
+    manifest: TeacherLogitsManifest
+
+    @classmethod
+    def open(cls, folder: Path) -> TeacherLogits:
+        """A `UserError` where there is none."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise UserError(f"distill.cached ({folder}) has no logits of a teacher, or not all: {COMMAND}.")
+        return cls(folder, read_manifest(path))
+
+    def of(self, split: str) -> SplitLogits:
+        """Of `train` or `validation`."""
+        return SplitLogits(self, split)
+
+
+class SplitLogits:
+    """What is kept of the samples of a split, by number."""
+
+    def __init__(self, whole: TeacherLogits, split: str) -> None:
+        self.whole, self.split = whole, split
+        self.samples = whole.manifest.samples.get(split, 0)
+        self._files: LRUCache[int, dict[str, np.ndarray]] = LRUCache(self._load, OPEN)
+
+    def fields(self, number: int, sample: Mapping[str, np.ndarray]) -> Sample:
+        """`teacher_ids` and `teacher_logits` of a sample; a `UserError` where they are of another, or of none."""
+        manifest = self.whole.manifest
+        if number >= self.samples:
+            raise UserError(
+                f"distill.cached ({self.whole.folder}) has logits of {self.samples:,} {self.split} samples, and sample "
+                f"{number:,} is read: go on writing it with `megaptm cache-logits` and this config."
+            )
+        file, row = divmod(number, manifest.per_file)
+        held = self._files(file)
+        if row >= len(held["samples"]):
+            raise UserError(f"{self.whole.folder / file_name(self.split, file)} has not all of its samples: {COMMAND}.")
+        if not np.array_equal(held["samples"][row], sample_digest(sample)):
+            raise UserError(
+                f"distill.cached ({self.whole.folder}) is of other samples, as {self.split} sample {number:,} tells: "
+                "data.mix, data.sequence, objective and train.seed must be those that it was written with."
+            )
+        mine = slice(*held["begins"][row : row + 2].tolist())
+        places = held["places"][mine]
+        ids = np.zeros((manifest.sequence, manifest.top), np.int32)
+        logits = np.zeros(ids.shape, held["logits"].dtype)
+        ids[places], logits[places] = held["ids"][mine], held["logits"][mine]
+        return {IDS: ids, LOGITS: logits}
+
+    def _load(self, number: int) -> dict[str, np.ndarray]:
+        name = file_name(self.split, number)
+        path = self.whole.folder / name
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing: {COMMAND}.") from None
+        if hashlib.sha256(content).hexdigest() != self.whole.manifest.files.get(name):
+            raise UserError(f"{path} does not hold what was written: remove it, and {COMMAND}.")
+        with suppress(SafetensorError, KeyError):
+            found: dict[str, np.ndarray] = load(content)
+            if _fits(found, self.whole.manifest):
+                return found
+        raise UserError(f"{path} is no file of logits: remove it, and {COMMAND}.")
+
+
+def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
+    """Whether arrays are what `write_file` writes, and lead nowhere else."""
+    samples, begins = found["samples"], found["begins"]
+    places, ids, logits = (found[name] for name in KeptLogits._fields)
+    shapes = (
+        (samples.ndim, begins.shape) == (2, (len(samples) + 1,))
+        and places.shape == (len(ids),)
+        and ids.shape == logits.shape == (len(places), manifest.top)
+        and [one.dtype.kind for one in (begins, places, ids, logits)] == [*"iiif"]
+        and bool(np.isfinite(logits).all())
+    )
+    return shapes and all(
+        bool(((one >= 0) & (one < most)).all())
+        for one, most in ((begins, len(places) + 1), (places, manifest.sequence), (ids, manifest.vocabulary))
+    )
+
+
+class TaughtMix:
+    """The samples of a mix, with what a teacher says of them."""
+
+    def __init__(self, mix: Mix, logits: SplitLogits) -> None:
+        self.mix, self.logits = mix, logits
+
+    def sample(self, number: int) -> Sample:
+        sample = self.mix.sample(number)
+        return sample | self.logits.fields(number, sample)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "mix":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.mix, name)

@@ -1,0 +1,211 @@
+"""A teacher is run once over the samples that its student will read, and its largest logits are kept."""
+
+# B batch, S places of a row, K words of each
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from megaptm.bricks.head import ROWS_PROJECTED
+from megaptm.config import Config, distillation_of, dump, resolve_model
+from megaptm.data.loader import as_tensors, stacked, validation_steps
+from megaptm.data.mix import Mix
+from megaptm.data.teacher_logits import (
+    FORMAT,
+    MANIFEST,
+    PER_FILE,
+    UNFINISHED,
+    KeptLogits,
+    TeacherLogitsManifest,
+    file_hash,
+    file_name,
+    file_ranges,
+    holds,
+    read_manifest,
+    sample_digest,
+    write_file,
+)
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import open_run
+from megaptm.models import Model
+from megaptm.models.distill import Projected, asked_places, head_projection
+from megaptm.run.corpora import RunCorpora
+from megaptm.run.other_run import CONFIG, OtherRun
+from megaptm.run.teacher import checkpoint_id, teacher_run
+from megaptm.spec import ModelSpec
+from megaptm.storage import write_whole
+from megaptm.tokenizers import load as load_tokenizer
+
+DTYPES = {"float16": np.float16, "float32": np.float32}
+
+
+@dataclass(frozen=True)
+class CachedLogits:
+    """What came of it."""
+
+    manifest: TeacherLogitsManifest
+    samples: int
+    """Of which the teacher was asked now; the others were there, or are another's part."""
+    missing: int
+    """Files that others have to write."""
+    bytes: int
+    """Of all files."""
+
+
+def cache_logits(
+    config: Config,
+    *,
+    top: int,
+    dtype: str = "float16",
+    device: str | torch.device | None = None,
+    per_file: int = PER_FILE,
+    part: int = 0,
+    parts: int = 1,
+    tell: Callable[[int, int], object] = lambda done, of: None,
+) -> CachedLogits:
+    """Write `distill.cached` of a student's config: of each place of each sample that its run will read, training and
+    held-out, the `top` largest logits of the teacher, in float32, less the largest.
+
+    What is there of an earlier call with the same teacher is kept: a run that becomes longer asks for what is new. One
+    of several `parts`, which may be written at once, is every so-manieth file; the last to end completes the folder.
+    `tell` is called with how many samples are done, and of how many.
+    """
+    folder, teacher, corpora = _folder(config), teacher_run(config), RunCorpora(config)
+    teacher.check()
+    teacher.check_tokenizer(corpora.tokenizer)
+    mixes = {split: corpora.mix(split) for split in ("train", "validation")}
+    manifest = _manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
+    _begin(folder, manifest, teacher)
+    model = open_run(teacher.folder, step=teacher.chosen, device=device).model
+    files = [
+        (folder / file_name(split, number), mixes[split], numbers)
+        for split, samples in manifest.samples.items()
+        for number, numbers in enumerate(file_ranges(samples, per_file))
+    ]
+    done, asked, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
+    for path, mix, numbers in files[part::parts]:
+        if not _is_there(path, mix, numbers):
+            kept = [*_of_samples(model, mix, numbers, manifest, rows=config.layout.microbatch)]
+            write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
+            asked += len(numbers)
+        done += len(numbers)
+        tell(done, total)
+    missing = sum(not _is_there(*file) for file in files) if parts > 1 else 0
+    if not missing:
+        manifest = manifest.model_copy(update={"files": {path.name: file_hash(path) for path, _, _ in files}})
+        write_whole(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    return CachedLogits(manifest, asked, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
+
+
+def _is_there(path: Path, mix: Mix, numbers: range) -> bool:
+    """Whether logits of these samples are in a file."""
+    return holds(path, len(numbers), sample_digest(mix.sample(numbers.start)))
+
+
+def _folder(config: Config) -> Path:
+    """Of a config that says where logits are to be written."""
+    if config.distill is None or config.distill.cached is None:
+        raise UserError(
+            "distill.cached is missing: give it the folder that the logits are to be written to, which the run then "
+            "reads (docs/distillation.md)."
+        )
+    return Path(config.distill.cached)
+
+
+def _manifest(
+    config: Config, teacher: OtherRun, held_out: Mix, *, top: int, dtype: str, per_file: int
+) -> TeacherLogitsManifest:
+    """What is to be written, of no files yet."""
+    distillation, train = distillation_of(config), config.train
+    assert distillation is not None
+    head = distillation.head_of(resolve_model(config))
+    if head is None or not distillation.asks("logits"):
+        raise UserError("distill.logits is 0: give it a weight, for logits of words are all that is kept of a teacher.")
+    if teacher.differs(distillation.teacher):
+        raise UserError(f"distill.model is not the model of {teacher.folder}: leave it out.")
+    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    steps = validation_steps(held_out, batch=train.batch, most=train.validate_batches)
+    return TeacherLogitsManifest(
+        format=FORMAT,
+        teacher=checkpoint_id(teacher),
+        step=teacher.chosen,
+        head=head,
+        places=distillation.places,
+        top=min(top, distillation.teacher.vocabulary),
+        dtype=dtype,
+        sequence=batch.streams[_prefix(distillation.teacher, head)],
+        vocabulary=distillation.teacher.vocabulary,
+        per_file=per_file,
+        samples={"train": config.batch_schedule.first(train.steps), "validation": steps * train.batch},
+        files={},
+    )
+
+
+def _prefix(spec: ModelSpec, head: str) -> str:
+    """Of the stream that a head reads."""
+    return spec.family.prefixes[spec.readings(head)[0].stack]
+
+
+def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
+    """Make the folder, or go on in it where it is of the same."""
+    there = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
+    if there is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"distill.cached ({folder}) is there and no folder of logits: choose another.")
+    if there is not None:
+        found = read_manifest(there)
+        for name in ("teacher", "head", "places", "top", "dtype", "sequence", "vocabulary", "per_file"):
+            if getattr(found, name) != getattr(manifest, name):
+                raise UserError(
+                    f"distill.cached ({folder}) was begun with {name} {getattr(found, name)}, and this is "
+                    f"{getattr(manifest, name)}: choose another folder, or remove that one."
+                )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
+    # What it is of is known from here on without its run.
+    write_whole(folder / CONFIG, dump(teacher.config).encode())
+    load_tokenizer(teacher.folder / "tokenizer").save(folder / "tokenizer")
+    (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def _of_samples(
+    model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, *, rows: int
+) -> Iterator[tuple[np.ndarray, KeptLogits]]:
+    """The hash of each sample, and what is kept of it; `rows` are read at once."""
+    device = next(model.parameters()).device
+    for start in range(numbers.start, numbers.stop, rows):
+        batch = stacked(mix, range(start, min(start + rows, numbers.stop)))
+        tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
+        with torch.inference_mode():
+            said = head_projection(model, manifest.head, model.states(tensors))
+            asked_BS = asked_places(tensors, _prefix(model.spec, manifest.head), manifest.places)
+            # Rows of what is projected are in the order (S, B).
+            at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
+            best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]
+        ids, logits = (torch.cat(found).cpu().numpy() for found in zip(*best, strict=True))
+        places = asked_BS.cpu().numpy()
+        ends = np.cumsum(places.sum(axis=1))
+        for row, end in enumerate(ends.tolist()):
+            own = slice(end - int(places[row].sum()), end)
+            sample = {name: field[row] for name, field in batch.items()}
+            yield (
+                sample_digest(sample),
+                KeptLogits(
+                    np.flatnonzero(places[row]).astype(np.int32),
+                    ids[own].astype(np.int32),
+                    logits[own].astype(DTYPES[manifest.dtype]),
+                ),
+            )
+
+
+def _largest(said: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words [N, K] of the largest logits, and what these lack to the largest of all."""
+    logits_NV = said.logits()[:, : spec.vocabulary].float()
+    best = logits_NV.topk(top)
+    return best.indices, best.values - best.values[:, :1]

@@ -1,0 +1,33 @@
+"""The run whose weights another one begins with (`train.init_from`): found, and compared. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megaptm.config import Config, resolve_model
+from megaptm.errors import UserError
+from megaptm.resilience.events import last_saved
+from megaptm.run.other_run import OtherRun
+from megaptm.tokenizers import Tokenizer
+
+
+def initial_run(config: Config) -> OtherRun | None:
+    """What a run begins with; None where that is nothing."""
+    if config.train.init_from is None:
+        return None
+    return OtherRun("train.init_from", Path(config.train.init_from), "train.init_step", config.train.init_step)
+
+
+def check_initial(config: Config, tokenizer: Tokenizer) -> None:
+    """A `UserError` where a run that has not begun cannot begin with `train.init_from`: there is no checkpoint of it,
+    it is of another model, or reads other tokens."""
+    if (initial := initial_run(config)) is None or last_saved(Path(config.run)) > 0:
+        return
+    initial.check()
+    if differing := initial.differs(resolve_model(config)):
+        name, ours, theirs = differing
+        raise UserError(
+            f"train.init_from ({initial.folder}) is of another model: its {name} is {theirs}, the config's is {ours}; "
+            "give model its shape, or leave train.init_from out."
+        )
+    initial.check_tokenizer(tokenizer)

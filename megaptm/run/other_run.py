@@ -1,0 +1,75 @@
+"""A run that a config names beside its own, as that of a teacher: what is asked of it before it is read. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaptm.checkpoint.committed import committed
+from megaptm.config import Config, load, resolve_model
+from megaptm.errors import UserError
+from megaptm.run.compatibility import compatibility
+from megaptm.spec import ModelSpec
+from megaptm.storage import shown
+from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import load as load_tokenizer
+
+CONFIG = "config.yaml"
+
+
+def newest_step(run: Path) -> int | None:
+    """Of a run's checkpoints; None where there is none."""
+    return max(committed(run), default=None)
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """A run, and the keys of a config that name it and one of its checkpoints."""
+
+    key: str
+    folder: Path
+    step_key: str
+    step: int | None
+
+    def check(self, *, otherwise: str = "") -> None:
+        """A `UserError` where there is no such run, or no such checkpoint of it; `otherwise` ends what is said."""
+        if not (self.folder / CONFIG).is_file():
+            raise UserError(
+                f"{self.key} ({self.folder}) is not the folder of a run: train it first, or begin a run with a model "
+                "of Hugging Face's (`megaptm import hf`)."
+            )
+        if not (steps := sorted(committed(self.folder))):
+            raise UserError(
+                f"{self.key} ({self.folder}) has no checkpoint yet: train it first (`megaptm train {self.folder}`)."
+            )
+        if self.step is not None and self.step not in steps:
+            raise UserError(
+                f"{self.step_key} ({self.step}): {self.folder} has no checkpoint of that step, but of "
+                f"{', '.join(map(str, steps))}: name one of these{otherwise}."
+            )
+
+    @property
+    def config(self) -> Config:
+        """That it was trained with."""
+        return load(self.folder / CONFIG)
+
+    def differs(self, spec: ModelSpec) -> tuple[str, str, str] | None:
+        """What of the run's model is otherwise than of this one, if anything: a number's name, and both."""
+        wanted, theirs = (compatibility(one, "")["model"] for one in (spec, resolve_model(self.config)))
+        differing = [name for name in wanted if theirs.get(name) != wanted[name]]
+        return next(((name, shown(wanted[name]), shown(theirs.get(name))) for name in differing), None)
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """A `UserError` where the run reads other tokens."""
+        if load_tokenizer(self.folder / "tokenizer").fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"{self.key} ({self.folder}) was trained with another tokenizer than that of the corpora in data.mix: "
+                f"use corpora built with {self.folder / 'tokenizer'}."
+            )
+
+    @property
+    def chosen(self) -> int:
+        """The step of the checkpoint that is meant, of a run that was checked."""
+        step = newest_step(self.folder) if self.step is None else self.step
+        assert step is not None, "`check` has refused it"
+        return step

@@ -1,0 +1,139 @@
+"""A student that reads what its teacher said, kept on disk, in place of the teacher: the losses are the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megaptm.data.teacher_logits import IDS, LOGITS, TeacherLogits
+from megaptm.errors import UserError
+from megaptm.inference.loaded_model import open_run
+from megaptm.inference.teacher_logits import cache_logits
+from megaptm.run.corpora import RunCorpora
+from megaptm.run.folder import read_config
+from megaptm.track import read_metrics
+from tests.drills.program import arguments, losses
+from tests.forked import megaptm
+
+STEPS = 4
+KINDS = {"bert": ("distilbert", "wordpiece"), "gpt2": ("gpt2", "byte-bpe")}
+"""Family of the teacher -> that of the student, and the corpus: masked words, and the next word in packed rows."""
+
+
+@pytest.fixture(scope="module")
+def teachers(real_corpus: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {family: tmp_path_factory.mktemp("taught") / family for family in KINDS}
+    for family, folder in folders.items():
+        corpus = real_corpus(KINDS[family][1])
+        megaptm("train", *arguments(family, folder, corpus, "train.steps=2", "layout.data=1"))
+    return folders
+
+
+def student(family: str, teacher: Path, corpus: Path, run: Path, *more: str, said: str = "") -> list[str]:
+    distill = f"distill={{teacher: {teacher}, objective: 1, logits: 5, temperature: 2{said}}}"
+    words = ("distill=null", distill, "model.layers=1", f"train.steps={STEPS}", "layout.data=1")
+    return arguments(KINDS[family][0], run, corpus, *words, *more)
+
+
+def said_of_words(run: Path) -> list[float]:
+    return [record["loss/distill-logits"] for record in read_metrics(run) if "loss/distill-logits" in record]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_logits_that_are_kept_teach_what_the_teacher_does(
+    family: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """All words of each place: on other ranks, read by workers, stopped and continued, and the teacher gone."""
+    corpus = real_corpus(KINDS[family][1])
+    teacher = shutil.copytree(teachers[family], tmp_path / "teacher")
+    live, read = tmp_path / "live", tmp_path / "read"
+    megaptm("train", *student(family, teacher, corpus, live))
+    cached = f", cached: {tmp_path / 'logits'}"
+    told = megaptm(
+        "cache-logits", *student(family, teacher, corpus, read, said=cached), "--top", "10000", "--type", "float32"
+    )
+    assert f"logits of {12 * STEPS} samples" in told
+    shutil.rmtree(teacher)
+    layout = "layout.data=2" if family == "bert" else "layout.tensor=2"
+    more = (layout, "data.workers=1")
+    megaptm("train", *student(family, teacher, corpus, read, *more, "train.stop_at=2", said=cached), code=75)
+    megaptm("train", *student(family, teacher, corpus, read, *more, said=cached))
+    wanted = losses(live)
+    assert len(wanted) == STEPS
+    for step, found in losses(read).items():
+        assert found == pytest.approx(wanted[step], rel=1e-5)
+    assert said_of_words(read) == pytest.approx(said_of_words(live), rel=1e-5)
+    held_out = [
+        [one["validation/loss"] for one in read_metrics(run) if "validation/loss" in one] for run in (live, read)
+    ]
+    assert held_out[0] == pytest.approx(held_out[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("places", ["all", "asked"])
+@pytest.mark.parametrize("family", KINDS)
+def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
+    family: str, places: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In files of five samples, by two; places that are padding, or not asked about, have none."""
+    said = f", cached: {tmp_path / 'logits'}, places: {places}"
+    path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", said=said)
+    config = read_config(Path(path), [*words, "train.steps=1"])
+    # Of three files of training samples and three of held-out ones each has every second.
+    first, second = (cache_logits(config, top=3, per_file=5, part=part, parts=2) for part in (0, 1))
+    assert (first.samples, first.missing, second.samples, second.missing) == (5 + 2 + 5, 3, 5 + 5 + 2, 0)
+    kept, corpora, model = TeacherLogits.open(tmp_path / "logits"), RunCorpora(config), open_run(teachers[family]).model
+    assert [name for name in kept.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
+    for split in ("train", "validation"):
+        mix, logits = corpora.mix(split), kept.of(split)
+        for number in (0, 4, 5, 11):
+            sample = mix.sample(number)
+            batch = {name: torch.from_numpy(field[None]) for name, field in sample.items()}
+            asked = {
+                name: field for name, field in batch.items() if "labels" not in name and name != "masked_positions"
+            }
+            all_SV = model.logits(asked)[kept.manifest.head][0, :, : model.spec.vocabulary]
+            real = sample["document_ids"] > 0
+            if places == "asked":
+                real = np.zeros_like(real)
+                at = sample["masked_positions"] if "masked_positions" in sample else np.arange(len(real))
+                real[at[sample["labels"] >= 0]] = True
+            best = all_SV.topk(3)
+            found = logits.fields(number, sample)
+            assert (found[IDS][real] == best.indices.numpy()[real]).all()
+            lacks = (best.values - best.values[:, :1]).detach().numpy()[real]
+            assert np.abs(found[LOGITS][real] - lacks).max() < 2e-3
+            assert not found[LOGITS][~real].any()
+    assert real.any()
+    with pytest.raises(UserError, match="is of other samples, as train sample 1 tells"):
+        kept.of("train").fields(1, corpora.mix("train").sample(2))
+
+
+def test_what_is_kept_serves_the_samples_that_it_is_of(
+    teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """And is added to by a run that becomes longer."""
+    corpus, run = real_corpus("wordpiece"), tmp_path / "run"
+    cached = f", cached: {tmp_path / 'logits'}"
+    words = student("bert", teachers["bert"], corpus, run, "train.validate_batches=1", said=cached)
+    assert "has no logits of a teacher, or not all: write it with" in megaptm("train", *words, code=2)
+    assert f"the teacher was run on {12 * STEPS + 12}." in megaptm("cache-logits", *words, "--top", "4")
+    longer = f"train.steps={STEPS + 1}"
+    assert f"has logits of {12 * STEPS} samples, and {12 * STEPS + 12} are read" in megaptm(
+        "train", *words, longer, code=2
+    )
+    assert "was begun with top 4, and this is 5" in megaptm("cache-logits", *words, "--top", "5", code=2)
+    assert "the teacher was run on 0." in megaptm("cache-logits", *words, "--top", "4")
+    assert f"{12 * STEPS + 12} samples" in megaptm("cache-logits", *words, longer, "--top", "4")
+    said = megaptm("train", *words, "train.seed=5", code=2)
+    assert "is of other samples, as train sample 0 tells: data.mix, data.sequence, objective and train.seed" in said
+    megaptm("train", *words)
+    assert min(said_of_words(run)) > 0
+    # A file that was damaged since.
+    path = tmp_path / "logits/train-000000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "does not hold what was written" in megaptm("train", *words, f"run={tmp_path / 'other'}", code=2)
