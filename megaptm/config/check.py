@@ -215,6 +215,11 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     for name, own in model.stacks.items():
         if own.context is not None and name in spec.family.stacks and spec.family.stacks[name].position != "learned":
             yield f"model.stacks.{name}.context ({own.context}): the {name} has no table of positions; leave it out."
+    if model.init_std is not None and not spec.family.reads_init_std:
+        yield (
+            f"model.init_std ({model.init_std:g}) means nothing to {_title(model)}, where each weight begins by a rule "
+            "of its own; remove it."
+        )
     if model.tasks is not None and "task" not in spec.family.inputs:
         yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
     shares = any(block.share for block in spec.family.stacks.values())

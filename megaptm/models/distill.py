@@ -18,7 +18,7 @@ from megaptm.layers.mask import self_mask
 from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
-from megaptm.models.loss import Loss
+from megaptm.models.loss import Loss, count_asked
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class DistillationLosses(nn.Module):
         if hook == "logits":
             return self._asked(batch).sum()
         if hook == "answers":
-            asked = [(batch[HEADS[name].answers] != IGNORED).sum() for name in self.wanted.questions]
-            return torch.stack(asked).sum()
+            return torch.stack([count_asked(batch, HEADS[name].answers) for name in self.wanted.questions]).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
@@ -120,7 +119,10 @@ class DistillationLosses(nn.Module):
         yield self.soft(ours, theirs, self._asked(lesson.batch).t().flatten())
 
     def _answers(self, lesson: Lesson) -> Iterator[Tensor]:
-        for name in self.wanted.questions:
+        asked = [name for name in self.wanted.questions if HEADS[name].answers in lesson.batch]
+        if not asked:  # a batch of another task
+            yield next(iter(lesson.said.streams.values())).new_zeros(())
+        for name in asked:
             ours_BC = _classes(lesson.student, name, lesson.said)
             with torch.no_grad():
                 theirs_BC = _classes(lesson.teacher, name, lesson.told)
@@ -170,6 +172,8 @@ class DistillationLosses(nn.Module):
         real_BS = real_places(batch, self.spec.family.prefixes[self.spec.readings(self.head)[0].stack])
         if self.wanted.places == "all":
             return real_BS
+        if "labels" not in batch:  # a batch of another task
+            return torch.zeros_like(real_BS)
         asked = (batch["labels"] != IGNORED).long()
         if "masked_positions" in batch:
             asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)

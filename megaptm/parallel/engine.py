@@ -20,13 +20,14 @@ from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
+from megaptm.models.loss import count_asked
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.inner_losses import InnerLosses
-from megaptm.parallel.main_grad import attach_main_grads
+from megaptm.parallel.main_grad import attach_main_grads, reduce_untouched
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.pipeline import Pipeline, no_tokens
@@ -246,7 +247,7 @@ class Engine:
 
         def asked(loss: str, batch: MicroBatch) -> Tensor:
             if loss in HEADS:
-                return (batch[HEADS[loss].answers] != IGNORED).sum()
+                return count_asked(batch, HEADS[loss].answers)
             assert distill is not None
             return distill.count(loss, batch)
 
@@ -274,6 +275,8 @@ class Engine:
 
     def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
+        for chunk in chunks:
+            reduce_untouched(chunk)
         finalize_model_grads(chunks, None)
         self.tied_parameters.sum_gradients()
 
