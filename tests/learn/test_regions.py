@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,6 @@ from tests.data_pipeline.images.pictures import build
 from tests.ranks import run_ranks
 
 CONFIG = Path(__file__).parents[2] / "configs/uniter/tiny.yaml"
-SHORT = ("train.steps=500", "layout.microbatch=32")
-SEEN = 240
-"""Batches that are made and read twice each, to spend the seconds of a test on learning; none of these, as the
-config is."""
 LOSSES = ("itm", "mlm", "mrfr", "mrc-kl")
 
 
@@ -43,14 +39,14 @@ class Lesson:
     tell."""
 
 
-def learn(corpus: str, overrides: tuple[str, ...], seen: int | None) -> Lesson:
+def learn(corpus: str) -> Lesson:
     """Train the tiny config. Runs in a rank's process."""
     from megaptm.config.learning_rate import learning_rate
     from megaptm.parallel.engine import Engine
     from megaptm.tokenizers import load as load_tokenizer
     from megaptm.train.loop import mean_losses
 
-    config = load(CONFIG, [f"data.mix={{{corpus}: 1}}", "model.vocabulary=120", *overrides])
+    config = load(CONFIG, [f"data.mix={{{corpus}: 1}}", "model.vocabulary=120"])
     rows = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
     told = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
     told |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
@@ -65,9 +61,7 @@ def learn(corpus: str, overrides: tuple[str, ...], seen: int | None) -> Lesson:
     guessed, before = guesses([*chain.from_iterable(held_out)]), mean_losses(engine, iter(held_out))
     mix = open_mix(config.data.mix, split="train", schedule=BatchSchedule(config.train.batch), **told)
     with Loader(mix, **rows) as loader:
-        steps = (batches for _, batches in loader)
-        steps = steps if seen is None else cycle([*islice(steps, seen)])
-        for step, batches in enumerate(islice(steps, config.train.steps)):
+        for step, batches in islice(loader, config.train.steps):
             engine.step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
     return Lesson(before, mean_losses(engine, iter(held_out)), guessed)
 
@@ -109,19 +103,12 @@ def corpus(tmp_path_factory) -> Path:
     return place / "corpus"
 
 
-def test_words_regions_and_what_belongs_together_are_learned_at_once(corpus):
-    [lesson] = run_ranks(1, learn, str(corpus), SHORT, SEEN)
-    print(lesson)
-    assert all(lesson.before[loss] > 0.9 * lesson.guessed[loss] for loss in LOSSES)
-    most = {"itm": 0.75, "mlm": 0.3, "mrfr": 0.5, "mrc-kl": 0.8}
-    for loss in LOSSES:
-        assert lesson.after[loss] < most[loss] * lesson.guessed[loss], loss
-
-
 @pytest.mark.drill
-def test_the_tiny_config_learns_all_of_it(corpus):
-    [lesson] = run_ranks(1, learn, str(corpus), (), None)
+def test_words_regions_and_what_belongs_together_are_learned_by_the_tiny_config(corpus):
+    """Far below who sees no other kind: what is left of features and classes is the noise of the detector."""
+    [lesson] = run_ranks(1, learn, str(corpus))
     print(lesson)
-    most = {"itm": 0.5, "mlm": 0.05, "mrfr": 0.25, "mrc-kl": 0.6}
+    most = {"itm": 0.6, "mlm": 0.1, "mrfr": 0.4, "mrc-kl": 0.7}
     for loss in LOSSES:
+        assert lesson.before[loss] > 0.9 * lesson.guessed[loss], loss
         assert lesson.after[loss] < most[loss] * lesson.guessed[loss], loss
