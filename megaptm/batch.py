@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -98,9 +98,19 @@ class BatchSpec:
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     @property
+    def regions(self) -> int:
+        """R, places of regions of an image behind a text."""
+        return self.fields["region_features"].shape[0] if "region_features" in self.fields else 0
+
+    @property
     def answers(self) -> list[str]:
         """Fields that say what is asked."""
         return [name for name in self.fields if self._read_as(name)[1] is None]
+
+    def asking(self, answers: Collection[str]) -> BatchSpec:
+        """The same to read, and of what is asked only this."""
+        left_out = {*self.answers} - {*answers}
+        return BatchSpec(self.streams, {name: field for name, field in self.fields.items() if name not in left_out})
 
     def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
         """Stack -> tokens of a row of it; `prefixes` are the family's."""

@@ -13,36 +13,57 @@ import numpy as np
 NUMBER = 2048
 COLORS = ("red", "green", "blue", "yellow")
 SHAPES = ("circle", "square", "triangle", "cross")
-MOST = 3
-"""Shapes of an image, at most; the rest of its regions are of the ground."""
-REGIONS = (5, 8)
-"""Of an image."""
+PLACES = ("left", "right")
+"""Halves of an image, with one shape each at most."""
+REGIONS = (3, 6)
+"""Of an image: those that are of no shape are of the ground, and wide."""
 DETECTOR = (24, 1 + len(COLORS) * len(SHAPES))
 """Numbers of a region's features; classes, of which the background comes first."""
-TEXTS = ("a photo of {}.", "there is {} here.", "{} on a plain ground.")
+TEXTS = ("{}.", "{} here.", "{} on a plain ground.")
 
 
 def write_region_shapes(folder: Path, *, images: int = NUMBER) -> None:
-    """`folder/0017.npz`, as `objectives.region_files` has it, with `0017.txt`. The same files each time."""
+    """`folder/0017.npz`, as `objectives.region_files` has it, with `0017.txt`. The same files each time.
+
+    What a text says of a region is what its features and its box say, so that each can be known by the other: a color
+    and a shape, which features are the sum of, and a place.
+    """
     rng = np.random.default_rng(0)
-    looks = rng.normal(size=(DETECTOR[1], DETECTOR[0]))  # of a region of each class
+    looks = _looks(rng)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(images):
-        there = 1 + rng.permutation(DETECTOR[1] - 1)[: rng.integers(1, MOST, endpoint=True)]
-        names = [f"a {COLORS[(one - 1) // len(SHAPES)]} {SHAPES[(one - 1) % len(SHAPES)]}" for one in there.tolist()]
+        places = np.sort(rng.permutation(len(PLACES))[: rng.integers(1, len(PLACES), endpoint=True)])
+        there = 1 + rng.permutation(DETECTOR[1] - 1)[: len(places)]
+        names = [f"{_name(one)} {PLACES[place]}" for one, place in zip(there.tolist(), places.tolist(), strict=True)]
         (folder / f"{number:04d}.txt").write_text(str(rng.choice(TEXTS)).format(" and ".join(names)))
-        ground = np.zeros(rng.integers(*REGIONS, endpoint=True) - len(there), dtype=np.int64)
-        arrays: dict[str, Any] = _found(np.concatenate([there, ground]), looks, rng)
+        arrays: dict[str, Any] = _found(there, places, looks, rng)
         np.savez(folder / f"{number:04d}.npz", **arrays)
 
 
-def _found(classes_R: np.ndarray, looks: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _name(number: int) -> str:
+    color, shape = divmod(number - 1, len(SHAPES))
+    return f"a {COLORS[color]} {SHAPES[shape]}"
+
+
+def _looks(rng: np.random.Generator) -> np.ndarray:
+    """[C, F]: features of a region of each class."""
+    ground, colors, shapes = (rng.normal(size=(number, DETECTOR[0])) for number in (1, len(COLORS), len(SHAPES)))
+    return np.concatenate([ground, (colors[:, None] + shapes).reshape(-1, DETECTOR[0])])
+
+
+def _found(there: np.ndarray, places: np.ndarray, looks: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Arrays of a file: features near those of the class, which the detector is mostly sure of."""
-    count = len(classes_R)
-    corner, size = rng.uniform(0, 0.6, (count, 2)), rng.uniform(0.1, 0.4, (count, 2))
+    count = int(rng.integers(*REGIONS, endpoint=True))
+    classes_R = np.concatenate([there, np.zeros(count - len(there), dtype=np.int64)])
+    is_shape_R = classes_R > 0
+    size = rng.uniform(0.1, 0.2, (count, 2))
+    corner = rng.uniform(0, 0.1, (count, 2))
+    corner[: len(there), 0] += 0.6 * places
+    corner[:, 1] += rng.uniform(0, 0.5, count)
+    size[~is_shape_R, 0] += 0.6
     likely = rng.dirichlet(np.full(len(looks), 0.1), count) * 0.2
     likely[np.arange(count), classes_R] += 0.8
-    confidence = np.where(classes_R > 0, rng.uniform(0.5, 1, count), rng.uniform(0.2, 0.5, count))
+    confidence = np.where(is_shape_R, rng.uniform(0.5, 1, count), rng.uniform(0.2, 0.5, count))
     order = np.argsort(-confidence)
     arrays = {
         "features": looks[classes_R] + 0.2 * rng.normal(size=(count, looks.shape[1])),

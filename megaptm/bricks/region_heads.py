@@ -10,14 +10,10 @@ from megaptm.bricks.layer import norm_parameters
 from megaptm.bricks.regions import detector_of
 
 
-class RegionFeatureHeadBrick(HeadBrick):
-    """MRFR, the features of hidden regions: a transform, a norm, and the map of features turned around."""
+class _HiddenRegionHeadBrick(HeadBrick):
+    """Base of heads that are asked about hidden regions: a transform and a norm."""
 
-    name = "mrfr"
-    answers = "hidden_features"
     projects = False
-    regresses = True
-    chooses = False
     predicted_only = True
 
     @property
@@ -26,17 +22,27 @@ class RegionFeatureHeadBrick(HeadBrick):
 
     @property
     def others(self) -> int:
-        return norm_parameters(self.block, self.width) + detector_of(self.spec).features
+        return norm_parameters(self.block, self.width)
+
+
+class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
+    """MRFR, the features of hidden regions: the map of features turned around, and a bias."""
+
+    name = "mrfr"
+    answers = "hidden_features"
+    regresses = True
+    chooses = False
+
+    @property
+    def others(self) -> int:
+        return super().others + detector_of(self.spec).features
 
     def multiply_adds(self, positions: int) -> int:
         return super().multiply_adds(positions) + positions * self.width * detector_of(self.spec).features
 
 
-class _RegionClassHeadBrick(HeadBrick):
-    """Base of heads that say a hidden region's class: a transform, a norm, a map to the classes."""
-
-    projects = False
-    predicted_only = True
+class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
+    """Base of heads that say a hidden region's class: a map to the classes."""
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # a constant of other heads
@@ -44,11 +50,7 @@ class _RegionClassHeadBrick(HeadBrick):
 
     @property
     def maps(self) -> Mapping[str, Map]:
-        return {"transform": Map(self.width, self.width, True), "classify": Map(self.width, self.classes, True)}
-
-    @property
-    def others(self) -> int:
-        return norm_parameters(self.block, self.width)
+        return {**super().maps, "classify": Map(self.width, self.classes, True)}
 
 
 class RegionLabelHeadBrick(_RegionClassHeadBrick):

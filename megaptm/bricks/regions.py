@@ -40,6 +40,24 @@ def region_maps(spec: ModelSpec) -> Iterator[Map]:
     yield Map(features, 2, False)
 
 
+def region_products(spec: ModelSpec) -> tuple[int, int]:
+    """Multiply-adds of a region: of the map of features, into which a gradient goes for what is hidden; and of the map
+    of boxes, into which none goes."""
+    features, box, *_ = region_maps(spec)
+    return features.weights, box.weights
+
+
+def given_bytes(spec: ModelSpec) -> int:
+    """Of a region in a batch: features in half precision, a box in float32."""
+    return 2 * detector_of(spec).features + 4 * BOX_NUMBERS
+
+
+def region_bytes(spec: ModelSpec, element: int) -> int:
+    """What the backward pass keeps of a region, in elements of so many bytes: what the maps and the norms read."""
+    features, box, *_ = region_maps(spec)
+    return (features.inputs + box.inputs + REGION_NORMS * features.outputs) * element
+
+
 def feature_map(spec: ModelSpec) -> Map:
     """From a region's features to the stream."""
     return Map(detector_of(spec).features, spec.size.table_width, True)

@@ -84,6 +84,8 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         )
     if model.tasks is not None:
         family = change(family, tasks=model.tasks)
+    if model.init_std is not None:
+        family = change(family, init_std=model.init_std)
     losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
     if losses_said:
         family = change(family, **losses_said)
@@ -143,6 +145,7 @@ def resolved(config: Config) -> Config:
     rest |= {name: getattr(spec.size, name) for name in OF_CHARACTERS if spec.family.reads_characters}
     rest |= {"patch": spec.size.patch} if spec.family.reads_images else {}
     rest |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
+    rest |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # What stacks differ in, no key says of all of them: it stays the family's.
     blocks = spec.family.stacks.values()

@@ -56,6 +56,11 @@ def _keys_without_meaning(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
             f"model.detector ({[*model.detector]}) means nothing to {family.name}, which reads no regions of images; "
             "remove it."
         )
+    if model.init_std is not None and not family.reads_init_std:
+        yield (
+            f"model.init_std ({model.init_std:g}) means nothing to {title_of(model)}, where each weight begins by a "
+            "rule of its own; remove it."
+        )
     if model.tasks is not None and "task" not in family.inputs:
         yield f"model.tasks ({model.tasks}): {spec.name} is not told its task; remove it, or use ernie-2."
     shares = any(block.share for block in family.stacks.values())

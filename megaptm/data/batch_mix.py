@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from megaptm.batch import BatchSpec
 from megaptm.data.mix import Mix, MixSource, corpus_shares, ranks, rounded, task_shares
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
@@ -16,7 +17,9 @@ BATCHES = 360
 
 
 class BatchMix(Mix):
-    """All samples of a step are of one task. Which one, the step's number says, as a sample's number says all else."""
+    """All samples of a step are of one task. Which one, the step's number says, as a sample's number says all else.
+
+    A sample says nothing of what other tasks ask: all ranks then leave the same heads out of a step."""
 
     def __init__(self, sources: Sequence[MixSource], *, rows: int, **options: Any):
         """`rows` of a batch, of every step alike."""
@@ -25,6 +28,10 @@ class BatchMix(Mix):
         self._of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
         """The sources of each task."""
         super().__init__(sources, **options)
+        self._asked = [self._batch.asking(made.answers) for made in self._made]
+
+    def _told(self, source: int) -> BatchSpec:
+        return self._asked[source]
 
     def _quotas(self, step: int) -> list[int]:
         shares, quotas = task_shares(self.sources, step), np.zeros(len(self.sources), dtype=np.int64)

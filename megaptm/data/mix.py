@@ -117,7 +117,7 @@ class Mix:
 
     @property
     def batch(self) -> BatchSpec:
-        """What every sample holds."""
+        """What every sample holds, or those of some tasks."""
         return self._batch
 
     @property
@@ -179,7 +179,11 @@ class Mix:
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
         if task is self.objective:
             return sample
-        return self._batch.widened(source.task.with_task_id(sample), pad=self.special.pad)
+        return self._told(place.source).widened(source.task.with_task_id(sample), pad=self.special.pad)
+
+    def _told(self, source: int) -> BatchSpec:
+        """What a sample of a source holds."""
+        return self._batch
 
     def locate(self, number: int) -> SamplePosition:
         """Which corpus, epoch and position sample `number` comes from."""

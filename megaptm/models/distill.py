@@ -18,7 +18,7 @@ from megaptm.layers.mask import self_mask
 from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
-from megaptm.models.loss import Loss
+from megaptm.models.loss import Loss, count_asked
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ class DistillationLosses(nn.Module):
         if hook == "logits":
             return self._asked(batch).sum()
         if hook == "answers":
-            asked = [(batch[HEADS[name].answers] != IGNORED).sum() for name in self.wanted.questions]
-            return torch.stack(asked).sum()
+            return torch.stack([count_asked(batch, HEADS[name].answers) for name in self.wanted.questions]).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
@@ -131,7 +130,10 @@ class DistillationLosses(nn.Module):
         yield self.soft(ours, theirs, self._asked(both.batch).t().flatten())
 
     def _answers(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        for name in self.wanted.questions:
+        asked = [name for name in self.wanted.questions if HEADS[name].answers in both.batch]
+        if not asked:  # a batch of another task
+            yield next(iter(both.student_states.streams.values())).new_zeros(())
+        for name in asked:
             ours_BC = _classes(both.student, name, both.student_states)
             with torch.no_grad():
                 theirs_BC = _classes(both.teacher, name, both.teacher_states)
@@ -196,6 +198,8 @@ def asked_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tenso
     real_BS = real_places(batch, prefix)
     if places == "all":
         return real_BS
+    if "labels" not in batch:  # a batch of another task
+        return torch.zeros_like(real_BS)
     asked = (batch["labels"] != IGNORED).long()
     if "masked_positions" in batch:
         asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)

@@ -18,6 +18,8 @@ from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 
+USUAL_STD = 0.02
+"""Where a family says no other (`Family.init_std`)."""
 Std = Callable[[Size], float | Tensor]
 """The standard deviation of a zero-mean normal, before it is truncated: a number, or one a row."""
 
@@ -26,9 +28,13 @@ def _constant(std: float) -> Std:
     return lambda size: std
 
 
+def _normal(size: Size) -> float:
+    return USUAL_STD
+
+
 def _residual(size: Size) -> float:
     """GPT-2: what is summed into the stream 2L times starts sqrt(2L) times smaller."""
-    return float(0.02 / np.sqrt(2 * size.layers))
+    return float(USUAL_STD / np.sqrt(2 * size.layers))
 
 
 def _width(size: Size) -> float:
@@ -82,13 +88,13 @@ def _qkv(size: Size) -> Tensor:
 # The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
 RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     # Axial positions as in the released code of Reformer.
-    "normal": ((r"axial\.(row|column)\.weight", _constant(1.0)), (r".*", _constant(0.02))),
+    "normal": ((r"axial\.(row|column)\.weight", _constant(1.0)), (r".*", _normal)),
     # TensorFlow's `truncated_normal`, as in the released code of BERT and what was made from it.
-    "truncated-normal": ((r".*", _constant(0.02)),),
+    "truncated-normal": ((r".*", _normal),),
     "gpt2": (
         (r"(attention|cross)\.output\.weight", _residual),
         (r"ffn\.down\.weight", _residual),
-        (r".*", _constant(0.02)),
+        (r".*", _normal),
     ),
     # Mesh TensorFlow's, as in the released T5 code.
     "t5": (
@@ -156,6 +162,8 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r".*", _width),
     ),
 }
+BY_INIT_STD = (_normal, _residual)
+"""Rules that `Family.init_std` changes."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
@@ -205,8 +213,12 @@ def _rule(spec: ModelSpec, name: str) -> Std:
         raise UserError(f"{spec.name}: init is {spec.family.init!r}, which is unknown; use one of {', '.join(RULES)}.")
     for pattern, std in RULES[spec.family.init]:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
-            return std
+            return _scaled(std, spec.family.init_std / USUAL_STD) if std in BY_INIT_STD else std
     raise KeyError(f"no rule of init={spec.family.init!r} names the parameter {name}")
+
+
+def _scaled(std: Std, ratio: float) -> Std:
+    return lambda size: std(size) * ratio
 
 
 @torch.no_grad()

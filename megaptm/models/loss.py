@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from megaptm.batch import IGNORED
@@ -12,3 +15,10 @@ Loss = tuple[Tensor, Tensor]
 
 def count_labels(labels: Tensor) -> Tensor:
     return (labels != IGNORED).sum().float()
+
+
+def count_asked(batch: Mapping[str, Tensor], field: str) -> Tensor:
+    """How many answers a batch asks for, of which there are none in one without the field; an integer scalar."""
+    if field not in batch:
+        return torch.zeros((), dtype=torch.int64, device=batch["tokens"].device)
+    return (batch[field] != IGNORED).sum()

@@ -21,6 +21,7 @@ from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
+from megaptm.models.loss import count_asked
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import numbers
@@ -30,7 +31,7 @@ from megaptm.parallel.initial import InitialFrom
 from megaptm.parallel.memory import RowMemory
 from megaptm.parallel.optimizers import build_optimizer, set_rates, update
 from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
-from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, fill, transformer_config
+from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, fill, reduce_untouched, transformer_config
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.parallel.teacher import build_teacher, slice_of_teacher
 from megaptm.parallel.tied_parameters import TiedParameters
@@ -253,7 +254,7 @@ class Engine:
 
         def asked(loss: str, batch: MicroBatch) -> Tensor:
             if loss in HEADS:
-                return (batch[HEADS[loss].answers] != IGNORED).sum()
+                return count_asked(batch, HEADS[loss].answers)
             assert distill is not None
             return distill.count(loss, batch)
 
@@ -281,6 +282,8 @@ class Engine:
 
     def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
         # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
+        for chunk in chunks:
+            reduce_untouched(chunk)
         finalize_model_grads(chunks, None)
         self.tied_parameters.sum_gradients()
 

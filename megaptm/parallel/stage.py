@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.enums import ModelType
 from megatron.core.tensor_parallel import checkpoint as recompute_in_backward
 from megatron.core.tensor_parallel import random
@@ -220,3 +221,12 @@ def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> 
     """Let the modules of these parameters add to their `main_grad`; `overlaps`: reduced during the backward pass."""
     for parameter in parameters:
         parameter.gradient_sum = MainGrad(parameter, overlaps=overlaps)  # type: ignore[attr-defined]
+
+
+def reduce_untouched(chunk: DistributedDataParallel) -> None:
+    """Where gradients are reduced during the backward pass: send off what waits for parameters that nothing in this
+    step asked, whose gradient is the zero that it began with. All data ranks are asked the same, and so send in the
+    same order."""
+    for group in chunk.bucket_groups if chunk.ddp_config.overlap_grad_reduce else ():
+        for parameter in {*group.params} - group.per_param_grad_ready_counts.keys():
+            group.register_grad_ready(parameter)

@@ -15,6 +15,7 @@ from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, run
 from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.bricks.head import HeadBrick, LossBytes
 from megaptm.bricks.patches import patch_map
+from megaptm.bricks.regions import given_bytes, region_bytes
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -95,6 +96,8 @@ def chunk(work: Workload, here: ModelChunk) -> float:
     if spec.family.reads_images:  # pixels, for the gradient of their map
         patches = rows * sum(work.lengths[name] - 1 for name in here.begins if spec.family.reads_patches(name))
         total += patches * patch_map(spec).inputs * element
+    if here.begins and work.regions:
+        total += rows * work.regions * region_bytes(spec, element)
     # The closing norm keeps its input; what it gives is the head's.
     total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in here.finals)
     # Reversible layers are computed back from what the last one gave, two streams in float32.
@@ -126,6 +129,12 @@ def stage(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
         total += min(rest, work.layout.pipeline) * size
         rest -= min(rest, work.layout.pipeline)
     return total
+
+
+def region_features(work: Workload) -> float:
+    """Bytes of what a detector says of the regions of a step's rows, which each stage is sent before its first pass.
+    Words, beside it, are little."""
+    return float(work.own * work.regions * given_bytes(work.spec)) if work.regions else 0.0
 
 
 def logits(work: Workload) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width, runs, sublayers
 from megaptm.bricks.adaptive import projections
+from megaptm.bricks.regions import region_maps
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective
 from megaptm.plan.workload import Workload
@@ -229,7 +230,15 @@ def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes
     size = work.layout.microbatch * positions * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)
-    return Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
+    found = Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
+    return found + _regions(machine, work) if work.regions else found
+
+
+def _regions(machine: Machine, work: Workload) -> Passes:
+    """The maps of what a detector says of regions; no gradient goes to boxes."""
+    places = work.layout.microbatch * work.regions
+    features, box, _ = (product(machine, work, places, one.inputs, one.outputs) for one in region_maps(work.spec))
+    return Passes(OperationTime(products=features + box), OperationTime(products=2 * features + box))
 
 
 def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:

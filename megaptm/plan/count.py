@@ -11,6 +11,7 @@ from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.characters import word_products
 from megaptm.bricks.layer import embedding_tables, final_norm, mask_decoder_table
 from megaptm.bricks.patches import patch_products
+from megaptm.bricks.regions import region_products
 from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
@@ -39,16 +40,20 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
     return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())
 
 
-def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_predicted: int | None = None) -> int:
+def step_flops(
+    spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_predicted: int | None = None, regions: int = 0
+) -> int:
     """Floating-point operations of a training step on `rows` rows; `lengths` are the tokens of a row of each stack.
 
     Matrix products only, two operations a multiply-add, backward twice forward, nothing for recomputation: what model
     FLOP utilization is reckoned from (arXiv:2104.04473, appendix). Attention counts its full square, causal or not.
     Maps of a table of distances, which are done once a pass, do not count.
-    `num_predicted` is how many positions a row heads read that read only these; absent, all.
+    `num_predicted` is how many positions a row heads read that read only these; absent, all. `regions` are the places
+    of a row that regions of an image have.
     """
     multiply_adds, of_past, hashing = 0, 0, 0
     of_pixels = sum(patch_products(spec, length) for name, length in lengths.items() if spec.family.reads_patches(name))
+    of_features, of_boxes = region_products(spec) if spec.family.reads_regions else (0, 0)
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -65,8 +70,9 @@ def step_flops(spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_pr
         multiply_adds += sum(lengths.values()) * word_products(spec)
     if spec.size.cutoffs:  # every position goes through each cluster's map
         multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
+    multiply_adds += regions * of_features
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
-    # Keys and values of what is remembered, and patches, have a gradient for their map, and none for what they are made
-    # of; through hashes no gradient comes.
-    return 2 * rows * (3 * multiply_adds + 2 * (of_past + of_pixels) + hashing)
+    # Keys and values of what is remembered, patches and boxes have a gradient for their map, and none for what they are
+    # made of; through hashes no gradient comes.
+    return 2 * rows * (3 * multiply_adds + 2 * (of_past + of_pixels + regions * of_boxes) + hashing)

@@ -38,6 +38,8 @@ class Workload:
     """Whether attention takes a mask (documents, padding) rather than none or the direction of time."""
     num_predicted: int | None = None
     """Positions of a row that are predicted; absent: all."""
+    regions: int = 0
+    """Places of a row that regions of an image have, behind those of its text."""
     trained_heads: tuple[str, ...] | None = None
     """Heads that have a loss, and so gradients; absent: all."""
     software: Software = MEGAPTM
@@ -100,7 +102,9 @@ class Workload:
     @property
     def flops(self) -> int:
         """Operations of the model's step on all devices, recomputation and a teacher left out."""
-        return step_flops(self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted)
+        return step_flops(
+            self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted, regions=self.regions
+        )
 
 
 def workload_of(config: Config) -> Workload:
@@ -123,6 +127,7 @@ def workload_of(config: Config) -> Workload:
         recompute=config.layout.recompute,
         masked=batch.masked,
         num_predicted=batch.num_predicted,
+        regions=batch.regions,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
         distillation=None if config.distill is None else distillation_of(config),

@@ -83,6 +83,9 @@ class Family:
     `fan-in`: each map by the root of its inputs, tables by 1 (PaLM). `glorot`: each map by the root of the mean of its
     inputs and outputs, tables by that of the width (the released code of the Transformer). `vit`, `clip`: as in theirs.
     """
+    init_std: float = 0.02
+    """In the place of 0.02, where `init` says it. It suits a width of 768; what narrow layers make of their inputs is
+    at first so little beside the stream that they begin to learn late."""
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
@@ -139,6 +142,11 @@ class Family:
     def reads_regions(self) -> bool:
         """Whether behind a text stand regions of an image."""
         return "region" in self.inputs
+
+    @property
+    def reads_init_std(self) -> bool:
+        """Whether `init` says one standard deviation."""
+        return self.init in ("normal", "truncated-normal", "gpt2")
 
     def reads_patches(self, stack: str) -> bool:
         """Whether the rows of a stack are patches."""

@@ -85,7 +85,8 @@ class StepReport:
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)
             self.tokens_per_row = sum(lengths.values())
-            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, num_predicted=samples.batch.num_predicted)
+            asked, regions = samples.batch.num_predicted, samples.batch.regions
+            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, num_predicted=asked, regions=regions)
         self._epochs = samples.epochs_begun(config.batch_schedule.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)

@@ -202,6 +202,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["model.tasks=7", "objective={masked-lm: {task_id: 7}}"],
             "objective.masked-lm.task_id (7) must be one of the 7 of ernie-2, from 0 on; or give model.tasks=8.",
         ),
+        (
+            "t5/base",
+            ["model.init_std=0.1"],
+            "model.init_std (0.1) means nothing to t5/base, where each weight begins by a rule of its own; remove it.",
+        ),
         ("bert/base", ["model.tasks=2"], "model.tasks (2): bert is not told its task; remove it, or use ernie-2."),
         (
             "bert/base",

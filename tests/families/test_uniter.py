@@ -333,6 +333,18 @@ def test_recipes_are_those_of_the_released_configs(size):
     assert config.data.sequence == 60 + config.built_objective.tasks[0].objective.regions
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_tiny_config_is_of_one_data_rank_or_two(ranks):
+    config = load(CONFIGS / "tiny.yaml", [f"layout.data={ranks}"])
+    assert config.train.batch == 2 * config.layout.microbatch
+
+
+def test_a_config_keeps_what_weights_begin_with():
+    config = load(CONFIGS / "tiny.yaml")
+    assert resolved(config).model.init_std == resolve_model(config).family.init_std == 0.1
+    assert resolved(load(CONFIGS / "base.yaml")).model.init_std == 0.02
+
+
 def test_a_config_keeps_the_detectors_numbers():
     config = load(CONFIGS / "tiny.yaml")
     assert resolved(config).model.detector == (24, 17)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from megaptm.families import BERT, GPT2, PALM, ROBERTA, T5
 from megaptm.families.t5 import T5_V1_1
 from megaptm.models import build_model, even_chunks, fill, initial_value
-from megaptm.spec import Family, ModelSpec, Size
+from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import FAMILIES, tiny_spec
 
 
@@ -114,3 +115,15 @@ def test_another_seed_or_name_gives_other_values() -> None:
     names = ("decoder.0.ffn.up.weight", "decoder.1.ffn.up.weight")
     drawn = [initial_value(spec, name, (64, 32), seed) for seed in (0, 1) for name in names]
     assert all(not a.equal(b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_a_config_may_say_how_far_weights_begin_from_zero() -> None:
+    """All but what has a rule of its own, by the same numbers drawn."""
+    for family, name in (("bert", "encoder.0.ffn.up.weight"), ("gpt2", "decoder.0.ffn.down.weight")):
+        spec = tiny_spec(family)
+        wide = replace(spec, family=change(spec.family, init_std=0.1))
+        usual, far = (initial_value(one, name, (64, 32), seed=1) for one in (spec, wide))
+        assert torch.allclose(far, 5 * usual, rtol=1e-5)
+    spec = tiny_spec("t5")
+    wide = replace(spec, family=change(spec.family, init_std=0.1))
+    assert initial_value(wide, name, (64, 32), seed=1).equal(initial_value(spec, name, (64, 32), seed=1))

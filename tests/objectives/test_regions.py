@@ -188,11 +188,32 @@ def test_a_sample_depends_on_its_number_alone(folder):
     copy = pickle.loads(pickle.dumps(mix))
     for number in (5, 900, 17, 2**20, 5):
         ours = mix.sample(number)
-        mix.batch.check(ours, maker="uniter")
+        mix.batch.asking(ours).check(ours, maker="uniter")
         for other in (again, copy):
             theirs = other.sample(number)
             assert ours.keys() == theirs.keys()
             assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_samples_of_a_step_say_what_their_task_asks_and_nothing_of_others(folder):
+    """So that no rank computes another's heads; what is read has one shape in all steps. Held-out rows are of all."""
+    mix, held = opened(folder, ALL, schedule=BatchSchedule(ROWS)), opened(folder, ALL, split="validation")
+    asked = {
+        "matching": {"matched"},
+        "words": {"labels"},
+        "features": {"hidden_features"},
+        "classes": {"region_labels"},
+        "likely": {"region_distributions"},
+    }
+    read = {*mix.batch.fields} - {*mix.batch.answers}
+    seen = set()
+    for number in range(0, 40 * ROWS, ROWS):
+        task, sample = mix.sources[mix.locate(number).source].task.label, mix.sample(number)
+        assert {*sample} == read | asked[task]
+        assert all(sample[name].shape == mix.batch.fields[name].shape for name in sample)
+        seen.add(task)
+    assert seen == {*ALL}
+    assert {*held.sample(0)} == {*held.batch.fields} == read.union(*asked.values())
 
 
 def test_each_batch_is_of_one_task_and_shares_are_exact(folder):

@@ -66,7 +66,7 @@ COUNTERPARTS = (
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
     *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
-    *("dropout", "objectives", "sizes"),
+    *("init_std", "dropout", "objectives", "sizes"),
 )
 
 # The same of blocks.

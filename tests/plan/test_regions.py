@@ -1,0 +1,80 @@
+"""A plan knows what reading regions of images takes: operations, what is kept for the backward pass, what is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from megaptm.config import Layout, load
+from megaptm.models import build_model, fill
+from megaptm.models.regions import ImageRegions
+from megaptm.plan import activations
+from megaptm.plan.count import step_flops
+from megaptm.plan.machine import load_machine
+from megaptm.plan.memory import memory
+from megaptm.plan.stages import stages
+from megaptm.plan.step import step
+from megaptm.plan.workload import Workload, workload_of
+from megaptm.spec import ModelSpec, Size, change
+from tests.models.regions import ALL, ASKED, REGIONS, TEXT, tiny_uniter, uniter_batch
+
+CONFIGS = Path(__file__).parents[2] / "configs/uniter"
+
+
+def test_operations_equal_those_that_torch_counts():
+    """A gradient goes to features, for the vector in the place of hidden ones, and none to boxes."""
+    spec = replace(tiny_uniter(layers=2), family=change(ALL, heads=("mrfr",)))
+    model, batch = build_model(spec), uniter_batch(3, seed=1)
+    fill(model, seed=1)
+    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(batch)["mrfr"][0].backward()
+    lengths = {"encoder": TEXT + REGIONS}
+    assert counter.get_total_flops() == step_flops(spec, rows=3, lengths=lengths, num_predicted=ASKED, regions=REGIONS)
+
+
+def test_the_input_keeps_what_autograd_saves():
+    """To 2%: norms keep two numbers a place besides, and hidden regions which they are."""
+    size = Size(layers=1, width=256, heads=4, ffn=64, detector=(512, 7))
+    spec = ModelSpec(family=ALL, size=size, vocabulary=150, context=14, dropout=0.0)
+    regions, kept = ImageRegions(spec), []
+    rows, places = 5, 6
+    kinds, segments = torch.randint(2, (places, rows)), torch.randn(places, rows, 256)
+    features, boxes = torch.randn(rows, places, 512).half(), torch.rand(rows, places, 7)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        regions(features, boxes, kinds, segments)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in regions.parameters()}
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in kept}
+    found = sum(nbytes for place, nbytes in storages.items() if place not in weights)
+    work = Workload(
+        spec=spec,
+        lengths={"encoder": 8 + places},
+        layout=Layout(microbatch=rows),
+        batch=rows,
+        precision="fp32",
+        regions=places,
+    )
+    [[chunk]] = stages(work)
+    planned = activations.chunk(work, chunk) - activations.chunk(replace(work, regions=0), chunk)
+    assert found == pytest.approx(planned, rel=0.02)
+
+
+def test_a_plan_of_the_base_one_has_the_features_of_its_rows():
+    work = workload_of(load(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
+    assert work.regions == 100
+    bare = replace(work, regions=0)
+    [with_them], [without] = memory(work), memory(bare)
+    boxes_and_features = 7 * 4 + 2048 * 2
+    assert with_them.buffers - without.buffers == work.own * 100 * boxes_and_features
+    norms = 3 * 768
+    assert with_them.activations - without.activations == 32 * 100 * (2048 + 7 + norms) * work.element
+    assert work.flops - bare.flops == work.batch * 100 * 768 * (6 * 2048 + 4 * 7)
+    machine = load_machine("a100-80g")
+    ours, theirs = step(machine, work), step(machine, bare)
+    least = (work.flops - bare.flops) / work.layout.processes / (machine.peak("bf16") * machine.efficiency.matmul)
+    assert least < ours.seconds - theirs.seconds < 2 * least
