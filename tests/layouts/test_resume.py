@@ -53,6 +53,7 @@ IN_EACH_RUN = (("gpt2", "bf16"), ("t5", "fp32"))
             for case in product(KINDS, ("bf16", "fp32"))
         ),
         pytest.param("clip", "fp32", marks=pytest.mark.drill),  # whose rows are compared over the batch
+        pytest.param("clip", "bf16", marks=pytest.mark.drill),  # whose temperature is in float32 then, too
         pytest.param("uniter", "fp32", marks=pytest.mark.drill),  # whose stages share what regions are read by
     ],
 )
