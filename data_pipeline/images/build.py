@@ -29,6 +29,7 @@ from data_pipeline.images.folders import (
     write_image_shard,
 )
 from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
+from data_pipeline.images.page import kept_pictures, write_image_page
 from data_pipeline.images.pairs import find_pairs, packed, with_texts
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
 from data_pipeline.images.region_shapes import write_region_shapes
@@ -36,6 +37,7 @@ from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
 from data_pipeline.images.splits import SPLITS, Results, labeled, linked, split_by_hash
 from data_pipeline.images.texts import SHARDS
+from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.progress import Stages
 from megaptm import __version__
 from megaptm.data.shards import ShardInfo, write_manifest
@@ -63,7 +65,7 @@ def build_images(
     ):
         source = _folder(recipe, recipe.source, output)
         held_out = None if recipe.held_out is None else _folder(recipe, recipe.held_out, output)
-        given, dropped = given_shards(source), Dropped()
+        given, dropped = given_shards(source), DroppedImages()
         files: dict[str, list[ImageFile]] = {}
         beside: dict[str, str] = {}
         if not given and recipe.texts:
@@ -113,6 +115,8 @@ def build_images(
             seconds=stages.seconds,
         )
         report.save(output.folder)
+        kept = [] if recipe.regions else kept_pictures(output.folder, found.tokenizer)
+        write_image_page(report, kept, dropped, output.folder)
         output.publish(work)
     return report
 

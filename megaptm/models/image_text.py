@@ -32,7 +32,7 @@ class ImageTextHead(ContrastHead):
     """
 
     in_float32 = ("scale",)
-    """Parameters that are not in bfloat16 where others are: there 1 / 0.07 would change by 1.6 percent or not at all."""
+    """Parameters that are never in bfloat16: there 1 / 0.07 would change by 1.6 percent, or not at all."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)

@@ -178,11 +178,17 @@ def passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, flo
 
 
 def test_an_evaluation_of_compared_rows_alone_is_one_pass(reference: dict[str, Any]) -> None:
-    for asked, found in run_ranks(2, passes, Layout(microbatch=8, pipeline=2), {"pairs": 1.0}):
-        assert asked <= 1
+    for asked, found in run_ranks(2, passes, Layout(microbatch=4, pipeline=2), {"pairs": 1.0}):
+        assert asked <= 2
         assert found == {"pairs": pytest.approx(reference["evaluated"]["pairs"], rel=1e-5)}
-    [(asked, _)] = run_ranks(1, passes, Layout(microbatch=8), losses_of(FAMILY))
-    assert asked == 2
+    [(asked, _)] = run_ranks(1, passes, Layout(microbatch=4), losses_of(FAMILY))
+    assert asked == 4
+
+
+def test_a_batch_of_one_micro_batch_is_passed_once(reference: dict[str, Any]) -> None:
+    [(asked, found)] = run_ranks(1, passes, Layout(microbatch=8), losses_of(FAMILY))
+    assert asked == 1
+    assert found == {name: pytest.approx(one, rel=1e-5) for name, one in reference["evaluated"].items()}
 
 
 def kernels(layout: Layout) -> list[bool]:
@@ -199,8 +205,8 @@ def kernels(layout: Layout) -> list[bool]:
 
 def test_both_passes_take_the_same_kernel_of_attention() -> None:
     """cuDNN's may be refused in the second one alone, where there are gradients; another kernel draws other dropout."""
-    *asked, after = run_ranks(1, kernels, Layout(microbatch=8))[0]
-    assert len(asked) == 2 * 4
+    *asked, after = run_ranks(1, kernels, Layout(microbatch=4))[0]
+    assert len(asked) == 2 * 2 * 4
     assert not any(asked)
     assert after
 
@@ -229,6 +235,7 @@ def test_a_temperature_moves_by_less_than_bfloat16_can_say(layout: Layout) -> No
 
 
 EVERY_GRADIENT = {
+    "one process, two passes": (Layout(microbatch=2), 1e-6),
     "DP2": (Layout(microbatch=2, data=2), 1e-6),
     "DP4": (Layout(microbatch=2, data=4), 1e-6),
     # Here each sum of a product is one of two sums, whose rounding cosines times 14 make larger.
