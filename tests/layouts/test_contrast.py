@@ -242,7 +242,8 @@ EVERY_GRADIENT = {
     "TP2 x DP2": (Layout(microbatch=2, tensor=2, data=2), 3e-6),
     "PP2": (Layout(microbatch=2, pipeline=2), 1e-6),
 }
-"""Layout, and how far a gradient may be from that of one process, as a share of its length."""
+"""Layout, and how far a gradient may be from that of one process, in all, or as a share of its length if that is more
+than 1: what is read is a weight, which rounds, too."""
 
 
 def moved(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], float]:
@@ -276,4 +277,4 @@ def test_loss_and_every_gradient_of_clip_are_those_of_one_process(
     assert "head.image-text.scale" in gradients
     for one, gradient in alone.items():
         assert gradient.norm() > 0
-        assert (gradients[one] - gradient).norm() <= near * gradient.norm(), one
+        assert (gradients[one] - gradient).norm() <= near * max(1.0, gradient.norm().item()), one
