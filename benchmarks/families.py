@@ -7,17 +7,19 @@ gradient clipping, without dropout, and take the losses that theirs has; ours is
 and ratios are of medians. bf16: ours keeps fp32 masters; the peer is measured with fp32 weights under autocast, which
 keeps as much, and all in bf16, which does not. The first counts, unless it fails (DeBERTa's). `--packed`: our rows
 hold two documents apart from each other, theirs one of half the length and padding, as they are trained without a
-packing collator; tokens are those that are not padding.
+packing collator; tokens are those that are not padding. Images are of 224 pixels in patches of 16, four for each row of
+text; theirs come normalized, and places are counted as tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from common.alone import join_alone
 from common.batches import Draw, Fields, asked_fields, numbers_of, read_fields
+from common.image_batches import image_batch, image_inputs, image_spec
 from common.options import Options
 from common.peer import training_step
 from common.rounds import median_seconds
@@ -27,19 +29,24 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, VISION
 from megaptm.hub.counterparts import Counterpart, counterpart_of
 from megaptm.spec import BAND, Family, ModelSpec, Size, change
 
+KNOWN = CATALOGUE | VISION
 ASKED = 0.15
 """Share of the places that a masked language model is asked about."""
+IMAGE_ROWS = 4
+"""Images for each row of text: they are shorter, and what CLIP compares are rows."""
 SECOND = 4
 """A decoder's rows have a fourth of the places of the encoder's, as T5's."""
 
 
 def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     """A size of the family's that takes a CPU a second; without a mask decoder, which theirs have not."""
-    table = CATALOGUE[name]
+    table = KNOWN[name]
+    if table.reads_images:
+        return image_spec(table, layers=layers, width=width, length=length)
     once = {stack: change(block, last_layer="once") for stack, block in table.stacks.items()}
     depth = layers // len(table.stacks)
     numbers = numbers_of(table, embedding=width // 6, band=BAND)  # ALBERT base: 128 of 768
@@ -56,6 +63,8 @@ def compared_heads(family: Family, model: str) -> tuple[str, ...]:
         of_rows = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
         return of_rows or brick.answers == HeadBrick.answers
 
+    if family.reads_images:
+        return family.heads
     return tuple(head for head in family.heads if is_theirs(HEADS[head]))
 
 
@@ -129,14 +138,16 @@ def ours(spec: ModelSpec, heads: tuple[str, ...], precision: str, batch: Fields)
     return lambda: engine.step([dict(batch)], step=next(steps), lr=1e-4)
 
 
-def hugging_face(spec: ModelSpec, counterpart: Counterpart, precision: str, inputs: Fields) -> Callable[[], object]:
+def hugging_face(
+    spec: ModelSpec, counterpart: Counterpart, precision: str, inputs: Mapping[str, Any]
+) -> Callable[[], object]:
     import transformers
 
     from megaptm.hub.huggingface import hugging_face_config
 
     config: Any = hugging_face_config(spec)
     config.use_cache = False
-    if (config.pad_token_id or 0) >= spec.vocabulary:  # Marian's own, where the config says none
+    if (getattr(config, "pad_token_id", None) or 0) >= spec.vocabulary:  # Marian's own, where the config says none
         config.pad_token_id = 0
     return training_step(getattr(transformers, counterpart.model)._from_config(config), precision, **inputs)
 
@@ -153,7 +164,7 @@ def runs(step: Callable[[], object]) -> bool:
 def comparable(length: int) -> dict[str, Counterpart]:
     """Families that Hugging Face has."""
     found = {}
-    for name, table in CATALOGUE.items():
+    for name, table in KNOWN.items():
         if table.drawn or any(block.visibility == "ordered" for block in table.stacks.values()):
             continue
         try:
@@ -171,7 +182,9 @@ def main() -> None:
     arguments.add("--rows", default=2, short=2)
     arguments.add("--rounds", default=3, short=1)
     arguments.add_argument("--threads", type=int, default=2)
-    arguments.add("--families", default=[], short=["bert", "t5"], nargs="+", type=str, help="instead of all")
+    arguments.add(
+        "--families", default=[], short=["bert", "t5", "vit", "clip"], nargs="+", type=str, help="instead of all"
+    )
     arguments.add_argument("--packed", action="store_true", help="rows of two documents beside padded ones")
     options = arguments.read()
     torch.set_num_threads(options.threads)
@@ -179,14 +192,21 @@ def main() -> None:
 
     join_alone()
     known, metrics = comparable(options.length), []
+    if options.packed:
+        known = {name: one for name, one in known.items() if not KNOWN[name].reads_images}
     if unknown := set(options.families) - set(known):
         arguments.error(f"--families: {', '.join(sorted(unknown))} cannot be compared; these can: {', '.join(known)}")
     print(f"{'tokens/s':<16}{'':<8}{'megaptm':>10}{'autocast':>10}{'all bf16':>10}{'ratio':>8}")
     for name in options.families or known:
         spec = spec_of(name, layers=options.layers, width=options.width, length=options.length)
         heads = compared_heads(spec.family, known[name].model)
-        batch = batch_of(spec, heads, options.rows, options.length, documents=documents)
-        inputs = theirs_of(heads, known[name].model, batch, documents=documents)
+        inputs: Mapping[str, Any]
+        if spec.family.reads_images:
+            batch = image_batch(spec, IMAGE_ROWS * options.rows)
+            inputs = image_inputs(spec, batch)
+        else:
+            batch = batch_of(spec, heads, options.rows, options.length, documents=documents)
+            inputs = theirs_of(heads, known[name].model, batch, documents=documents)
         tokens = sum(value.numel() for field, value in batch.items() if field.endswith("tokens"))
         for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():
             contenders = {"megaptm": ours(spec, heads, precision, batch)}

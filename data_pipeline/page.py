@@ -23,6 +23,8 @@ td.chart { width: 50%; padding-right: 0 }
 .tiles { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem } .tiles b { display: block; font-size: 1.4rem }
 .faint, summary { color: var(--faint) } code, pre { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere }
 pre { white-space: pre-wrap; margin: .2rem 0 .8rem } .note { color: var(--lost) }
+.pictures { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 } figure { margin: 0; width: 7rem }
+figcaption { font-size: .8rem; overflow-wrap: anywhere } img { max-width: 100%; background: var(--line) }
 """
 
 
@@ -36,27 +38,30 @@ def html(report: CorpusReport) -> str:
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
-        _tiles({what: f"{report.total(what):,}" for what in ("documents", "tokens", "bytes", "shards")}),
+        tiles({what: f"{report.total(what):,}" for what in ("documents", "tokens", "bytes", "shards")}),
         *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
         "<h2>Splits</h2>",
-        _table(
+        table(
             ("split", "documents", "tokens", "bytes", "shards"),
             ([name, *(f"{counts[what]:,}" for what in COUNTS)] for name, counts in report.splits.items()),
         ),
         "<h2>From files to documents</h2>",
         f"<p>{report.read:,} documents in {report.files:,} files; {report.total('documents'):,} kept.</p>",
-        _bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>Nothing was left out.</p>",
+        bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>Nothing was left out.</p>",
         *_examples(report.examples, report.said),
-        *_titled("Languages", report.languages),
+        *titled("Languages", report.languages),
         "<h2>Documents by length in tokens</h2>",
-        _bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
+        bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
         "<h2>Time</h2>",
-        _bars(report.seconds, form="{:,.1f} s"),
+        bars(report.seconds, form="{:,.1f} s"),
         f"<p class=faint>{escape(report.who)}{_found(report)}</p>",
     ]
-    head = (
-        f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(report.folder)}</title>"
-    )
+    return whole_page(report.folder, body)
+
+
+def whole_page(title: str, body: Iterable[str]) -> str:
+    """A page of these parts."""
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
     return (
         f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
     )
@@ -74,11 +79,13 @@ def _found(report: CorpusReport) -> str:
     return f"; {report.found:,} jobs were found done by an earlier build" if report.found else ""
 
 
-def _tiles(values: Mapping[str, str]) -> str:
+def tiles(values: Mapping[str, str]) -> str:
+    """Numbers in large, each with what it is."""
     return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Of names, and numbers behind them."""
     head = "".join(f"<th{_number(place)}>{escape(title)}</th>" for place, title in enumerate(titles))
     body = "".join(
         f"<tr>{''.join(f'<td{_number(place)}>{escape(cell)}</td>' for place, cell in enumerate(row))}</tr>"
@@ -91,7 +98,7 @@ def _number(place: int) -> str:
     return " class=number" if place else ""
 
 
-def _bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, lost: bool = False) -> str:
+def bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, lost: bool = False) -> str:
     """A row a value, with a bar as long as its share of the largest."""
     most = max(values.values(), default=0) or 1
     rows = []
@@ -103,9 +110,10 @@ def _bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0,
     return f"<table{' class=lost' if lost else ''}>{''.join(rows)}</table>"
 
 
-def _titled(title: str, values: Mapping[str, float]) -> list[str]:
+def titled(title: str, values: Mapping[str, float]) -> list[str]:
+    """Bars below a title, the largest first; nothing where there are none."""
     ordered = dict(sorted(values.items(), key=lambda item: (-item[1], item[0])))
-    return [f"<h2>{title}</h2>", _bars(ordered)] if values else []
+    return [f"<h2>{title}</h2>", bars(ordered)] if values else []
 
 
 def _examples(examples: Mapping[str, Sequence[Sequence[str]]], said: Mapping[str, str]) -> list[str]:

@@ -24,23 +24,13 @@ from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from data_pipeline.folders import SHARDS
+from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, read
 from megaptm.tokenizers import Tokenizer, load
 
-IMAGES = {
-    ".jpg": "jpg",
-    ".jpeg": "jpg",
-    ".png": "png",
-    ".webp": "webp",
-    ".gif": "gif",
-    ".bmp": "bmp",
-    ".tif": "tif",
-    ".tiff": "tif",
-}
-"""Suffix of an image's file -> suffix of its member in a shard."""
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 """Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
 
@@ -137,7 +127,7 @@ def stored_as(tokenizer: Tokenizer) -> str:
 
 def stored_fields(annotations: Annotations, *, images: bool) -> tuple[str, ...]:
     """What documents of a corpus may have, as its manifest lists it."""
-    return ("tokens", *annotations.fields, *(dict.fromkeys(IMAGES.values()) if images else ()))
+    return ("tokens", *annotations.fields, *(dict.fromkeys(MEMBERS.values()) if images else ()))
 
 
 def write_shard(job: ShardJob) -> ShardResult:
@@ -207,7 +197,7 @@ def _image(document: Document) -> dict[str, bytes] | None:
     if not is_remote(place) and not Path(place).is_file():  # a pipe would never end
         return None
     try:
-        return {IMAGES[Path(place).suffix.lower()]: read(place)}
+        return {MEMBERS[Path(place).suffix.lower()]: read(place)}
     except (KeyError, OSError, UserError):
         return None
 

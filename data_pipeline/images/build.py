@@ -28,12 +28,14 @@ from data_pipeline.images.folders import (
     write_image_shard,
 )
 from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
+from data_pipeline.images.page import kept_pictures, write_image_page
 from data_pipeline.images.pairs import find_pairs, packed, with_texts
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
 from data_pipeline.images.region_shapes import write_region_shapes
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
 from data_pipeline.images.splits import SPLITS, Results, labeled, linked, split_by_hash
+from data_pipeline.images.thumbnails import DroppedImages
 from megaptm import __version__
 from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError
@@ -56,7 +58,7 @@ def build_images(
         output = build.output
         source = _folder(recipe, recipe.source, output)
         held_out = None if recipe.held_out is None else _folder(recipe, recipe.held_out, output)
-        given, dropped = given_shards(source), Dropped()
+        given, dropped = given_shards(source), DroppedImages()
         files: dict[str, list[ImageFile]] = {}
         beside: dict[str, str] = {}
         if not given and recipe.texts:
@@ -104,6 +106,8 @@ def build_images(
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
+        kept = [] if recipe.regions else kept_pictures(output.folder, found.tokenizer)
+        write_image_page(report, kept, dropped, output.folder)
         output.publish(work)
     return report
 

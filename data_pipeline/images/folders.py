@@ -12,6 +12,7 @@ from pathlib import Path
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
 from data_pipeline.images.look import MOST_BYTES, NAMES, ImageLimits, RefusedImage, look
+from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
@@ -50,7 +51,7 @@ class ImageShardResult:
     """A finished shard; `info` is None where no image of it is kept."""
 
     info: ShardInfo | None
-    dropped: Dropped
+    dropped: DroppedImages
     oddities: Counter[str]
     """What will be converted when it is read -> images."""
     labels: Counter[int]
@@ -120,7 +121,7 @@ def deal(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tup
 
 def write_image_shard(job: ImageShardJob) -> ImageShardResult:
     """Look at the files of a shard, one after another, and write those that are kept."""
-    result = ImageShardResult(None, Dropped(), Counter(), Counter())
+    result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
     try:
         for number, file in enumerate(job.files, job.first):
@@ -134,7 +135,7 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
                 continue
             found = look(content, job.limits)
             if isinstance(found, RefusedImage):
-                result.dropped.add(found.reason, file.name, said=found.said)
+                result.dropped.add_image(found.reason, file.name, content, said=found.said)
                 continue
             meta = {"source": file.name, "width": found.width, "height": found.height}
             blobs = {found.suffix: found.content}

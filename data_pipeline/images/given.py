@@ -18,6 +18,7 @@ from data_pipeline.images.folders import ImageShardResult
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
+from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.files import npy_bytes
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
@@ -67,7 +68,7 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
 
     A tar that ends early keeps what comes before. `info.name` is that of the index with `.tar` in its place.
     """
-    result = ImageShardResult(None, Dropped(), Counter(), Counter())
+    result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
     rows, texts, size = [], [], 0
     for sample in _samples(Path(job.path), job, result.dropped):
@@ -83,15 +84,15 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
             elif sample.label is None:
                 raise RefusedText("no label")
         except RefusedText as reason:
-            result.dropped.add(str(reason), where)
+            result.dropped.add_image(str(reason), where, sample.content)
             continue
         [(suffix, place)] = sample.images.items()
         found = look(sample.content, job.limits)
         if isinstance(found, RefusedImage):
-            result.dropped.add(found.reason, where, said=found.said)
+            result.dropped.add_image(found.reason, where, sample.content, said=found.said)
             continue
         if found.content is not sample.content:
-            result.dropped.add("another format than its suffix says", where)
+            result.dropped.add_image("another format than its suffix says", where, sample.content)
             continue
         places = [place if one == suffix else (0, 0) for one in job.limits.fields[1:]]
         # Where a text has more tokens than one these are not known yet: in their place is what the image looks like.

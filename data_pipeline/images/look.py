@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from data_pipeline.images.repeated import picture_sketch
+from data_pipeline.images.suffixes import MEMBERS
 from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, SUFFIXES, open_image, rgb
 from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NAMES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+NAMES = frozenset(MEMBERS)
 """Suffixes of files of images that are looked at."""
-SPELLINGS = {"jpg": "jpg", "jpeg": "jpg", "png": "png", "webp": "webp"}
+SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
 """Suffixes of images in public shards -> ours."""
 MOST_BYTES = 64 << 20
 """Of a file: more are not read into memory."""

@@ -20,6 +20,7 @@ from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, in_utf8
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
 from megaptm.data.manifest import TEXTS, text_columns
@@ -118,34 +119,35 @@ class PackedShard:
 
     name: str
     samples: int
-    dropped: Dropped
+    dropped: DroppedImages
 
 
 def pack(job: PackJob) -> PackedShard:
     """Write a shard as `webdataset` has it: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
-    found = PackedShard(f"{key_of(pack, job)}.tar", 0, Dropped())
+    found = PackedShard(f"{key_of(pack, job)}.tar", 0, DroppedImages())
     with AtomicFile(Path(job.folder, found.name)) as unfinished, unfinished.open("xb") as tar:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
-            path = Path(file.path)
+            path, content = Path(file.path), b""
             try:
                 if file.size > MOST_BYTES:
                     raise RefusedText(f"more than {MOST_BYTES >> 20} MiB")
                 with path.with_name(beside).open("rb") as there:
                     said = there.read(MOST_TEXT_BYTES + 1)  # one that is too long is read as far as that shows
+                content = path.read_bytes()
                 text = text_of(said, job.field if _suffix(beside) == ".json" else None)
-                image = look(path.read_bytes(), job.limits)
             except RefusedText as reason:
-                found.dropped.add(str(reason), file.name)
+                found.dropped.add_image(str(reason), file.name, content)
                 continue
             except OSError as error:
                 found.dropped.add("unreadable", file.name, said=str(error))
                 continue
+            image = look(content, job.limits)
             if isinstance(image, RefusedImage):
-                found.dropped.add(image.reason, file.name, said=image.said)
+                found.dropped.add_image(image.reason, file.name, content, said=image.said)
                 continue
             note = json.dumps({"height": image.height, "source": file.name, "width": image.width}, ensure_ascii=False)
-            for suffix, content in ((image.suffix, image.content), ("txt", text.encode()), ("json", note.encode())):
-                tar.write(tar_header(f"{number:012d}.{suffix}", len(content)) + content + bytes(-len(content) % BLOCK))
+            for suffix, member in ((image.suffix, image.content), ("txt", text.encode()), ("json", note.encode())):
+                tar.write(tar_header(f"{number:012d}.{suffix}", len(member)) + member + bytes(-len(member) % BLOCK))
             found.samples += 1
         tar.write(bytes(2 * BLOCK))
     return found

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from megaptm.batch import MicroBatch
 from megaptm.batch_schedule import BatchSchedule
+from megaptm.data.batch_memory import BatchMemory
 from megaptm.data.mix import Mix
 from megaptm.data.teacher_logits import TaughtMix
 from megaptm.errors import UserError, storage_errors_as_user_errors
@@ -74,14 +75,15 @@ class Loader:
         """The step that comes next."""
         schedule = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.slice = RankSlice(schedule=schedule, microbatch=microbatch, rank=rank, ranks=ranks)
-        self._pin = pin
-        self._reader: _Processes | _Thread = _Processes(self, workers, prefetch) if workers else _Thread(self, prefetch)
+        self._reader: _Processes | _Thread = (
+            _Processes(self, workers, prefetch, pin=pin) if workers else _Thread(self, prefetch, pin=pin)
+        )
 
     def __iter__(self) -> Iterator[tuple[int, list[MicroBatch]]]:
         return self
 
     def __next__(self) -> tuple[int, list[MicroBatch]]:
-        batches = [as_tensors(self._reader.next(), self._pin) for _ in self.slice.of(self.step)]
+        batches = [self._reader.next() for _ in self.slice.of(self.step)]
         self.step += 1
         return self.step - 1, batches
 
@@ -130,32 +132,46 @@ def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
     return {field: tensor.pin_memory() for field, tensor in tensors.items()} if pin else tensors
 
 
-class _MicroBatches(Dataset):
-    """What a worker runs: sample numbers -> micro-batch. A user's error comes back as a value, its sentence intact.
+class _SharedBatches(Dataset):
+    """What a worker runs: it leaves a micro-batch, by its own number and those of its samples, in memory that is
+    shared, and says of which fields. Fields that a batch is not known to have travel through the pipe. A user's error
+    comes back as a value, its sentence intact."""
 
-    In numpy, which travels from process to process as bytes: a tensor would cost a shared file and its handle each.
-    """
-
-    def __init__(self, mix: Mix | TaughtMix):
+    def __init__(self, mix: Mix | TaughtMix, memory: BatchMemory):
         self.mix = mix
+        self.memory = memory
 
-    def __getitem__(self, numbers: range) -> Sample | UserError:
+    def __getitem__(self, asked: tuple[int, range]) -> UserError | tuple[list[str], Sample]:
+        number, samples = asked
+        arrays = self.memory.arrays(number)
+        others: dict[str, list[np.ndarray]] = {}
         try:
             with storage_errors_as_user_errors("a corpus"):
-                return stacked(self.mix, numbers)
+                for row, sample in enumerate(map(self.mix.sample, samples)):
+                    for field, array in sample.items():
+                        if field in arrays:
+                            arrays[field][row] = array
+                        else:
+                            others.setdefault(field, []).append(array)
         except UserError as error:
             return error
+        return [field for field in arrays if field in sample], {name: np.stack(rows) for name, rows in others.items()}
 
 
 class _Processes:
     """Worker processes, kept busy `prefetch` micro-batches ahead each."""
 
-    def __init__(self, loader: Loader, workers: int, prefetch: int):
-        self._batches: Iterator[Sample | UserError] = iter(
+    def __init__(self, loader: Loader, workers: int, prefetch: int, *, pin: bool):
+        self._pin = pin
+        self._next = 0
+        """The micro-batch that comes next, counted from the first that was read."""
+        # Workers are asked for the next when one has come, and before it was copied.
+        self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, number=workers * prefetch + 1)
+        self._batches: Iterator[UserError | tuple[list[str], Sample]] = iter(
             DataLoader(
-                _MicroBatches(loader.mix),
+                _SharedBatches(loader.mix, self._memory),
                 batch_size=None,
-                sampler=loader.numbers(),
+                sampler=enumerate(loader.numbers()),
                 num_workers=workers,
                 # Children of this process, which they end with; later Pythons would take those of a server.
                 multiprocessing_context="fork",
@@ -168,8 +184,18 @@ class _Processes:
             )
         )
 
-    def next(self) -> Sample:
-        return _checked(next(self._batches))
+    def next(self) -> MicroBatch:
+        told = next(self._batches)
+        if isinstance(told, UserError):
+            raise told
+        fields, others = told
+        arrays = self._memory.arrays(self._next)
+        batch = as_tensors({field: arrays[field] for field in fields}, self._pin)
+        self._next += 1
+        # What is pinned is a copy already; the memory is written again.
+        return (batch if self._pin else {name: tensor.clone() for name, tensor in batch.items()}) | as_tensors(
+            others, self._pin
+        )
 
     def close(self) -> None:
         self._batches = iter(())  # dropping the iterator of a DataLoader ends its processes
@@ -178,29 +204,33 @@ class _Processes:
 class _Thread:
     """One thread that stays `prefetch` micro-batches ahead."""
 
-    def __init__(self, loader: Loader, prefetch: int):
+    def __init__(self, loader: Loader, prefetch: int, *, pin: bool):
+        self._pin = pin
         # What is ready, and a token for each batch there is room for: neither side ever polls.
         self._ready: queue.SimpleQueue[Sample | BaseException] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(prefetch):
             self._room.put(None)
         self._closed = False
-        arguments = (_MicroBatches(loader.mix), loader.numbers())
+        arguments = (loader.mix, loader.numbers())
         self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
         self._thread.start()
 
-    def _run(self, dataset: _MicroBatches, numbers: Iterator[range]) -> None:
+    def _run(self, mix: Mix, numbers: Iterator[range]) -> None:
         try:
             while not self._closed:
                 self._room.get()
-                self._ready.put(dataset[next(numbers)])
+                with storage_errors_as_user_errors("a corpus"):
+                    self._ready.put(stacked(mix, next(numbers)))
         except BaseException as error:  # the consumer raises it: a thread that dies in silence would stall the run
             self._ready.put(error)
 
-    def next(self) -> Sample:
+    def next(self) -> MicroBatch:
         item = self._ready.get()
         self._room.put(None)
-        return _checked(item)
+        if isinstance(item, BaseException):
+            raise item
+        return as_tensors(item, self._pin)
 
     def close(self) -> None:
         self._closed = True
@@ -215,9 +245,3 @@ def _begin_worker(parent: int, number: int) -> None:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _checked(item: Sample | BaseException) -> Sample:
-    if isinstance(item, BaseException):
-        raise item
-    return item

@@ -240,7 +240,7 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     known = {name: id_ for name, id_ in special.items() if name not in FORCED or hasattr(config_class, name)}
     if counterpart.sections:
         # Where a text ends is found by the id of its end; by the largest, where nobody knows it.
-        known |= {} if known["eos_token_id"] is not None else {"eos_token_id": LARGEST_ID_ENDS}
+        known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LARGEST_ID_ENDS}
         known = {f"{OF_TEXT}.{name}": id_ for name, id_ in known.items()}
     values = nested(counterpart, {**config_values(counterpart, spec), **said, **known})
     config = config_class(**values, architectures=[counterpart.model])

@@ -16,12 +16,14 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
+from megaptm.hub.config_fields import MOST
 from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.huggingface import ImportedModel, from_hugging_face
 from megaptm.hub.images import read_labels
 from megaptm.hub.library import transformers
+from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import initial_value
 from megaptm.plan.count import count
@@ -39,6 +41,7 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
+CONTEXT = "model.context="
 KNOWN = CATALOGUE | VISION
 """Families of which a run may begin from a model of theirs."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
@@ -61,11 +64,25 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     refuse_taken(run)
     families = [word.removeprefix("model.family=") for word in overrides if word.startswith("model.family=")]
     overrides = [word for word in overrides if not word.startswith("model.family=")]
-    refuse_of_model(overrides, source, besides=", and model.family where several are of its type")
+    contexts = [word.removeprefix(CONTEXT) for word in overrides if word.startswith(CONTEXT)]
+    overrides = [word for word in overrides if not word.startswith(CONTEXT)]
+    refuse_of_model(
+        overrides,
+        source,
+        besides=f", model.family where several are of its type, and {CONTEXT}PLACES of one that reads images",
+    )
     model, tokenizer = read_model(source, family=families[-1] if families else None)
     _check(model.spec, source)
+    if contexts:
+        model = at_context(model, _number(contexts[-1]))
     config = write_run(run, source, _first_values(model.spec, run), overrides, model, tokenizer)
     return Import(config, model.fresh, model.otherwise)
+
+
+def _number(said: str) -> int:
+    if not said.isascii() or not said.isdecimal():
+        raise UserError(f"{CONTEXT}{said} is no whole number: give the places of an image and its patches.")
+    return min(int(said), MOST)
 
 
 def refuse_taken(run: Path) -> None:

@@ -55,6 +55,9 @@ def rgb(image: Image) -> Image:
         return _pillow().fromarray(levels.astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
+    if image.mode == "RGB":
+        image.load()
+        return image  # to convert it would be to copy it
     return image.convert("RGB")
 
 

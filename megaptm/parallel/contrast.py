@@ -4,7 +4,8 @@ A pass without gradients gives the features of all micro-batches, and data ranks
 its own rows among all, and their gradient for the features of all; summed over data ranks, that is the gradient of the
 whole loss. With its rows' gradients in hand each micro-batch is passed a second time, by itself, and its loss is a sum
 (GradCache, arXiv:2101.06983, section 3.2). Costs one forward pass more; the features of the global batch and their
-gradient, N x F numbers each, on each rank of the last stage; and what its rows say of all: N x N / data scores.
+gradient, N x F numbers each, on each rank of the last stage; and what its rows say of all: N x N / data scores. One
+micro-batch of one data rank that is the whole batch needs none of this.
 """
 
 # N rows of the global batch, R those of a data rank, F features of a row

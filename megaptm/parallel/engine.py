@@ -241,10 +241,13 @@ class Engine:
             terms = torch.stack([sums[name][0] if name in sums else scale.new_zeros(()) for name in self.losses])
             return (terms * scale).sum(), no_tokens(terms), terms.detach()
 
-        with one_attention_kernel() if self._compared else nullcontext():
-            compared = compare_by_features(self.pipeline, self._compared, microbatches, step=step)
+        # Rows that are all of the batch are compared where they are passed.
+        whole = len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1
+        apart = [] if whole else self._compared
+        with one_attention_kernel() if apart else nullcontext():
+            compared = compare_by_features(self.pipeline, apart, microbatches, step=step)
             # Without learning, the pass for features has said all that losses of compared rows are.
-            told = step is None and {*self.losses} == {*self._compared}
+            told = step is None and {*self.losses} == {*apart}
             reduced = [] if told else self.pipeline.run(microbatches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 

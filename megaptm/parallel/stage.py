@@ -141,6 +141,10 @@ def _build(
         model = Model(spec, piece, distillation)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
         model.to(config.params_dtype)
+        for module in model.modules():
+            for name in getattr(module, "in_float32", ()):
+                parameter = getattr(module, name)
+                parameter.data = parameter.data.float()
     model.to_empty(device=device())
     mark_parameters(model, config, placements)
     for loss, head in model.head.items() if model.head is not None else ():

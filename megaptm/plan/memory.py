@@ -63,6 +63,8 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
     workspace = max(0.0, workspace - logits)
     saved = activations.stage(work, number, chunks)
     compared = activations.compared(work) if any(chunk.last for chunk in chunks) else 0.0
+    if work.features_pass:  # between the two passes, when nothing else is held
+        compared = max(0.0, compared - saved - logits - workspace - buffers)
     return Memory(
         weights=weights,
         gradients=gradients,
@@ -71,7 +73,7 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
         logits=logits,
         workspace=workspace,
         buffers=buffers,
-        compared=max(0.0, compared - saved - logits - workspace - buffers),
+        compared=compared,
         remembered=3.0 * remembered(work, chunks),
         teacher=teacher.memory(work),
     )

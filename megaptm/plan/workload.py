@@ -80,8 +80,9 @@ class Workload:
 
     @property
     def features_pass(self) -> bool:
-        """Whether all rows are passed once more, forward, for a loss that compares them (`parallel.contrast`)."""
-        return bool(self.comparing)
+        """Whether all rows are passed once more, forward, for a loss that compares them (`parallel.contrast`): one
+        micro-batch of one data rank has all of them at hand."""
+        return bool(self.comparing) and self.batch > self.layout.microbatch
 
     @cached_property
     def heads(self) -> dict[str, HeadBrick]:

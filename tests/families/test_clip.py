@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -32,12 +31,12 @@ from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models import Model, build_model, fill, image_text, initial_value
 from megaptm.models.image_text import LARGEST
 from megaptm.models.model import even_chunks
-from megaptm.objectives.pixels import from_patches
 from megaptm.plan.count import count, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
-from tests.models.vision import SIDE, TEXT, clip_batch, clip_model
+from tests.families.vision import pixel_values, theirs_in, weights_of
+from tests.models.vision import TEXT, clip_batch, clip_model
 
 CONFIGS = Path(__file__).parents[2] / "configs/clip"
 HEAD = "image-text"
@@ -73,32 +72,12 @@ def test_operations_equal_those_that_torch_counts():
     assert brick.compare_multiply_adds(3, 3) * 6 >= compared
 
 
-def pixel_values(patches: torch.Tensor) -> torch.Tensor:
-    """As Hugging Face's processor gives them."""
-    images = np.stack([from_patches(one, SIDE) for one in patches.numpy()])
-    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (CLIP.pixel_mean, CLIP.pixel_std))
-    return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
-
-
-def weights_of(model: Model) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def theirs_in(folder: Path) -> transformers.PreTrainedModel:
-    """With transformers' own loader, which must find every key and no other."""
-    found, told = transformers.CLIPModel.from_pretrained(folder, output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    assert not told["mismatched_keys"]
-    return found.eval()
-
-
 def differences(folder: Path) -> tuple[float, float]:
     """The largest of any feature, cosine or the loss, and of the gradient of any parameter."""
     model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
     to_hugging_face(model.spec, weights_of(model), None, folder)
-    theirs = theirs_in(folder)
-    said = theirs(input_ids=batch["text_tokens"], pixel_values=pixel_values(batch["patches"]), return_loss=True)
+    theirs = theirs_in(folder, transformers.CLIPModel)
+    said = theirs(input_ids=batch["text_tokens"], pixel_values=pixel_values(model, batch["patches"]), return_loss=True)
     features = model(batch, features=True)[HEAD]
     images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
     loss, number = model(batch)[HEAD]
@@ -310,7 +289,7 @@ def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
     to_hugging_face(
         model.spec, weights_of(model), run.tokenizer_folder, tmp_path / "out", objective=run.config.built_objective
     )
-    theirs = theirs_in(tmp_path / "out")
+    theirs = theirs_in(tmp_path / "out", transformers.CLIPModel)
     images = [Image.open(io.BytesIO(picture("PNG", 32, 32, seed=number))) for number in range(2)]
     texts = ["a photo of a red circle.", "a green cross"]
     prepared = transformers.CLIPProcessor.from_pretrained(tmp_path / "out")(

@@ -27,12 +27,12 @@ from megaptm.families.vit import VIT
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.models.model import even_chunks
-from megaptm.objectives.pixels import from_patches
 from megaptm.plan.count import count, step_flops
 from megaptm.spec import change, published
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 from tests.data_pipeline.images.pictures import digits
+from tests.families.vision import pixel_values, theirs_in, weights_of
 from tests.models.vision import GRID, SIDE, VOCABULARY, tiny_vit, vit_batch, vit_model
 
 CONFIGS = Path(__file__).parents[2] / "configs/vit"
@@ -71,31 +71,12 @@ def test_operations_equal_those_that_torch_counts():
     assert counter.get_total_flops() == expected
 
 
-def pixel_values(patches: torch.Tensor) -> torch.Tensor:
-    """As Hugging Face's processor gives them."""
-    images = np.stack([from_patches(one, SIDE) for one in patches.numpy()])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 * 2 - 1
-
-
-def weights_of(model: Model) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def theirs_in(folder: Path) -> transformers.PreTrainedModel:
-    """With transformers' own loader, which must find every key and no other."""
-    found, told = transformers.ViTForImageClassification.from_pretrained(folder, output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    assert not told["mismatched_keys"]
-    return found.eval()
-
-
 def differences(folder: Path) -> tuple[float, float]:
     """The largest of any logit, and of the gradient of any parameter."""
     model, batch = vit_model(both=False), vit_batch(3, seed=5, both=False)
     to_hugging_face(model.spec, weights_of(model), None, folder)
-    theirs = theirs_in(folder)
-    said = theirs(pixel_values=pixel_values(batch["patches"])).logits
+    theirs = theirs_in(folder, transformers.ViTForImageClassification)
+    said = theirs(pixel_values=pixel_values(model, batch["patches"])).logits
     ours = model.logits(batch)["image-label"]
     F.cross_entropy(said, batch["image_label"], ignore_index=IGNORED).backward()
     loss, number = model(batch)["image-label"]
@@ -124,7 +105,7 @@ def test_an_exported_model_comes_back_with_its_labels_and_its_processor(tmp_path
     label_tokenizer(names).save(tmp_path / "names")
     told = to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
     assert told.left_out == ("masked-patch",)
-    theirs = theirs_in(tmp_path / "out")
+    theirs = theirs_in(tmp_path / "out", transformers.ViTForImageClassification)
     assert theirs.config.id2label[3] == "kind 3"
     assert theirs.config.id2label[VOCABULARY - 1] == f"LABEL_{VOCABULARY - 1}"
     assert (theirs.config.image_size, theirs.config.patch_size) == (GRID * SIDE, SIDE)

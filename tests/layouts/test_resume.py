@@ -55,8 +55,8 @@ def in_each_run(family, precision, layout):
     return (family, precision) == ("gpt2", "bf16") or (family, precision, layout) == ("t5", "fp32", "PP2 interleaved")
 
 
-OTHERS = (("clip", "fp32"), ("uniter", "fp32"))
-"""Whose rows are compared over the batch, and whose stages share what regions are read by."""
+OTHERS = (("clip", "fp32"), ("clip", "bf16"), ("uniter", "fp32"))
+"""Whose rows are compared over the batch, with a temperature in float32; and whose stages share what reads regions."""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from data_pipeline.document import Document
+from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
 from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.text import read_text
@@ -15,7 +16,6 @@ from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.source import Span
 from megaptm.storage import file_name
 
-IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 METADATA = "metadata.jsonl"
 
 
@@ -33,7 +33,7 @@ def read_image_text(span: Span, bad: Bad) -> Iterator[Document]:
 
 
 def is_image(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in IMAGES
+    return PurePosixPath(name).suffix.lower() in MEMBERS
 
 
 def is_metadata(name: str) -> bool:

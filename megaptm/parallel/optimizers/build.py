@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor
 
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.parallel.optimizers.part import TensorPart
@@ -58,7 +59,10 @@ def build_optimizer(
     overrides: dict[Any, Any] | None = {} if settings.weight_decay_on == "all" else None
     megatron = get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
     [inner] = megatron.chained_optimizers
-    parts = [_part(inner, place, parameter) for stage in stages for place, parameter in stage.placed_parameters()]
+    shards = _shards(inner)
+    parts = [
+        _part(inner, shards, place, parameter) for stage in stages for place, parameter in stage.placed_parameters()
+    ]
     adam, build = inner.optimizer, RULES[settings.name].build
     if build is None:
         for group in adam.param_groups:
@@ -75,13 +79,28 @@ def build_optimizer(
     return Optimizer(settings, megatron, inner.optimizer, parts)
 
 
-def _part(inner: Any, place: Placement, parameter: torch.nn.Parameter) -> TensorPart:
+def _part(inner: Any, shards: Mapping[int, Tensor], place: Placement, parameter: torch.nn.Parameter) -> TensorPart:
     if not parameter.requires_grad:
         return TensorPart(place, parameter, None)
     if not isinstance(inner, DistributedOptimizer):
         return TensorPart(place, parameter, getattr(parameter, "main_param", parameter))
-    if (found := inner.model_param_group_index_map.get(parameter)) is None:
+    if id(parameter) not in shards:
         return TensorPart(place, parameter, None, (0, 0))
-    group, order = found
     owned = inner._get_model_param_range_map(parameter)["param"]
-    return TensorPart(place, parameter, inner.optimizer.param_groups[group]["params"][order], (owned.start, owned.end))
+    return TensorPart(place, parameter, shards[id(parameter)], (owned.start, owned.end))
+
+
+def _shards(inner: Any) -> dict[int, Tensor]:
+    """By the id of a parameter, the float32 tensor of what of it this data rank updates, where it is divided. Its own
+    index of these is of the order in which they are stored, and they stand in another where some parameters are in
+    float32 and others are not."""
+    if not isinstance(inner, DistributedOptimizer):
+        return {}
+    found: dict[int, Tensor] = {}
+    for whole, divided in (
+        (inner.model_fp32_groups, inner.shard_fp32_groups),
+        (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
+    ):
+        for parameters, shards in zip(whole, divided, strict=True):
+            found |= {id(parameter): shard for parameter, shard in zip(parameters, shards, strict=True)}
+    return found

@@ -1,0 +1,189 @@
+"""Images delivered a second, with labels and with texts, beside plain webdataset on the same shards.
+
+    python benchmarks/images.py [--seconds 1.5] [--rounds 9] [--workers 2]
+
+Drawn photographs of 500 x 375 pixels, about 45 kB each as JPEG, are built into a corpus with labels and one with
+texts. Of labels some part of an image is shown, stretched and every second time mirrored (ViT's), of texts the largest
+square at some place (CLIP's), both of 224 pixels; the peer (`peers/images_webdataset.py`) decodes, crops and scales by
+the same calls to Pillow, and encodes texts by the same tokenizer. Both deliver bytes of pixels, which are normalized
+where the model is. In the consumer itself, then by worker processes, as many for both; rounds alternate. On a busy
+machine images a second of CPU can be trusted, and images a second cannot.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from common.options import Options
+from peers.images_webdataset import Crop, Ids, open_loader
+from PIL import Image
+from rich.console import Console
+
+from data_pipeline.images.build import build_images
+from data_pipeline.images.recipe import ImageRecipe
+from data_pipeline.recipe import TokenizerRecipe
+from megaptm.data import Loader, open_mix
+from megaptm.data.loader import as_tensors, stacked
+from megaptm.tokenizers import load
+
+SIZE, PATCH, TEXT = 224, 16, 77
+LABELS = 8
+WORDS = """a an the photo picture of one two some red blue green dark bright small large old new house tree dog cat boat
+bird car street man woman child flower field river mountain on in at by with"""
+PREFETCH, WARM = 4, 6
+"""Batches that each worker is ahead; and those that pass before time is taken."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How the images of a corpus are shown."""
+
+    objective: Mapping[str, Any]
+    crop: str
+    texts: bool
+
+    def corpus(self, photos: Path, folder: Path, shard_bytes: int) -> Path:
+        """Built of the same files each time."""
+        tokenizer = TokenizerRecipe(kind="byte-bpe", vocabulary=512, specials="clip")
+        how: dict[str, Any] = {"texts": True, "tokenizer": tokenizer} if self.texts else {}
+        recipe = ImageRecipe(source=str(photos), validation=0.0, shard_bytes=shard_bytes, **how)
+        out = folder / ("texts" if self.texts else "labels")
+        build_images(recipe, out, workers=0, console=Console(file=io.StringIO()))
+        return out
+
+
+CORPORA = {
+    "labels": Shown({"image-labels": {"size": SIZE}}, "random", texts=False),
+    "texts": Shown({"image-text": {"size": SIZE, "texts": TEXT}}, "square", texts=True),
+}
+
+
+def write_photos(folder: Path, number: int, width: int, height: int) -> None:
+    """Something of all sizes, as photographs have it, in folders of labels, each beside its text."""
+    rng = np.random.default_rng(0)
+    for one in range(number):
+        place = folder / str(one % LABELS)
+        place.mkdir(parents=True, exist_ok=True)
+        layers = np.zeros((height, width, 3))
+        for power in range(9):
+            rough = Image.fromarray(rng.integers(0, 256, (2 + 2**power, 2 + 2**power, 3), dtype=np.uint8))
+            layers += np.asarray(rough.resize((width, height), Image.Resampling.BICUBIC), dtype=float) / 1.2**power
+        Image.fromarray((layers / layers.max() * 255).clip(0, 255).astype(np.uint8)).save(
+            place / f"{one:05}.jpg", quality=92
+        )
+        (place / f"{one:05}.txt").write_text(" ".join(rng.choice(WORDS.split(), rng.integers(6, 20))))
+
+
+def ours(corpus: Path, shown: Shown, batch: int, workers: int) -> Iterator[dict[str, torch.Tensor]]:
+    special = load(corpus / "tokenizer").special
+    places = (SIZE // PATCH) ** 2 + 1
+    mix = open_mix({str(corpus): 1.0}, objective=shown.objective, sequence=places, seed=0, special=special)
+    if not workers:  # as a consumer makes them that has no worker; ours would have a thread beside it
+        first = 0
+        while True:
+            yield as_tensors(stacked(mix, range(first, first + batch)))
+            first += batch
+    with Loader(mix, batch=batch, microbatch=batch, workers=workers, prefetch=PREFETCH) as loader:
+        for _, [found] in loader:
+            yield found
+
+
+def theirs(corpus: Path, shown: Shown, batch: int, workers: int) -> Iterator[list[torch.Tensor]]:
+    shards = [str(shard) for shard in sorted(corpus.glob("*.tar"))]
+    beside: tuple[str, Callable[[bytes], Any]] = ("cls", int)
+    if shown.texts:
+        beside = "txt", Ids(str(corpus / "tokenizer" / "tokenizer.json"), TEXT)
+    crop = Crop(shown.crop, SIZE)
+    yield from open_loader(shards, batch=batch, workers=workers, prefetch=PREFETCH, image=crop, beside=beside)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Nothing here computes in torch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def cpu_seconds() -> float:
+    """That this process and its workers have taken."""
+    here = psutil.Process()
+    times = [one.cpu_times() for one in (here, *here.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def rates(batches: Iterator[Any], batch: int, seconds: float, workers: int) -> tuple[float, float]:
+    """Images a second, and a second of CPU, once workers are as far ahead as they go."""
+    with closing(batches):  # type: ignore[type-var]  # generators both
+        for _ in range(WARM * max(1, workers)):
+            next(batches)
+        begun, taken, images = time.perf_counter(), cpu_seconds(), 0
+        while time.perf_counter() - begun < seconds:
+            next(batches)
+            images += batch
+        return images / (time.perf_counter() - begun), images / max(cpu_seconds() - taken, 0.01)
+
+
+def compare(name: str, corpus: Path, options: Any, workers: int) -> tuple[float, float]:
+    """How much faster ours is, and how much less of the CPU it takes; a row of the table."""
+    shown, seen = CORPORA[name], {"megaptm": [], "webdataset": []}  # type: ignore[var-annotated]
+    for _ in range(options.rounds):
+        for who, opened in {"megaptm": ours, "webdataset": theirs}.items():
+            seen[who].append(
+                rates(opened(corpus, shown, options.batch, workers), options.batch, options.seconds, workers)
+            )
+    how = f"{workers} worker processes" if workers else "consumer"
+    cells = "".join(
+        f"{statistics.median(one for one, _ in some):>8,.0f} a second, "
+        f"{1000 / statistics.median(cpu for _, cpu in some):.2f} ms of CPU ({who})"
+        for who, some in seen.items()
+    )
+    # Of rounds, and not of medians: what else the machine does is more alike within one.
+    faster, less = (
+        statistics.median(own[which] / peer[which] for own, peer in zip(*seen.values(), strict=True))
+        for which in (0, 1)
+    )
+    print(f"{name:<8}{how:<20}{cells}{faster:>8.2f}{less:>6.2f}", flush=True)
+    return faster, less
+
+
+def main() -> None:
+    arguments = Options(__doc__)
+    arguments.add("--seconds", default=1.5, short=0.1)
+    arguments.add("--rounds", default=9, short=1)
+    arguments.add("--workers", default=2, short=1)
+    arguments.add("--batch", default=32, short=4)
+    arguments.add("--images", default=512, short=24)
+    arguments.add("--width", default=500, short=100, help="of an image, in pixels; three quarters of it are its height")
+    arguments.add_argument("--only", choices=CORPORA)
+    options = arguments.read()
+
+    metrics = []
+    with tempfile.TemporaryDirectory() as place, one_thread():
+        folder = Path(place)
+        write_photos(folder / "photos", options.images, options.width, options.width * 3 // 4)
+        total = sum(file.stat().st_size for file in (folder / "photos").rglob("*.jpg"))
+        print(f"{options.images} images of {total / options.images / 1000:,.0f} kB")
+        for name in [options.only] if options.only else CORPORA:
+            corpus = CORPORA[name].corpus(folder / "photos", folder, total // 8)
+            found = [compare(name, corpus, options, workers) for workers in (0, options.workers)]
+            faster, less = (min(some) for some in zip(*found, strict=True))
+            metrics.append(f"METRIC images_{name}_over_webdataset {faster:.2f} ratio goal >=1.0")
+            metrics.append(f"METRIC images_{name}_a_cpu_second_over_webdataset {less:.2f} ratio goal >=1.0")
+    print("\n".join(metrics))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""A model of images that is to read larger ones, or smaller: its places are made of those it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.hub.huggingface import ImportedModel
+
+POSITIONS = "embed.position.weight"
+
+
+def at_context(model: ImportedModel, context: int) -> ImportedModel:
+    """The model with so many places, of the image and of a square of patches. A vector of a patch's place is made of
+    those around it by cubic interpolation in two dimensions (ViT, arXiv:2010.11929, section 3.2), that of the image
+    stays; all else is as it was."""
+    spec = replace(model.spec, context=context)
+    if not spec.family.reads_images:
+        raise UserError(f"model.context ({context}): only places of images are made of others; {spec.name} has none.")
+    if context < 2 or spec.grid**2 + 1 != context:
+        raise UserError(
+            f"model.context ({context}) must be one more than a square, for the patches of an image and itself: "
+            f"{max(spec.grid, 1) ** 2 + 1} or {(spec.grid + 1) ** 2 + 1}."
+        )
+    weights = dict(model.weights)
+    if context != model.spec.context:
+        weights[POSITIONS] = interpolated(weights[POSITIONS], before=model.spec.grid, after=spec.grid)
+    return replace(model, spec=spec, weights=weights)
+
+
+def interpolated(rows_SD: Tensor, *, before: int, after: int) -> Tensor:
+    """[1 + after x after, D] of [1 + before x before, D]: the image's row as it is, and those of a larger grid."""
+    grid_1DHW = rows_SD[1:].float().t().reshape(1, -1, before, before)
+    larger_1DHW = F.interpolate(grid_1DHW, (after, after), mode="bicubic", align_corners=False)
+    rows_ND = larger_1DHW.flatten(2)[0].t().to(rows_SD.dtype)
+    return torch.cat([rows_SD[:1], rows_ND])

@@ -1,0 +1,91 @@
+"""The page of a build of images: small pictures of what is kept and of what is left out, bounded, and text never is
+part of it."""
+
+import base64
+import io
+import re
+
+import pytest
+from PIL import Image
+
+from data_pipeline.document import EXAMPLES
+from data_pipeline.images import page
+from data_pipeline.images.thumbnails import SIDE, DroppedImages, thumbnail
+from data_pipeline.recipe import TokenizerRecipe
+from tests.data_pipeline.images.pictures import BAD, build, folder_of_labels, picture, write_tar
+
+SHOWN = re.compile(r"<figure>(?:<img alt='' src='data:image/jpeg;base64,([^']+)'>)?<figcaption>([^<]*)</figcaption>")
+
+
+def shown(content: str) -> list[tuple[str, str]]:
+    """Of each picture of a page its base64, and what is said below it."""
+    return SHOWN.findall(content)
+
+
+def test_kept_images_are_shown_with_labels_and_left_out_ones_by_their_reason(tmp_path):
+    build(folder_of_labels(tmp_path / "photos"), tmp_path / "corpus", validation=0.0)
+    content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
+    assert content.count("<h1>") == 1
+    kept, _, left_out = content.partition("<h2>Left out</h2>")
+    assert len(shown(kept)) == 22  # of six and six plain ones, and ten odd ones
+    assert {caption for _, caption in shown(kept)} == {"cat", "dog"}
+    for encoded, _ in shown(kept):
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as one:
+            assert (one.format, max(one.size) <= SIDE) == ("JPEG", True)
+    named = {caption: bool(encoded) for encoded, caption in shown(left_out)}
+    assert {f"dog/{name}" for name in BAD} < named.keys()
+    # What can be decoded is shown: one of a pixel, and one that is too long.
+    assert {name for name, there in named.items() if there} == {"dog/dot.png", "dog/line.png"}
+    assert "<details open><summary>too small: a few</summary><p>The first: 1 x 1.</p>" in left_out
+
+
+def test_images_with_texts_say_them_and_a_text_is_never_part_of_the_page(tmp_path):
+    files = {}
+    for number in range(8):
+        files |= {f"{number}.jpg": picture(seed=number), f"{number}.txt": b"<script>alert(1)</script> of a cat"}
+    files |= {"8.jpg": picture(seed=8), "8.txt": b"?!"}
+    (tmp_path / "shards").mkdir()
+    write_tar(tmp_path / "shards/0.tar", files)
+    how = TokenizerRecipe(kind="byte-bpe", vocabulary=300, specials="clip")
+    build(tmp_path / "shards", tmp_path / "corpus", texts=True, tokenizer=how, validation=0.0)
+    content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
+    assert "<script" not in content
+    assert "&lt;script&gt;" in content
+    named = {caption: bool(encoded) for encoded, caption in shown(content)}
+    assert named["0.tar:8"]
+
+
+def test_pictures_are_bounded_in_number_and_in_bytes(tmp_path, monkeypatch):
+    place = tmp_path / "photos" / "cat"
+    place.mkdir(parents=True)
+    for number in range(40):
+        (place / f"{number}.jpg").write_bytes(picture(seed=number))
+        (place / f"small-{number}.jpg").write_bytes(picture(width=20, height=5, seed=number))
+    build(tmp_path / "photos", tmp_path / "corpus", validation=0.0)
+    found = shown((tmp_path / "corpus/report.html").read_text(encoding="utf-8"))
+    assert len(found) == page.KEPT + EXAMPLES
+    assert all(encoded for encoded, _ in found)
+    most = 2 * len(found[0][0])
+    monkeypatch.setattr(page, "MOST_BYTES", most)
+    build(tmp_path / "photos", tmp_path / "again", validation=0.0)
+    found = shown((tmp_path / "again/report.html").read_text(encoding="utf-8"))
+    assert len(found) == page.KEPT + EXAMPLES
+    assert 0 < sum(len(encoded) for encoded, _ in found) <= most
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", picture()[:200]])
+def test_what_cannot_be_decoded_has_no_picture(content):
+    assert thumbnail(content) == ""
+
+
+def test_pictures_stand_beside_their_examples_whoever_counted_first():
+    one, other = DroppedImages(), DroppedImages()
+    one.add("small", "a")
+    one.add_image("small", "b", picture())
+    for number in range(EXAMPLES):
+        other.add_image("small", str(number), picture(seed=number))
+    one.merge(other)
+    assert [source for source, _ in one.examples["small"]] == ["a", "b", "0", "1", "2"]
+    assert [bool(one.picture("small", number)) for number in range(EXAMPLES)] == [False, True, True, True, True]
+    assert one.picture("small", 2) == thumbnail(picture(seed=0))
+    assert one.counts["small"] == 2 + EXAMPLES
