@@ -1,15 +1,22 @@
 """Regions of images in numbers (UNITER, arXiv:1909.11740, section 3.1): a map of what a detector says of each, one of
-where it lies, a norm of either and of their sum, and a vector in the place of what is hidden."""
+where it lies, a norm of either and of their sum, and a vector in the place of what is hidden. UNIMO (arXiv:2012.15409)
+has the last norm alone, and nothing in that place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from megaptm.batch import BOX_NUMBERS
 from megaptm.bricks.brick import Map
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
+
+NORMS = {"each": 3, "sum": 1}
+"""Word of `Family.region_norms` -> how many there are."""
+BOXES = (BOX_NUMBERS, BOX_NUMBERS - 2)
+"""Numbers of a box that may be read: all, or those without its width and height."""
+HIDDEN = ("vector", "zeros")
 
 
 class Detector(NamedTuple):
@@ -30,19 +37,31 @@ def detector_of(spec: ModelSpec) -> Detector:
 
 def region_norms(spec: ModelSpec) -> int:
     """Norms at the input of regions."""
-    return 3 if spec.family.reads_regions else 0
+    if spec.family.region_norms not in NORMS:
+        raise _unknown(spec, "region_norms", NORMS)
+    return NORMS[spec.family.region_norms] if spec.family.reads_regions else 0
 
 
 def region_maps(spec: ModelSpec) -> Iterator[Map]:
-    """All, a table as a map from its width to its rows; none where no regions are read. The table of what is hidden has
-    two rows, as the released one: what is shown has the first, which is zero."""
+    """All, a table as a map from its width to its rows; none where no regions are read. The table of what is hidden,
+    where there is one, has two rows, as the released one: what is shown has the first, which is zero."""
     if spec.family.reads_regions:
         features, width = detector_of(spec).features, spec.size.table_width
         yield feature_map(spec)
-        yield Map(BOX_NUMBERS, width, True)
-        yield Map(features, 2, False)
+        if spec.family.region_boxes not in BOXES:
+            raise _unknown(spec, "region_boxes", map(str, BOXES))
+        yield Map(spec.family.region_boxes, width, True)
+        if spec.family.hidden_regions not in HIDDEN:
+            raise _unknown(spec, "hidden_regions", HIDDEN)
+        if spec.family.hidden_regions == "vector":
+            yield Map(features, 2, False)
 
 
 def feature_map(spec: ModelSpec) -> Map:
     """From a region's features to the stream."""
     return Map(detector_of(spec).features, spec.size.table_width, True)
+
+
+def _unknown(spec: ModelSpec, row: str, known: Iterable[str]) -> UserError:
+    said = getattr(spec.family, row)
+    return UserError(f"{spec.name}: {row} is {said!r}, which is unknown; use one of {', '.join(known)}.")
