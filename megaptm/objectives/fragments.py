@@ -28,9 +28,6 @@ from megaptm.objectives.objective import (
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
-TRIES = 8
-"""Places that are drawn for a fragment, of which some meet another or the end of a text."""
-
 FragmentLength = Annotated[int, Option(ge=1, le=10**6)]
 
 
@@ -96,16 +93,23 @@ class Fragments:
         """First place and the one after the last, of each, in their order."""
         left, found = max(1, round(self.rate * int(free.sum()))) if free.any() else 0, list[tuple[int, int]]()
         free = free.copy()
-        for _ in range(TRIES * self.most(places)):
-            if not left or len(found) == self.most(places):
-                break
-            length = min(int(rng.integers(self.shortest, self.longest, endpoint=True)), left)
-            first = int(rng.integers(len(free) - length + 1))
-            if free[first : first + length].all():
-                free[first : first + length] = False
-                found.append((first, first + length))
-                left -= length
+        while left and free.any() and len(found) < self.most(places):
+            run = _behind(free)
+            # Where no stretch is left that is as long, the longest is.
+            length = min(int(rng.integers(self.shortest, self.longest, endpoint=True)), left, int(run.max()))
+            first = int(rng.choice(np.flatnonzero(run >= length)))
+            free[first : first + length] = False
+            found.append((first, first + length))
+            left -= length
         return sorted(found)
+
+
+def _behind(free: np.ndarray) -> np.ndarray:
+    """int64 [T]: how many places, from each on, are free one after another."""
+    places = np.arange(len(free))
+    taken = np.where(free, len(free), places)
+    nearest: np.ndarray = np.minimum.accumulate(taken[::-1])[::-1] - places
+    return nearest
 
 
 @dataclass(frozen=True)
