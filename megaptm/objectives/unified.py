@@ -74,6 +74,14 @@ class TextBeforeRegions(Objective):
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}
 
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        if self.raw_length(sequence) < 3:
+            raise UserError(
+                f"data.sequence ({sequence}) leaves {self.words(sequence)} places to a text before {self.regions} "
+                f"regions: make it longer, or lower the option `regions` of objective {self.name}."
+            )
+        super().check(special, sequence)
+
     def raw_length(self, sequence: int) -> int:
         return self.text.raw_length(self.words(sequence))
 

@@ -4,6 +4,7 @@ sees whom."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,16 @@ from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
+from megaptm.hub.counterparts.roberta import ROBERTA
+from megaptm.hub.tensor_rules import import_weights
 from megaptm.models import Model, build_model
 from megaptm.models.cross_modal import TEMPERATURE
 from megaptm.plan.count import count
 from megaptm.spec import ModelSpec, change, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
+from tests.models.tiny import tiny_spec
 from tests.models.unified import LENGTHS, tiny_unimo, unimo_batch, unimo_model
+from tests.parity.reference import random_reference
 
 CONFIGS = Path(__file__).parents[2] / "configs/unimo"
 
@@ -42,6 +47,40 @@ def test_the_formula_counts_what_is_built() -> None:
         model = build_model(spec)
     padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # and a bias each
     assert count(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+
+
+def differences() -> tuple[float, float]:
+    """From RoBERTa, of a text alone: the largest of logits, and of the gradient of the token table. Its one row of
+    segments, which every token adds, is added to places."""
+    theirs = random_reference(roberta := tiny_spec("roberta"))
+    places, of_all = "roberta.embeddings.position_embeddings.weight", "roberta.embeddings.token_type_embeddings.weight"
+    state = {**theirs.state_dict(), **{places: theirs.state_dict()[places] + theirs.state_dict()[of_all]}}
+    rows = tuple(row for row in ROBERTA.rows if row.ours != "embed.segment.weight")
+    weights, missing = import_weights(rows, roberta, state)
+    assert not missing
+    spec = change_size(tiny_unimo(), roberta)
+    model = build_model(spec).eval()
+    left = model.load_state_dict(weights, strict=False)
+    assert all(name.startswith(("embed.region.", "head.m")) for name in left.missing_keys)
+    tokens = torch.randint(3, roberta.vocabulary, (3, 12), generator=torch.Generator().manual_seed(0))
+    ours = model.logits({"tokens": tokens, "order": torch.zeros_like(tokens)})["mlm"][..., : roberta.vocabulary]
+    said = theirs(tokens).logits
+    for logits in (ours, said):
+        logits.square().mean().backward()
+    assert model.embed is not None
+    gradient = model.embed.token.weight.grad[: roberta.vocabulary]  # type: ignore[index]  # it has one
+    known = theirs.roberta.embeddings.word_embeddings.weight.grad
+    return (ours - said).abs().max().item(), (gradient - known).abs().max().item()
+
+
+def change_size(spec: ModelSpec, other: ModelSpec) -> ModelSpec:
+    """With the layers, the vocabulary and the places of another."""
+    size = change(other.size, detector=spec.size.detector)
+    return replace(spec, size=size, vocabulary=other.vocabulary, context=other.context)
+
+
+def test_of_a_text_alone_it_says_what_roberta_says() -> None:
+    assert max(differences()) <= 1e-5
 
 
 def test_a_region_is_the_norm_of_two_maps_sum_and_what_is_hidden_is_zeros() -> None:
@@ -172,7 +211,7 @@ def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.context=40", r"data.sequence \(72\), of which 9 are of regions, must not exceed the 40 learned"),
+        ("model.context=40", r"data.sequence \(64\), of which 9 are of regions, must not exceed the 40 learned"),
         ("model.detector=[24,9]", r"classes.* of 24 features and 17 classes, and model.detector says 24 and 9"),
         ("model.detector=[20,17]", r"spans.* has places for regions of 24 features, and model.detector says 20"),
         ("objective=masked-lm", "does not fit unimo: its rows have no regions of images"),
