@@ -11,7 +11,7 @@ from megaptm.objectives.rewriting import KINDS
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
-Phrases = Mapping[str, list[list[str]]]
+PhrasesByKind = Mapping[str, list[list[str]]]
 """Kind -> for each meaning the phrases that say it."""
 
 
@@ -38,7 +38,7 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
     return found
 
 
-def write_meanings(phrases: Phrases, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
+def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
     """Write the file; how many meanings there are, and phrases.
 
     A phrase is written as it stands within a text. One of which the tokenizer does not know a part is left out, and one
@@ -50,9 +50,7 @@ def write_meanings(phrases: Phrases, tokenizer: Tokenizer, out: Path) -> tuple[i
         for meaning in meanings:
             ids = [tuple(tokenizer.encode(f" {phrase}").tolist()) for phrase in meaning]
             new = [
-                one
-                for one in dict.fromkeys(ids)
-                if one and one not in seen and not tokenizer.special.specials & {*one}
+                one for one in dict.fromkeys(ids) if one and one not in seen and not tokenizer.special.specials & {*one}
             ]
             seen |= {*new}
             if new:

@@ -171,7 +171,9 @@ def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 def _regions(config: Config) -> int:
     """Places of a row behind its text that no table of positions knows."""
-    regions = config.built_objective.batch(config.data.sequence, config.data.document_mask).fields.get("region_features")
+    regions = config.built_objective.batch(config.data.sequence, config.data.document_mask).fields.get(
+        "region_features"
+    )
     return 0 if regions is None else regions.shape[0]
 
 

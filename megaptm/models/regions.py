@@ -40,9 +40,7 @@ class ImageRegions(nn.Module):
         self.norm = norm()
         self.all_numbers = box.inputs == BOX_NUMBERS
 
-    def forward(
-        self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor | None
-    ) -> Tensor:
+    def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor | None) -> Tensor:
         """[R, B, D]; `kinds_RB` says which are hidden."""
         dtype = self.project.weight.dtype
         features, boxes = features_BRF.transpose(0, 1).to(dtype), boxes_BR7.transpose(0, 1).to(dtype)

@@ -31,7 +31,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 FragmentLength = Annotated[int, Option(ge=1, le=10**6)]
 
 
-class Written(NamedTuple):
+class FragmentedRow(NamedTuple):
     """A row whose fragments stand behind what is left of their texts, each from a `cls` to a `sep`."""
 
     tokens: list[np.ndarray]
@@ -60,12 +60,12 @@ class Fragments:
         """Tokens of fragments, and a `sep` behind each."""
         return max(1, round(self.rate * places)) + self.most(places)
 
-    def write(self, texts: Sequence[np.ndarray], special: SpecialTokens, rng: np.random.Generator) -> Written:
+    def write(self, texts: Sequence[np.ndarray], special: SpecialTokens, rng: np.random.Generator) -> FragmentedRow:
         """Of texts that stand between special tokens, which no fragment has: whole ones are drawn until the rate is
         reached, the last one cut there."""
         row = np.concatenate(texts)
         there = self._draw(~special.is_special[row], rng, sum(map(len, texts)))
-        made = Written([], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
+        made = FragmentedRow([], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
         at, first = 0, 0
         asked, answers = [], []
         opens, closes = np.array([special.cls]), np.array([special.sep])

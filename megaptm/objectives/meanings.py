@@ -76,4 +76,6 @@ def _ids(said: Any) -> list[int]:
 
 
 def _words(tokens: Sequence[int], inside: frozenset[int]) -> Text:
-    return words_of(np.array(tokens, dtype=np.int64), np.array([token not in inside for token in tokens], dtype=np.int64))
+    return words_of(
+        np.array(tokens, dtype=np.int64), np.array([token not in inside for token in tokens], dtype=np.int64)
+    )

@@ -67,6 +67,7 @@ class Rewriter:
                         )
                     self._meanings[phrase] = Meaning(kind, number)
         self._longest = max(map(len, self._meanings), default=0)
+
     def find(self, text: Text) -> list[PhraseFound]:
         """The phrases of a text from its beginning, of two that begin at one word the longer."""
         found, at = [], 0

@@ -40,7 +40,7 @@ from megaptm.objectives.rewriting import tokens_of
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
 
-Texts = Annotated[int, Option(ge=0, le=COMPARED_TEXTS - 1)]
+RewrittenTexts = Annotated[int, Option(ge=0, le=COMPARED_TEXTS - 1)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,9 @@ class UnifiedObjective(RegionObjective):
 
     def __post_init__(self) -> None:
         if self.regions < 2:
-            raise UserError(f"regions ({self.regions}) leaves no place to a region behind the whole image: say 2 or more.")
+            raise UserError(
+                f"regions ({self.regions}) leaves no place to a region behind the whole image: say 2 or more."
+            )
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch(sequence, document_mask)
@@ -260,7 +262,9 @@ class ImageTextFragments(UnifiedObjective):
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         words, special = self.words(context.sequence), context.special
         # So that fragments find room behind it.
-        own = text if (most := words - 2 * self._fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
+        own = (
+            text if (most := words - 2 * self._fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
+        )
         made = self._fragments.write([np.asarray(own)], special, context.rng)
         [tokens], [order] = made.tokens, made.order
         assert special.pad is not None
@@ -371,9 +375,9 @@ class CrossModalContrast(UnifiedObjective):
 
     meanings: str | None = None
     """File of phrases that say the same, which `megaptm corpus meanings` makes; absent: captions alone."""
-    kept: Texts = 2
+    kept: RewrittenTexts = 2
     """Texts that say the same, at most."""
-    broken: Texts = 3
+    broken: RewrittenTexts = 3
     """Texts that do not, at most: every second by all of a thing and its attributes, the others by one phrase."""
 
     name = "cross-modal-contrast"

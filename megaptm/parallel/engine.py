@@ -246,7 +246,9 @@ class Engine:
         the host waits for the counts to know: that is less than a pass for features of which nobody asks."""
         if not self._compared or {*self.losses} == {*self._compared}:
             return self._compared
-        return [name for name, count in zip(self.losses, counts.tolist(), strict=True) if name in self._compared and count]
+        return [
+            name for name, count in zip(self.losses, counts.tolist(), strict=True) if name in self._compared and count
+        ]
 
     def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""

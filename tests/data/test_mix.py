@@ -41,7 +41,10 @@ def same(first, second):
     [
         name
         for name, task in OBJECTIVES.items()
-        if "similar-words" not in name and task.unit != "pairs" and name != "bidirectional-lm" and not task.blobs
+        if "similar-words" not in name
+        and task.unit != "pairs"
+        and name != "bidirectional-lm"
+        and not task.blobs
         # Those have places for a hundred regions: tests/objectives/test_unified.py.
         and not isinstance(task, TextBeforeRegions)
     ],

@@ -229,12 +229,12 @@ def test_what_a_config_cannot_mean_is_one_sentence(override: str, said: str) -> 
 
 
 @pytest.mark.parametrize(
-    "row", [{"region_norms": "twice"}, {"region_boxes": 6}, {"hidden_regions": "nothing"}], ids=lambda row: next(iter(row))
+    "row",
+    [{"region_norms": "twice"}, {"region_boxes": 6}, {"hidden_regions": "nothing"}],
+    ids=lambda row: next(iter(row)),
 )
 def test_words_of_a_table_that_are_unknown_are_one_sentence(row: dict[str, object]) -> None:
     spec = tiny_unimo()
     family = change(UNIMO, **row)
     with pytest.raises(UserError, match=f"{next(iter(row))} is .* which is unknown; use one of"):
-        build_model(
-            ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0)
-        )
+        build_model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))

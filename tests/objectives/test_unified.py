@@ -75,7 +75,9 @@ def test_each_task_hides_and_asks_its_own(folder: Path) -> None:
         regions = made["document_ids"][WORDS:] > 0
         assert regions.any() == (task not in ("spans", "fragments"))
         assert words.any() == (task != "areas")
-        asked = {name for name in ("labels", "hidden_features", "region_distributions") if (made[name] != IGNORED).any()}
+        asked = {
+            name for name in ("labels", "hidden_features", "region_distributions") if (made[name] != IGNORED).any()
+        }
         hidden = bool((made["tokens"][WORDS:] == MASKED_REGION).any())
         wanted = {"areas": {"hidden_features"}, "classes": {"region_distributions"}, "contrast": set[str]()}
         assert asked == wanted.get(task, {"labels"})
@@ -160,7 +162,9 @@ def test_spans_are_a_seventh_of_the_tokens_and_share_a_fate(folder: Path) -> Non
             assert len(asked) >= np.floor(0.3 * (ordinary.sum() - 2))
             for run in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(asked) > 1) + 1):
                 shown = made["tokens"][asked[run]]
-                fate = "mask" if (shown == special.mask).all() else "same" if (shown == answers[run]).all() else "random"
+                fate = (
+                    "mask" if (shown == special.mask).all() else "same" if (shown == answers[run]).all() else "random"
+                )
                 assert fate == "random" or len(set((shown == special.mask).tolist())) == 1
                 kinds[fate] += 1
                 lengths[min(len(run), most + 1)] += 1

@@ -29,7 +29,9 @@ def train(tmp_path_factory):
     place = tmp_path_factory.mktemp("unified")
     write_region_shapes(place / "source", images=120)
     bpe = TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta")
-    build(place / "source", place / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.3)
+    build(
+        place / "source", place / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.3
+    )
     write_meanings(
         read_meanings(CONFIGS / "shapes.tsv"), load_tokenizer(place / "corpus/tokenizer"), place / "meanings.json"
     )
