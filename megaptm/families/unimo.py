@@ -4,8 +4,8 @@ from megaptm.families.roberta import ROBERTA
 from megaptm.families.uniter import DETECTOR
 from megaptm.spec import change
 
-# Regions are of no segment, nor are tokens, and pass one norm; the whole image is the first of them. A third of what the
-# model reads it also writes, so that an order says who sees whom, as in UniLM.
+# Regions are of no segment, nor are tokens, and pass one norm; the whole image is the first of them. Some tasks write
+# fragments of a text, so that an order says who sees whom, as in UniLM.
 UNIMO = change(
     ROBERTA,
     name="unimo",

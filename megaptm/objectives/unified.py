@@ -91,7 +91,7 @@ class TextBeforeRegions(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         own = self.text.batch(self.words(sequence), document_mask)
         along = fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
-        return BatchSpec({"": sequence}, own.fields | along | region_fields(self.regions, self.features))
+        return BatchSpec({"": sequence}, {**own.fields, **along, **region_fields(self.regions, self.features)})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         words, special = self.words(context.sequence), context.special
@@ -172,7 +172,7 @@ class UnifiedObjective(RegionObjective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch(sequence, document_mask)
-        return BatchSpec(spec.streams, spec.fields | fields((sequence,), "order"))
+        return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
 
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}

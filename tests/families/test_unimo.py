@@ -54,7 +54,7 @@ def differences() -> tuple[float, float]:
     segments, which every token adds, is added to places."""
     theirs = random_reference(roberta := tiny_spec("roberta"))
     places, of_all = "roberta.embeddings.position_embeddings.weight", "roberta.embeddings.token_type_embeddings.weight"
-    state = {**theirs.state_dict(), **{places: theirs.state_dict()[places] + theirs.state_dict()[of_all]}}
+    state = {**theirs.state_dict(), places: theirs.state_dict()[places] + theirs.state_dict()[of_all]}
     rows = tuple(row for row in ROBERTA.rows if row.ours != "embed.segment.weight")
     weights, missing = import_weights(rows, roberta, state)
     assert not missing

@@ -9,7 +9,7 @@ from megaptm.batch import COMPARED_TEXTS, IGNORED
 from megaptm.families.unimo import UNIMO
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size
-from tests.models.regions import CLASSES, FEATURES, REGIONS, TEXT, VOCABULARY, uniter_batch
+from tests.models.regions import CLASSES, FEATURES, TEXT, VOCABULARY, uniter_batch
 from tests.models.vision import moved
 
 LENGTHS = (3, 2, 2)
@@ -22,8 +22,8 @@ def tiny_unimo(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
 
 
 def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
-    """As `uniter_batch`, asked all that UNIMO is: rows of three texts, each a document, of which two or one say what the
-    image shows; some have two, and every fourth asks nothing of them. Some see what an order says."""
+    """As `uniter_batch`, asked all that UNIMO is: rows of three texts, each a document, of which two or one say what
+    the image shows; some have two, and every fourth asks nothing of them. Some see what an order says."""
     batch = uniter_batch(rows, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for name in ("segments", "region_labels", "matched"):

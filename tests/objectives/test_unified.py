@@ -1,5 +1,5 @@
-"""UNIMO's rows: spans and fragments of texts, with an image or without; areas of an image; captions that say the same and
-such that do not, each by itself; a batch of one task, over corpora of text and of pairs."""
+"""UNIMO's rows: spans and fragments of texts, with an image or without; areas of an image; captions that say the same
+and such that do not, each by itself; a batch of one task, over corpora of text and of pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that reads texts, images and both: each step is of one task; stopped and on two data ranks it is the same run."""
+"""A run that reads texts, images and both: each step is of one task; stopped, and on two data ranks, it is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phrases that say the same, from a table, become tokens of a tokenizer, by which whole words of captions are rewritten."""
+"""Phrases that say the same, from a table, become tokens of a tokenizer, by which words of captions are rewritten."""
 
 from __future__ import annotations
 
