@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.meanings import read_meanings, write_meanings
+from data_pipeline.annotate.meanings import write_meanings
 from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION
@@ -33,7 +33,10 @@ from tests.data_pipeline.images.pictures import build
 WORDS, REGIONS = 64, 9
 TEXT = {"regions": REGIONS, "features": DETECTOR[0]}
 PAIR = {**TEXT, "classes": DETECTOR[1]}
-TABLE = Path(__file__).parents[2] / "configs/unimo/shapes.tsv"
+MEANINGS = {
+    "attributes": [["red", "crimson"], ["green", "emerald"], ["blue", "azure"], ["yellow", "golden"]],
+    "objects": [["circle", "disc"], ["square", "box"], ["triangle", "wedge"], ["cross", "plus"]],
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_region_shapes(root / "source", images=80)
     bpe = TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta")
     build(root / "source", root / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.2)
-    write_meanings(read_meanings(TABLE), load_tokenizer(root / "corpus/tokenizer"), root / "meanings.json")
+    write_meanings(MEANINGS, load_tokenizer(root / "corpus/tokenizer"), root / "meanings.json")
     return root / "corpus"
 
 
