@@ -1,4 +1,5 @@
-"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words`, `megaptm tokenizer train`."""
+"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words|meanings`, `megaptm
+tokenizer train`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from data_pipeline.annotate.meanings import read_meanings, write_meanings
 from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, choose
 from data_pipeline.corpus.parts import read_parts
@@ -118,6 +120,12 @@ def similar_words(
     words = read_vectors(path, known, most=most) if vectors else read_table(path)
     count = write_similar_words(words, known, Path(out).expanduser())
     (console or Console()).print(f"{out}: {count:,} words have others that are like them", highlight=False)
+
+
+def meanings(source: str, tokenizer: str, out: str, *, console: Console | None = None) -> None:
+    """Write the table of phrases that `cross-modal-contrast` rewrites captions by."""
+    made, phrases = write_meanings(read_meanings(Path(source)), load(Path(tokenizer)), Path(out).expanduser())
+    (console or Console()).print(f"{out}: {made:,} meanings, said by {phrases:,} phrases", highlight=False)
 
 
 def tokenizer_train(

@@ -27,6 +27,8 @@ REGION, MASKED_REGION = 0, 1
 """The same behind a text, of regions of an image: one that is shown, and one that is hidden."""
 BOX_NUMBERS = 7
 """Of where a region lies, shares of the image's sides: left, top, right, bottom, width, height; and of its area."""
+COMPARED_TEXTS = 8
+"""Texts of a row, at most, that its image is compared with (UNIMO): its caption, and what was made of it."""
 CHANNELS = 3
 """Of a pixel: red, green, blue."""
 IGNORED = -100

@@ -10,7 +10,7 @@ from functools import lru_cache
 from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.bricks.characters import character_maps
 from megaptm.bricks.patches import patch_maps
-from megaptm.bricks.regions import REGION_NORMS, region_maps
+from megaptm.bricks.regions import region_maps, region_norms
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -173,7 +173,7 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
         if family.has_embedding_norm(name)
     ]
     if family.reads_regions:
-        norms += [norm_parameters(family.first_block, spec.size.table_width)] * REGION_NORMS
+        norms += [norm_parameters(family.first_block, spec.size.table_width)] * region_norms(spec)
     return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms)
 
 

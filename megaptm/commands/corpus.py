@@ -131,3 +131,21 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, most: in
     from data_pipeline import commands
 
     commands.similar_words(source, tokenizer, out, vectors=vectors, most=most)
+
+
+@corpus.command()
+@click.argument("source")
+@click.option("--tokenizer", required=True, help="Folder of the tokenizer that the corpus is made with.")
+@click.option("--out", required=True, help="File for `meanings` of an objective.")
+def meanings(source: str, tokenizer: str, out: str) -> None:
+    """Say which phrases of captions mean the same, so that captions are rewritten (UNIMO).
+
+    SOURCE has lines of kind<TAB>phrase<TAB>phrase ..., of one meaning each; kinds are objects, attributes and
+    relations. A phrase with another meaning of its kind in its place makes a caption wrong.
+
+    \b
+      megaptm corpus meanings phrases.tsv --tokenizer corpora/captions/tokenizer --out corpora/meanings.json
+    """
+    from data_pipeline import commands
+
+    commands.meanings(source, tokenizer, out)

@@ -138,10 +138,12 @@ def _model(config: Config) -> Iterator[str]:
     yield from model_rules(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
-    if spec.longest is not None and config.data.sequence > spec.context_of(first):
+    behind = _regions(config)
+    if spec.longest is not None and config.data.sequence - behind > spec.context_of(first):
+        without = f", of which {behind} are of regions," if behind else ""
         yield (
-            f"data.sequence ({config.data.sequence}) must not exceed the {spec.context_of(first)} learned positions "
-            f"of {title_of(config.model)} (model.context)."
+            f"data.sequence ({config.data.sequence}){without} must not exceed the {spec.context_of(first)} learned "
+            f"positions of {title_of(config.model)} (model.context)."
         )
     elif spec.longest is not None:
         yield from _longest_stream(config, spec)
@@ -170,12 +172,20 @@ def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
         )
 
 
+def _regions(config: Config) -> int:
+    """Places of a row behind its text that no table of positions knows."""
+    regions = config.built_objective.batch(config.data.sequence, config.data.document_mask).fields.get(
+        "region_features"
+    )
+    return 0 if regions is None else regions.shape[0]
+
+
 def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
     """A decoder may be asked for more than the encoder reads: its row then needs places as well."""
     task = config.built_objective
     streams = task.batch(config.data.sequence, config.data.document_mask).streams
     for stack, prefix in spec.family.prefixes.items():
-        places, longest = streams[prefix], spec.context_of(stack)
+        places, longest = streams[prefix] - _regions(config), spec.context_of(stack)
         if places > longest:
             own = spec.size.stacks[stack].context if stack in spec.size.stacks else None
             key = "model.context" if own is None else f"model.stacks.{stack}.context"

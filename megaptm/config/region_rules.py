@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megaptm.config.schema import Config, ModelConfig
 from megaptm.objectives import Composed, Objective
 from megaptm.objectives.regions import RegionObjective
+from megaptm.objectives.unified import TextBeforeRegions
 from megaptm.spec import ModelSpec
 
 OF_TABLES = ("embedding", "cutoffs")
@@ -33,8 +34,14 @@ def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
     parts = _parts(config.built_objective)
     for label, task in parts.items():
         where = f"objective ({label})"
-        if (task.features, task.classes) != spec.size.detector:
-            features, classes = spec.size.detector
+        features, classes = spec.size.detector
+        if isinstance(task, TextBeforeRegions):
+            if task.features != features:
+                yield (
+                    f"{where} has places for regions of {task.features} features, and model.detector says {features}: "
+                    "give its option `features` this, or change that."
+                )
+        elif (task.features, task.classes) != spec.size.detector:
             yield (
                 f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector "
                 f"says {features} and {classes}: give its options `features` and `classes` these, or change that."
@@ -49,7 +56,7 @@ def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield f"objective: tasks have places for different numbers of regions ({told}): give `regions` one value."
 
 
-def _parts(objective: Objective) -> dict[str, RegionObjective]:
+def _parts(objective: Objective) -> dict[str, RegionObjective | TextBeforeRegions]:
     tasks = {task.label: task.objective for task in objective.tasks} if isinstance(objective, Composed) else {}
     found = tasks or {objective.name: objective}
-    return {label: task for label, task in found.items() if isinstance(task, RegionObjective)}
+    return {label: task for label, task in found.items() if isinstance(task, RegionObjective | TextBeforeRegions)}

@@ -140,9 +140,9 @@ class Embed(nn.Module):
             x = norm(x)
         if regions:
             assert isinstance(self.region, ImageRegions)
-            assert segments is not None
             features, boxes, kinds_RB = regions["region_features"], regions["region_boxes"], regions["tokens"].t()
-            x = torch.cat([x, self.region(features, boxes, kinds_RB, segments[len(x) :])])
+            behind = None if segments is None else segments[len(x) :]
+            x = torch.cat([x, self.region(features, boxes, kinds_RB, behind)])
         asked = batch.get(f"{prefix}masked_positions")
         if (query := self._modules.get(f"{own}query")) is not None and asked is not None:
             # Queries beside the text begin alike: their places are all that they know.
@@ -192,10 +192,11 @@ def _check_characters(spec: ModelSpec) -> None:
 
 def _check_regions(spec: ModelSpec) -> None:
     family = spec.family
+    told_apart = "segment" in family.inputs or family.region_norms == "each"
     wrong = {
         "several stacks": len(family.stacks) > 1,
         "images by their patches, or words made of characters (inputs)": family.reads_images or family.reads_characters,
-        "less than two segments (segments)": "segment" not in family.inputs or family.segments < 2,
+        "less than two segments (segments)": told_apart and ("segment" not in family.inputs or family.segments < 2),
         "places other than learned (position)": family.first_block.position != "learned",
         "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
         "a second stream of queries": family.first_block.query_stream,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
+from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.heads import (
     BidirectionalHeadBrick,
     LanguageHeadBrick,
@@ -38,6 +39,7 @@ from megaptm.losses.sampled import DrawnWords, draw_negatives, sampled_cross_ent
 from megaptm.losses.soft_targets import Projected
 from megaptm.losses.token import TokenLoss
 from megaptm.models.adaptive import AdaptiveHead
+from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import DRAWS
 from megaptm.models.image_text import ImageTextHead
 from megaptm.models.loss import Loss, count_labels
@@ -395,6 +397,7 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     RegionLabelHeadBrick: RegionLabelHead,
     RegionDistributionHeadBrick: RegionDistributionHead,
     WordRegionHeadBrick: WordRegionHead,
+    CrossModalHeadBrick: CrossModalHead,
 }
 """Of bricks of the kind that say no module of their own."""
 

@@ -1,4 +1,4 @@
-"""Regions of images behind a text (UNITER)."""
+"""Regions of images behind a text (UNITER, UNIMO)."""
 
 # R regions of a row, B batch, F features, D width
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.batch import MASKED_REGION
-from megaptm.bricks.regions import feature_map, region_maps
+from megaptm.batch import BOX_NUMBERS, MASKED_REGION
+from megaptm.bricks.regions import feature_map, region_maps, region_norms
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear
 from megaptm.spec import ModelSpec
@@ -19,31 +19,41 @@ ROW_FIELDS = ("tokens", "segments", "positions")
 
 
 class ImageRegions(nn.Module):
-    """What a detector says of a region and where it lies, each through a map and a norm; with a segment's vector, their
-    sum through a norm (arXiv:1909.11740, section 3.1, and the released code). Of hidden regions a vector is shown in
-    the place of features. They have no order."""
+    """What a detector says of a region and where it lies, each through a map and maybe a norm; with a segment's vector,
+    where there are segments, their sum through a norm (arXiv:1909.11740, section 3.1, and the released code). Of hidden
+    regions a vector is shown in the place of features, or zeros. They have no order."""
+
+    mask: Embedding | None
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        features, box, mask = region_maps(spec)
+        features, box, *mask = region_maps(spec)
         block = spec.family.first_block
 
         def norm() -> Norm:
             return Norm(features.outputs, kind=block.norm, eps=block.norm_eps)
 
-        self.project, self.project_norm = Linear.of(features), norm()
-        self.box, self.box_norm = Linear.of(box), norm()
-        self.mask = Embedding(mask.outputs, mask.inputs)
+        each = region_norms(spec) > 1
+        self.project, self.project_norm = Linear.of(features), norm() if each else None
+        self.box, self.box_norm = Linear.of(box), norm() if each else None
+        self.mask = Embedding(mask[0].outputs, mask[0].inputs) if mask else None
         self.norm = norm()
+        self.all_numbers = box.inputs == BOX_NUMBERS
 
-    def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor) -> Tensor:
+    def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor | None) -> Tensor:
         """[R, B, D]; `kinds_RB` says which are hidden."""
         dtype = self.project.weight.dtype
         features, boxes = features_BRF.transpose(0, 1).to(dtype), boxes_BR7.transpose(0, 1).to(dtype)
         hidden_RB = kinds_RB == MASKED_REGION
-        features = torch.where(hidden_RB[:, :, None], self.mask(hidden_RB.long()), features)
-        x = self.project_norm(self.project(features)) + self.box_norm(self.box(boxes)) + segments_RBD
-        return self.norm(x)
+        instead = features.new_zeros(()) if self.mask is None else self.mask(hidden_RB.long())
+        x = self.project(torch.where(hidden_RB[:, :, None], instead, features))
+        if not self.all_numbers:  # the sides follow from the corners
+            boxes = torch.cat([boxes[:, :, :4], boxes[:, :, 6:]], -1)
+        box = self.box(boxes)
+        if self.project_norm is not None and self.box_norm is not None:
+            x, box = self.project_norm(x), self.box_norm(box)
+        x = x + box
+        return self.norm(x if segments_RBD is None else x + segments_RBD)
 
 
 class RegionTable(nn.Module):

@@ -9,6 +9,14 @@ from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
+from megaptm.objectives.unified import (
+    CrossModalContrast,
+    ImageTextFragments,
+    ImageTextSpans,
+    MaskedAreas,
+    TextFragments,
+    TextSpans,
+)
 
 
 @dataclass(frozen=True)
@@ -66,4 +74,27 @@ UNITER = NamedMixture(
     ),
     by_step={"itm": ONE, "wra": StepValue((0,), (0.1,)), "mlm": ONE, "mrfr": ONE, "mrc-kl": ONE},
     label="uniter",
+)
+
+
+def _sevenths(parts: float) -> StepValue:
+    return StepValue((0,), (parts / 7,))
+
+
+# arXiv:2012.15409, section 3.1: images, pairs and texts 1 : 1 : 5. Of what is asked of each it does not say how often:
+# here alike.
+UNIMO = NamedMixture(
+    tasks=(
+        Task("spans", TextSpans(units="tokens"), _sevenths(5 / 2)),
+        Task("fragments", TextFragments(), _sevenths(5 / 2)),
+        Task("areas", MaskedAreas(alone=True), _sevenths(1 / 2)),
+        Task("classes", MaskedAreas(ask_for="distribution", alone=True), _sevenths(1 / 2)),
+        Task("contrast", CrossModalContrast(), _sevenths(1 / 5)),
+        Task("pair-spans", ImageTextSpans(), _sevenths(1 / 5)),
+        Task("pair-fragments", ImageTextFragments(), _sevenths(1 / 5)),
+        Task("pair-areas", MaskedAreas(), _sevenths(1 / 5)),
+        Task("pair-classes", MaskedAreas(ask_for="distribution"), _sevenths(1 / 5)),
+    ),
+    by_step={"mlm": ONE, "mrfr": ONE, "mrc-kl": ONE, "cmcl": ONE},
+    label="unimo",
 )

@@ -6,9 +6,10 @@ from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
+from megaptm.objectives.fragments import FragmentGeneration
 from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
-from megaptm.objectives.mixtures import ERNIE_2, UNILM, UNITER
+from megaptm.objectives.mixtures import ERNIE_2, UNILM, UNIMO, UNITER
 from megaptm.objectives.objective import Objective
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import GloVe
@@ -23,6 +24,14 @@ from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.translation_lm import TranslationLM
+from megaptm.objectives.unified import (
+    CrossModalContrast,
+    ImageTextFragments,
+    ImageTextSpans,
+    MaskedAreas,
+    TextFragments,
+    TextSpans,
+)
 from megaptm.objectives.windows import CBOW, SkipGram
 
 TASKS: dict[str, type[Objective]] = {
@@ -31,14 +40,19 @@ TASKS: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
     "cbow": CBOW,
     "continued-causal-lm": ContinuedCausalLM,
+    "cross-modal-contrast": CrossModalContrast,
     "denoising": Denoising,
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
+    "fragment-generation": FragmentGeneration,
     "glove": GloVe,
     "image-labels": ImageLabels,
     "image-text": ImageText,
+    "image-text-fragments": ImageTextFragments,
     "image-text-masked-lm": RegionMaskedLM,
     "image-text-matching": ImageTextMatching,
+    "image-text-spans": ImageTextSpans,
+    "masked-areas": MaskedAreas,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
     "masked-patches": MaskedPatches,
@@ -50,6 +64,8 @@ TASKS: dict[str, type[Objective]] = {
     "replaced-token-detection": ReplacedTokens,
     "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
+    "text-fragments": TextFragments,
+    "text-spans": TextSpans,
     "text-to-text": TextToText,
     "token-document": TokenDocument,
     "translation": Translation,
@@ -104,5 +120,15 @@ OBJECTIVES: dict[str, Objective] = {
         MaskedRegions(ask_for="distribution"),
         ImageTextMatching(),
         UNITER,
+        FragmentGeneration(),
+        TextSpans(),
+        TextFragments(),
+        ImageTextSpans(),
+        ImageTextFragments(),
+        MaskedAreas(),
+        MaskedAreas(ask_for="class"),
+        MaskedAreas(ask_for="distribution"),
+        CrossModalContrast(),
+        UNIMO,
     )
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -160,7 +160,7 @@ def words_of(tokens: np.ndarray, begins: np.ndarray) -> Text:
     return tuple(tuple(tokens[first:stop].tolist()) for first, stop in pairwise([0, *stops]) if first < stop)
 
 
-def tokens_of(words: Sequence[tuple[int, ...]]) -> np.ndarray:
+def tokens_of(words: Sequence[Any]) -> np.ndarray:
     """int64 [T], of such words."""
     return np.array([token for word in words for token in word], dtype=np.int64)
 

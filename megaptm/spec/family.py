@@ -34,6 +34,13 @@ class Family:
     """Of red, green and blue from 0 to 1: what is subtracted where images are read."""
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """What they are divided by then."""
+    region_norms: str = "each"
+    """Of regions: what passes a norm: `each` of the maps of features and of the box, and their sum (UNITER); or the
+    `sum` alone (UNIMO)."""
+    region_boxes: int = 7
+    """Numbers of where a region lies: with width and height, or 5 without these."""
+    hidden_regions: str = "vector"
+    """What is shown of features that are hidden: a learned `vector`, or `zeros`."""
     patch_bias: bool = True
     """Whether the map of patches carries a bias."""
     embedding_scale: str = "none"

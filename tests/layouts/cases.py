@@ -25,6 +25,7 @@ from tests.models.grammar import VARIANTS, variant
 from tests.models.recurrent import elmo_batch, tiny_cove, tiny_elmo
 from tests.models.regions import ALL, tiny_uniter, uniter_batch
 from tests.models.tiny import generators, tiny_numbers
+from tests.models.unified import tiny_unimo, unimo_batch
 from tests.models.vision import BOTH, clip_batch, tiny_clip, tiny_vit, vit_batch
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
@@ -45,7 +46,8 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     if family in RECURRENT:
         return {"elmo": tiny_elmo, "cove": tiny_cove}[family](dropout=dropout)
     if family in VISION:
-        return {"vit": tiny_vit, "clip": tiny_clip, "uniter": tiny_uniter}[family](dropout=dropout, layers=layers)
+        of_images = {"vit": tiny_vit, "clip": tiny_clip, "uniter": tiny_uniter, "unimo": tiny_unimo}
+        return of_images[family](dropout=dropout, layers=layers)
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
     table = small_patterns(CATALOGUE[family], window=(4, 2), block=1, chunk=4, hashed_chunk=4)
@@ -79,7 +81,8 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     if family == "elmo":
         return elmo_batch(ROWS, LENGTH, seed=100 + step, begins=slice(step % ROWS, None, 3))
     if family in VISION:
-        return {"vit": vit_batch, "clip": clip_batch, "uniter": uniter_batch}[family](ROWS, seed=100 + step)
+        of_images = {"vit": vit_batch, "clip": clip_batch, "uniter": uniter_batch, "unimo": unimo_batch}
+        return of_images[family](ROWS, seed=100 + step)
     table, generator = table_of(family), torch.Generator().manual_seed(100 + step)
     draw = Draw(generator, VOCABULARY)
 

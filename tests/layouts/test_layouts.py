@@ -46,7 +46,7 @@ OF_EVERY_FAMILY = ("DP2 distributed optimizer", "TP2+SPxPP2 recompute")
 OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
 """Data ranks divide their work, and nothing else does."""
 IN_DRILLS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")
-TIED = ("albert", "deberta-v3", "electra", "bart", "uniter")
+TIED = ("albert", "deberta-v3", "electra", "bart", "uniter", "unimo")
 """Families whose stages have tables or layers in common, beside those of KINDS."""
 OF_TIED = ("PP2xDP2 distributed optimizer", "PP2 interleavedxDP2 distributed optimizer")
 """Each stage sums its own copy over data ranks, which divide it; then stages sum the same part of each copy."""

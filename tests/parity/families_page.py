@@ -60,6 +60,9 @@ These have no stack of layers ([how they learn](word-vectors.md)); parameters ar
 """
 
 
+OF_TEXT = "RobertaForMaskedLM, of a text alone (gradients: the token table's)"
+
+
 def page() -> str:
     """The whole of it."""
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
@@ -100,7 +103,16 @@ def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) 
 
 def measure() -> dict[str, dict[str, str]]:
     """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
-    from tests.families import test_clip, test_cove, test_deberta_v3, test_electra, test_unilm, test_uniter, test_vit
+    from tests.families import (
+        test_clip,
+        test_cove,
+        test_deberta_v3,
+        test_electra,
+        test_unilm,
+        test_unimo,
+        test_uniter,
+        test_vit,
+    )
     from tests.models.tiny import has_counterpart
     from tests.parity import test_elmo, test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
@@ -122,6 +134,7 @@ def measure() -> dict[str, dict[str, str]]:
         "uniter": said(
             "losses", test_uniter.differences(), "six losses of the released code (gradients: of two tables)"
         ),
+        "unimo": said("logits", test_unimo.differences(), OF_TEXT),
         "elmo": said("losses", test_elmo.differences(), ELMO_STEPS),
         "cove": said("vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"),
         "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),

@@ -1,0 +1,70 @@
+"""Which phrases of captions say the same, from a table, in tokens of a tokenizer (UNIMO)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from megaptm.errors import UserError
+from megaptm.objectives.meanings import write_meanings as write_table
+from megaptm.objectives.rewriting import KINDS
+from megaptm.storage import AtomicFile
+from megaptm.tokenizers import Tokenizer
+
+PhrasesByKind = Mapping[str, list[list[str]]]
+"""Kind -> for each meaning the phrases that say it."""
+
+
+def read_meanings(path: Path) -> dict[str, list[list[str]]]:
+    """From lines of `kind<TAB>phrase<TAB>phrase ...`, one of each meaning; blank lines and lines that begin with # say
+    nothing."""
+    found: dict[str, list[list[str]]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): correct its name, or write it in UTF-8.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        kind, *phrases = (part.strip() for part in line.split("\t"))
+        if kind not in KINDS or not phrases or not all(phrases):
+            raise UserError(
+                f"line {number} of {path} is not `kind<TAB>phrase<TAB>phrase ...`, of a kind that is one of "
+                f"{', '.join(KINDS)}: correct it."
+            )
+        found.setdefault(kind, []).append(phrases)
+    if not found:
+        raise UserError(f"{path} has no phrases: give lines of a kind and phrases that say the same.")
+    return found
+
+
+def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
+    """Write the file; how many meanings there are, and phrases.
+
+    A phrase is written as it stands within a text. One of which the tokenizer does not know a part is left out, and one
+    that is there already.
+    """
+    seen: set[tuple[int, ...]] = set()
+    told: dict[str, list[list[list[int]]]] = {}
+    for kind, meanings in phrases.items():
+        for meaning in meanings:
+            ids = [tuple(tokenizer.encode(f" {phrase}").tolist()) for phrase in meaning]
+            new = [
+                one for one in dict.fromkeys(ids) if one and one not in seen and not tokenizer.special.specials & {*one}
+            ]
+            seen |= {*new}
+            if new:
+                told.setdefault(kind, []).append([[*one] for one in new])
+    if not seen:
+        raise UserError("meanings: the tokenizer knows no phrase of the table: give the one that the corpus has.")
+    marks = tokenizer.kind == "wordpiece"
+    inside = [id_ for id_ in range(tokenizer.vocabulary) if _goes_on(tokenizer.name(id_), marks=marks)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(out) as unfinished:
+        write_table(told, inside, unfinished)
+    return sum(map(len, told.values())), len(seen)
+
+
+def _goes_on(name: str, *, marks: bool) -> bool:
+    """Whether a token goes on with a word: of WordPiece by its mark, of others by a letter where a space would be."""
+    return name.startswith("##") if marks else name[:1].isalnum() and not name.startswith(("Ġ", "▁"))

@@ -1,0 +1,32 @@
+"""UNIMO (Li et al., 2020): RoBERTa over a text and regions of an image, whose places see what an order says."""
+
+from megaptm.families.roberta import ROBERTA
+from megaptm.families.uniter import DETECTOR
+from megaptm.spec import change
+
+# Regions are of no segment, nor are tokens, and pass one norm; the whole image is the first of them. Some tasks write
+# fragments of a text, so that an order says who sees whom, as in UniLM.
+UNIMO = change(
+    ROBERTA,
+    name="unimo",
+    paper="arXiv:2012.15409",
+    inputs=("token", "region"),
+    segments=0,
+    region_norms="sum",
+    region_boxes=5,
+    hidden_regions="zeros",
+    stacks={"encoder": change(ROBERTA.last_block, visibility="ordered")},
+    heads=("mlm", "mrfr", "mrc-kl", "cmcl"),
+    objectives=(
+        "unimo",
+        "text-spans",
+        "text-fragments",
+        "image-text-spans",
+        "image-text-fragments",
+        "masked-areas",
+        "masked-areas-class",
+        "masked-areas-distribution",
+        "cross-modal-contrast",
+    ),
+    sizes={name: change(size, detector=DETECTOR) for name, size in ROBERTA.sizes.items()},
+)

@@ -1,0 +1,81 @@
+"""What phrases say, in tokens, in a file: by it captions are rewritten (`objectives.rewriting`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaptm.errors import UserError
+from megaptm.objectives.rewriting import Rewriter, Text, words_of
+
+MOST_BYTES = 256 << 20
+REMEDY = "make it with `megaptm corpus meanings`"
+
+Meanings = Mapping[str, Sequence[Sequence[Sequence[int]]]]
+"""Kind, one of `rewriting.KINDS` -> for each meaning the phrases that say it, each its tokens."""
+
+
+@dataclass(frozen=True)
+class MeaningTable:
+    """A rewriter whose words are the tokens of each, and where words begin."""
+
+    rewriter: Rewriter
+    inside: frozenset[int]
+    """Tokens that go on with the word of the one before."""
+    largest: int
+    """The largest token in it."""
+
+    def words(self, tokens: np.ndarray) -> Text:
+        """Of a text."""
+        return _words(tokens.tolist(), self.inside)
+
+
+def write_meanings(meanings: Meanings, inside: Sequence[int], path: Path) -> None:
+    """The file of a table."""
+    path.write_text(json.dumps({"inside": [*inside], "meanings": meanings}) + "\n")
+
+
+@lru_cache(maxsize=4)
+def meanings_named(name: str) -> MeaningTable:
+    """That of a file."""
+    try:
+        path = Path(name).expanduser()
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("there is no such file")
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
+        return _table(json.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError, UserError) as error:
+        raise UserError(f"meanings: {name} is no table of meanings ({error}): {REMEDY}.") from None
+
+
+def _table(said: Any) -> MeaningTable:
+    """A `ValueError` of what is none."""
+    if not isinstance(said, dict) or not isinstance(known := said.get("meanings"), dict):
+        raise ValueError("it holds something else")
+    inside = frozenset(_ids(said.get("inside")))
+    for phrases in known.values():
+        if not isinstance(phrases, list) or not all(isinstance(one, list) for one in phrases):
+            raise ValueError("it holds something else")
+    told = {kind: [[_ids(one) for one in phrases] for phrases in known[kind]] for kind in known}
+    ids = [token for meanings in told.values() for phrases in meanings for one in phrases for token in one]
+    in_words = {kind: [[_words(one, inside) for one in phrases] for phrases in told[kind]] for kind in told}
+    return MeaningTable(Rewriter(in_words), inside, max(ids, default=-1))
+
+
+def _ids(said: Any) -> list[int]:
+    if not isinstance(said, list) or not all(type(one) is int and one >= 0 for one in said):
+        raise ValueError("a phrase in it is no list of tokens")
+    return said
+
+
+def _words(tokens: Sequence[int], inside: frozenset[int]) -> Text:
+    return words_of(
+        np.array(tokens, dtype=np.int64), np.array([token not in inside for token in tokens], dtype=np.int64)
+    )

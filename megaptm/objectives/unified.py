@@ -1,0 +1,440 @@
+"""Texts, images, and texts with images, read by one stack (UNIMO, arXiv:2012.15409): what is hidden of each, and which
+text says what an image shows.
+
+Rows are those of `regions`, with the whole image before the regions that a detector found in it, and an order that says
+who sees whom.
+"""
+
+# T places of a row's texts, R regions, F features, C classes, A asked about, K texts
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field as Option
+
+from megaptm.batch import BOX_NUMBERS, COMPARED_TEXTS, IGNORED, MASKED_REGION, BatchSpec, Field, fields
+from megaptm.errors import UserError
+from megaptm.objectives.denoise import Denoise
+from megaptm.objectives.fragments import FragmentGeneration, FragmentLength, Fragments, check_lengths
+from megaptm.objectives.hide import HIDES
+from megaptm.objectives.masked import MaskedLM
+from megaptm.objectives.meanings import REMEDY, meanings_named
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    Rate,
+    RowWindow,
+    Sample,
+    SampleContext,
+    Share,
+    padded,
+)
+from megaptm.objectives.region_files import Regions
+from megaptm.objectives.regions import RegionNumber, RegionObjective
+from megaptm.objectives.rewriting import tokens_of
+from megaptm.objectives.show_ask import SHOWS, hidden_in_place
+from megaptm.objectives.vocabulary import SpecialTokens
+
+RewrittenTexts = Annotated[int, Option(ge=0, le=COMPARED_TEXTS - 1)]
+
+
+@dataclass(frozen=True)
+class TextBeforeRegions(Objective):
+    """Base of tasks of text alone: the row has places for regions, and none stands there."""
+
+    regions: RegionNumber = 101
+    """Places of regions, behind those of the text."""
+    features: RegionNumber = 2048
+    """Numbers of a region's features."""
+
+    own_batches: ClassVar[bool] = True
+    losses: ClassVar = {"mlm": 1.0}
+    needs = ("pad", "cls", "sep", "mask")
+    prompts = ("masks",)
+    template: ClassVar = ("cls A sep", "cls A sep B sep")
+
+    @property
+    @abstractmethod
+    def text(self) -> Objective:
+        """What is asked of the text."""
+
+    @property
+    def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.text.annotations
+
+    def words(self, sequence: int) -> int:
+        """T"""
+        return max(sequence - self.regions, 0)
+
+    def text_fields(self, length: int) -> Sample:
+        return {"order": np.zeros(length, dtype=np.int64)}
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        if self.raw_length(sequence) < 3:
+            raise UserError(
+                f"data.sequence ({sequence}) leaves {self.words(sequence)} places to a text before {self.regions} "
+                f"regions: make it longer, or lower the option `regions` of objective {self.name}."
+            )
+        super().check(special, sequence)
+
+    def raw_length(self, sequence: int) -> int:
+        return self.text.raw_length(self.words(sequence))
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return self.text.cut(self.words(sequence), document_mask)
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        own = self.text.batch(self.words(sequence), document_mask)
+        along = fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
+        return BatchSpec({"": sequence}, {**own.fields, **along, **region_fields(self.regions, self.features)})
+
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        words, special = self.words(context.sequence), context.special
+        inner = SampleContext(special, context.rng, words, context.document_mask)
+        made = self.text.make(piece, inner)
+        row = self.batch(context.sequence, context.document_mask).widened(made, pad=special.pad)
+        # What stands there is no region, whatever pads a text.
+        row["tokens"][words:] = 0
+        return row
+
+
+def region_fields(regions: int, features: int) -> dict[str, Field]:
+    """What a row holds of its regions."""
+    return {
+        "region_features": Field((regions, features), "float16"),
+        "region_boxes": Field((regions, BOX_NUMBERS), "float32"),
+    }
+
+
+@dataclass(frozen=True)
+class TextSpans(TextBeforeRegions):
+    """Hidden spans of a text (section 2.3: bidirectional prediction)."""
+
+    rate: Rate = 0.15
+    """Share of the tokens that are hidden and asked about."""
+    mask: Share = 0.8
+    """Share of the spans that are shown as masks."""
+    random: Share = 0.1
+    """Share that is shown as random tokens; what remains is shown as it is."""
+    units: Literal["tokens", "words"] = "words"
+    """What spans are made of. Whole words are those of a corpus with `annotate.words`."""
+
+    name = "text-spans"
+
+    def __post_init__(self) -> None:
+        _ = self.text
+
+    @property
+    def text(self) -> Objective:
+        return MaskedLM(
+            hide="spans", show="spans", units=self.units, rate=self.rate, mask=self.mask, random=self.random
+        )
+
+
+@dataclass(frozen=True)
+class TextFragments(TextBeforeRegions):
+    """Fragments of a text, which are written again from what is left (section 2.3: sequence-to-sequence generation)."""
+
+    rate: Rate = 0.25
+    """Share of the tokens that are taken out."""
+    shortest: FragmentLength = 4
+    """Tokens of a fragment, at least."""
+    longest: FragmentLength = 32
+
+    name = "text-fragments"
+
+    def __post_init__(self) -> None:
+        _ = self.text
+
+    @property
+    def text(self) -> Objective:
+        return FragmentGeneration(rate=self.rate, shortest=self.shortest, longest=self.longest)
+
+
+@dataclass(frozen=True)
+class UnifiedObjective(RegionObjective):
+    """Base of tasks with images: the whole image stands before the regions that were found in it, with the mean of
+    their features."""
+
+    regions: RegionNumber = 101
+    """Places of the whole image and of regions, behind those of the text; what an image has beyond is left out."""
+
+    def __post_init__(self) -> None:
+        if self.regions < 2:
+            raise UserError(
+                f"regions ({self.regions}) leaves no place to a region behind the whole image: say 2 or more."
+            )
+
+    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+        spec = super().batch(sequence, document_mask)
+        return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
+
+    def text_fields(self, length: int) -> Sample:
+        return {"order": np.zeros(length, dtype=np.int64)}
+
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        made = super().make(piece, context)
+        return {"order": np.zeros(context.sequence, dtype=np.int64)} | made
+
+    def _regions(self, document: DocumentSlice) -> Regions:
+        found = super()._regions(document).first(self.regions - 1)
+        one = np.ones(1, dtype=np.float32)
+        whole = Regions(
+            found.features.mean(0, dtype=np.float32, keepdims=True).astype(np.float16),
+            np.array([[0, 0, 1, 1, 1, 1, 1]], dtype=np.float32),
+            np.zeros((1, found.likely.shape[1]), dtype=found.likely.dtype),
+            one,
+        )
+        both = zip(vars(whole).values(), vars(found).values(), strict=True)
+        return Regions(*(np.concatenate(pair) for pair in both))
+
+
+@dataclass(frozen=True)
+class ImageTextSpans(UnifiedObjective):
+    """Hidden spans of a text whose image is shown (section 2.3)."""
+
+    rate: Rate = 0.15
+    """Share of the tokens that are hidden and asked about."""
+    mask: Share = 0.8
+    """Share of the spans that are shown as masks."""
+    random: Share = 0.1
+    """Share that is shown as random tokens; what remains is shown as it is."""
+
+    name = "image-text-spans"
+    losses: ClassVar = {"mlm": 1.0}
+    prompts = ("masks",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask + self.random > 1:
+            raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
+
+    def most_asked(self, sequence: int) -> int:
+        """A"""
+        return max(1, round(self.rate * self.words(sequence)))
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        return fields((self.most_asked(sequence),), "masked_positions", "labels")
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        most = self.most_asked(context.sequence)
+        hide = HIDES["spans"](rate=self.rate, most=most, begins=np.ones(len(text), dtype=np.int64))
+        spoil = Denoise(hide=hide, show=SHOWS["spans"](mask=self.mask, random=self.random), ask=hidden_in_place)
+        hidden, shown, answers = spoil(text, context.special, context.rng)
+        row["tokens"][: len(text)] = shown
+        return {
+            **row,
+            "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
+            "labels": padded([answers], most, IGNORED),
+        }
+
+
+@dataclass(frozen=True)
+class ImageTextFragments(UnifiedObjective):
+    """Fragments of a text, which are written again from what is left and from its image (section 2.3)."""
+
+    rate: Rate = 0.25
+    """Share of the tokens that are taken out."""
+    shortest: FragmentLength = 4
+    """Tokens of a fragment, at least; of a short text all that the rate leaves."""
+    longest: FragmentLength = 32
+
+    name = "image-text-fragments"
+    losses: ClassVar = {"mlm": 1.0}
+    prompts = ("masks",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_lengths(self.shortest, self.longest)
+
+    @property
+    def _fragments(self) -> Fragments:
+        return Fragments(self.rate, self.shortest, self.longest)
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        return fields((self._fragments.most_asked(self.words(sequence)),), "masked_positions", "labels")
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        words, special = self.words(context.sequence), context.special
+        # So that fragments find room behind it.
+        own = (
+            text if (most := words - 2 * self._fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
+        )
+        made = self._fragments.write([np.asarray(own)], special, context.rng)
+        [tokens], [order] = made.tokens, made.order
+        assert special.pad is not None
+        row["tokens"][:words] = padded([tokens], words, special.pad)
+        row["document_ids"][: len(tokens)] = 1
+        number = self._fragments.most_asked(words)
+        return {
+            **row,
+            "order": padded([order], context.sequence, 0),
+            "masked_positions": padded([made.asked], number, 0),
+            "labels": padded([made.answers], number, IGNORED),
+        }
+
+
+@dataclass(frozen=True)
+class MaskedAreas(UnifiedObjective):
+    """Hidden regions, with all that lie over them: drawn ones, and those that have a share of their area in common
+    (section 2.2)."""
+
+    ask_for: Literal["features", "class", "distribution"] = "features"
+    """As of `masked-regions`."""
+    rate: Rate = 0.15
+    """Share of the regions that are hidden and asked about, one at least."""
+    overlap: Share = 0.3
+    """Regions are hidden together whose areas have more than this share of their union in common."""
+    alone: bool = False
+    """Whether the image is shown without its text."""
+
+    prompts = ()
+    LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+        asked = "" if self.ask_for == "features" else f"-{self.ask_for}"
+        return f"masked-areas{asked}{'-alone' if self.alone else ''}"
+
+    @property
+    def losses(self) -> dict[str, float]:  # type: ignore[override]
+        return {self.LOSSES[self.ask_for]: 1.0}
+
+    @property
+    def most_asked(self) -> int:
+        """A: areas that meet may be more than the rate."""
+        return min(self.regions - 1, max(1, round(2 * self.rate * self.regions)))
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        most = self.most_asked
+        answers = {
+            "features": ("hidden_features", Field((most, self.features), "float16")),
+            "class": ("region_labels", Field((most,))),
+            "distribution": ("region_distributions", Field((most, self.classes), "float16")),
+        }
+        return {"masked_positions": Field((most,)), **dict([answers[self.ask_for]])}
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        words = self.words(context.sequence)
+        if self.alone:
+            row["document_ids"][:words] = 0
+        hidden = self._hidden(found.boxes, context.rng)
+        row["tokens"][words + hidden] = MASKED_REGION
+        row["region_features"][hidden] = 0
+        # The mean of all would tell what is hidden.
+        shown = np.setdiff1d(np.arange(1, len(found)), hidden)
+        row["region_features"][0] = found.features[shown].mean(0, dtype=np.float32) if len(shown) else 0
+        [(answers, field)] = [(name, one) for name, one in self.asked(context.sequence).items() if "masked" not in name]
+        asked = np.full(field.shape, IGNORED, dtype=field.dtype)
+        asked[: len(hidden)] = {
+            "features": lambda: found.features,
+            "class": lambda: found.likely[:, 1:].argmax(1) + 1,
+            "distribution": lambda: found.likely,
+        }[self.ask_for]()[hidden]
+        return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
+
+    def _hidden(self, boxes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of regions, in their order: never the whole image, which is the first; whole areas, until the rate is
+        reached."""
+        shared = overlaps(boxes[1:]) > self.overlap
+        hidden = np.zeros(len(shared), dtype=bool)
+        wanted = max(1, round(self.rate * len(shared)))
+        for anchor in rng.permutation(len(shared)).tolist():
+            if hidden.sum() >= wanted:
+                break
+            area = hidden | shared[anchor]
+            area[anchor] = True
+            if area.sum() <= self.most_asked:
+                hidden = area
+        if not hidden.any():  # each meets more than may be asked about
+            hidden[rng.integers(len(shared))] = True
+        return np.flatnonzero(hidden) + 1
+
+
+def overlaps(boxes_R7: np.ndarray) -> np.ndarray:
+    """[R, R]: of each two what they have in common, as a share of what both cover."""
+    first = np.maximum(boxes_R7[:, None, :2], boxes_R7[None, :, :2])
+    last = np.minimum(boxes_R7[:, None, 2:4], boxes_R7[None, :, 2:4])
+    common = np.clip(last - first, 0, None).prod(-1)
+    area = np.clip(boxes_R7[:, 2:4] - boxes_R7[:, :2], 0, None).prod(-1)
+    union = area[:, None] + area[None, :] - common
+    shares: np.ndarray = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    return shares
+
+
+@dataclass(frozen=True)
+class CrossModalContrast(UnifiedObjective):
+    """CMCL, which of the batch's texts say what an image shows, and which image a caption speaks of (section 2.1). With
+    `meanings` a caption comes with others that say the same in other words, and with such as are wrong by a word or a
+    phrase. Each text, and the image, is read by itself."""
+
+    meanings: str | None = None
+    """File of phrases that say the same, which `megaptm corpus meanings` makes; absent: captions alone."""
+    kept: RewrittenTexts = 2
+    """Texts that say the same, at most."""
+    broken: RewrittenTexts = 3
+    """Texts that do not, at most: every second by all of a thing and its attributes, the others by one phrase."""
+
+    name = "cross-modal-contrast"
+    prompts = ()
+    losses: ClassVar = {"cmcl": 1.0}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kept + self.broken >= COMPARED_TEXTS:
+            raise UserError(
+                f"kept ({self.kept}) and broken ({self.broken}) are with the caption more than {COMPARED_TEXTS} texts: "
+                "lower either."
+            )
+
+    def check(self, special: SpecialTokens, sequence: int) -> None:
+        super().check(special, sequence)
+        if self.meanings is not None and (largest := meanings_named(self.meanings).largest) >= special.size:
+            raise UserError(
+                f"meanings: {self.meanings} has ids up to {largest}, the tokenizer {special.size}: it is of another; "
+                f"{REMEDY}."
+            )
+
+    def asked(self, sequence: int) -> dict[str, Field]:
+        return {"text_places": Field((COMPARED_TEXTS,)), "right_texts": Field(())}
+
+    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+        words, special = self.words(context.sequence), context.special
+        kept, broken = self._rewritten(text[1:-1], context.rng)
+        texts, left = [text], words - len(text)
+        right = 1
+        for one, says_the_same in [*((one, True) for one in kept), *((one, False) for one in broken)]:
+            whole = np.concatenate([[special.cls], one, [special.sep]])
+            if len(whole) <= left:
+                texts.append(whole)
+                left -= len(whole)
+                right += says_the_same
+        lengths = [len(one) for one in texts]
+        assert special.pad is not None
+        row["tokens"][:words] = padded(texts, words, special.pad)
+        row["positions"][:words] = padded([np.arange(length) for length in lengths], words, 0)
+        # The image is document 1: nobody sees another.
+        row["document_ids"][:words] = padded([np.full(n, 2 + at) for at, n in enumerate(lengths)], words, 0)
+        begins = np.cumsum([0, *lengths[:-1]])
+        return {
+            **row,
+            "text_places": padded([begins], COMPARED_TEXTS, IGNORED),
+            "right_texts": np.array(right, dtype=np.int64),
+        }
+
+    def _rewritten(self, caption: np.ndarray, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Tokens of texts that say the same, and of such as do not."""
+        if self.meanings is None:
+            return [], []
+        known = meanings_named(self.meanings)
+        words, rewriter = known.words(caption), known.rewriter
+        kept = rewriter.kept(words, rng, number=self.kept) if self.kept else []
+        whole = rewriter.broken(words, rng, number=self.broken // 2, whole=True) if self.broken > 1 else []
+        rest = self.broken - len(whole)
+        single = [one for one in rewriter.broken(words, rng, number=rest) if one not in whole] if rest else []
+        return [tokens_of(one) for one in kept], [tokens_of(one) for one in (*single, *whole)]

@@ -1,0 +1,57 @@
+"""Phrases that say the same, from a table, become tokens of a tokenizer, by which words of captions are rewritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.annotate.meanings import read_meanings
+from data_pipeline.commands import meanings
+from megaptm.errors import UserError
+from megaptm.objectives.meanings import meanings_named
+from megaptm.objectives.rewriting import tokens_of
+from megaptm.tokenizers import train
+
+TEXT = "a red cart and a crimson wagon beside a blue box, the cartoon near the redder boxes " * 30
+TABLE = "# colors\nattributes\tred\tcrimson\nattributes\tblue\n\nobjects\tcart\twagon\nobjects\tbox\trød\n"
+
+
+@pytest.mark.parametrize(("kind", "specials"), [("wordpiece", "bert"), ("byte-bpe", "roberta")])
+def test_a_caption_is_rewritten_word_by_word(kind: str, specials: str, tmp_path: Path) -> None:
+    tokenizer = train(kind, [TEXT], vocabulary=300 if kind == "byte-bpe" else 60, specials=specials)
+    tokenizer.save(tmp_path / "tokenizer")
+    (tmp_path / "table.tsv").write_text(TABLE, encoding="utf-8")
+    meanings(str(tmp_path / "table.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "meanings.json"))
+    known, rng = meanings_named(str(tmp_path / "meanings.json")), np.random.default_rng(0)
+
+    def rewritten(text: str, how: str) -> set[str]:
+        made = getattr(known.rewriter, how)(known.words(tokenizer.encode(text)), rng, number=20)
+        return {tokenizer.decode(tokens_of(one)).replace(" ,", ",") for one in made}
+
+    assert rewritten("a red cart and a cartoon", "kept") == {
+        f"a {color} {thing} and a cartoon" for color in ("red", "crimson") for thing in ("cart", "wagon")
+    } - {"a red cart and a cartoon"}
+    wrong = rewritten("a red cart", "broken")
+    assert {"a blue cart", "a red box"} <= wrong
+    assert not any("crimson" in one or "wagon" in one for one in wrong)
+    # Of words that only begin as a phrase nothing is found.
+    assert rewritten("the redder cartoon", "broken") == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("objects\n", "line 1 of .* is not `kind<TAB>phrase<TAB>phrase"),
+        ("objects\tcart\nverbs\tgo\n", "line 2 of .* of a kind that is one of objects, attributes, relations"),
+        ("objects\tcart\t\n", "line 1 of"),
+        ("# nothing\n", "has no phrases"),
+    ],
+)
+def test_a_table_that_is_none_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "table.tsv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_meanings(tmp_path / "table.tsv")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_meanings(tmp_path / "absent.tsv")

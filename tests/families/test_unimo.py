@@ -1,0 +1,240 @@
+"""UNIMO: as many parameters as its table says; RoBERTa where it reads text, its regions and losses written out; and who
+sees whom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION
+from megaptm.config import load, resolve_model
+from megaptm.errors import UserError
+from megaptm.families.unimo import UNIMO
+from megaptm.hub.counterparts.roberta import ROBERTA
+from megaptm.hub.tensor_rules import import_weights
+from megaptm.models import Model, build_model
+from megaptm.models.cross_modal import TEMPERATURE
+from megaptm.plan.count import count
+from megaptm.spec import ModelSpec, change, published
+from tests.models.regions import CLASSES, FEATURES, TEXT
+from tests.models.tiny import tiny_spec
+from tests.models.unified import LENGTHS, tiny_unimo, unimo_batch, unimo_model
+from tests.parity.reference import random_reference
+
+CONFIGS = Path(__file__).parents[2] / "configs/unimo"
+
+
+@pytest.mark.parametrize(("size", "number"), [("base", 125_634_048), ("large", 356_415_488)])
+def test_the_formula_gives_what_roberta_has_and_a_reader_of_regions(size: str, number: int) -> None:
+    """The paper says none. RoBERTa's without its one row of segments; a map of features, one of five numbers of a box,
+    and a norm."""
+    spec = published(UNIMO, size)
+    width = spec.width
+    regions = (2048 + 1) * width + (5 + 1) * width + 2 * width
+    roberta = {"base": 124_055_040, "large": 354_310_144}[size]
+    assert count(spec) == roberta - width + regions == number
+
+
+def test_the_formula_counts_what_is_built() -> None:
+    spec = tiny_unimo()
+    with torch.device("meta"):
+        model = build_model(spec)
+    padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # and a bias each
+    assert count(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+
+
+def differences() -> tuple[float, float]:
+    """From RoBERTa, of a text alone: the largest of logits, and of the gradient of the token table. Its one row of
+    segments, which every token adds, is added to places."""
+    theirs = random_reference(roberta := tiny_spec("roberta"))
+    places, of_all = "roberta.embeddings.position_embeddings.weight", "roberta.embeddings.token_type_embeddings.weight"
+    state = {**theirs.state_dict(), places: theirs.state_dict()[places] + theirs.state_dict()[of_all]}
+    rows = tuple(row for row in ROBERTA.rows if row.ours != "embed.segment.weight")
+    weights, missing = import_weights(rows, roberta, state)
+    assert not missing
+    spec = change_size(tiny_unimo(), roberta)
+    model = build_model(spec).eval()
+    left = model.load_state_dict(weights, strict=False)
+    assert all(name.startswith(("embed.region.", "head.m")) for name in left.missing_keys)
+    tokens = torch.randint(3, roberta.vocabulary, (3, 12), generator=torch.Generator().manual_seed(0))
+    ours = model.logits({"tokens": tokens, "order": torch.zeros_like(tokens)})["mlm"][..., : roberta.vocabulary]
+    said = theirs(tokens).logits
+    for logits in (ours, said):
+        logits.square().mean().backward()
+    assert model.embed is not None
+    gradient = model.embed.token.weight.grad[: roberta.vocabulary]  # type: ignore[index]  # it has one
+    known = theirs.roberta.embeddings.word_embeddings.weight.grad
+    return (ours - said).abs().max().item(), (gradient - known).abs().max().item()
+
+
+def change_size(spec: ModelSpec, other: ModelSpec) -> ModelSpec:
+    """With the layers, the vocabulary and the places of another."""
+    size = change(other.size, detector=spec.size.detector)
+    return replace(spec, size=size, vocabulary=other.vocabulary, context=other.context)
+
+
+def test_of_a_text_alone_it_says_what_roberta_says() -> None:
+    assert max(differences()) <= 1e-5
+
+
+def test_a_region_is_the_norm_of_two_maps_sum_and_what_is_hidden_is_zeros() -> None:
+    model, batch = unimo_model(), unimo_batch(4, seed=3)
+    assert model.embed is not None
+    known = dict(model.embed.named_parameters(prefix=""))
+    hidden = batch["tokens"][:, TEXT:] == MASKED_REGION
+    features = batch["region_features"].masked_fill(hidden[:, :, None], 0)
+    left, top, right, bottom, _, _, area = batch["region_boxes"].unbind(-1)
+    boxes = torch.stack([left, top, right, bottom, area], -1)
+    summed = F.linear(features, known["region.project.weight"], known["region.project.bias"])
+    summed = summed + F.linear(boxes, known["region.box.weight"], known["region.box.bias"])
+    wanted = F.layer_norm(summed, (32,), known["region.norm.weight"], known["region.norm.bias"], 1e-5)
+    ours = model.embed(batch, "encoder", lambda x: x)[TEXT:].transpose(0, 1)
+    assert torch.allclose(ours, wanted, atol=1e-6)
+    assert hidden.any()
+
+
+def heads_that_say(bias: Tensor) -> Model:
+    """Whatever they read, the heads of hidden regions say this, the first numbers of it."""
+    model = unimo_model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("head."):
+                parameter.zero_()
+            if name in ("head.mrfr.bias", "head.mrc-kl.classify.bias"):
+                parameter.copy_(bias[: len(parameter)])
+    return model
+
+
+def test_losses_of_what_is_hidden_are_what_their_formulas_say() -> None:
+    bias = torch.linspace(-1, 2, FEATURES)
+    batch = unimo_batch(8, seed=3)
+    said = heads_that_say(bias)(batch)
+    asked = (batch["hidden_features"] != IGNORED).all(-1)
+    missing = (bias - batch["hidden_features"][asked]).square()
+    assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
+    assert said["mrfr"][1] == missing.numel()
+    likely, wanted = bias[:CLASSES].softmax(-1), batch["region_distributions"][asked]
+    assert torch.allclose(said["mrc-kl"][0], (wanted * (wanted / likely).log()).sum(), rtol=1e-4)
+    assert said["mrc-kl"][1] == wanted.numel()
+    assert torch.allclose(said["mlm"][0], said["mlm"][1] * math.log(150), rtol=1e-5)  # a table times nothing
+
+
+def test_the_contrast_is_its_formula_over_all_pairs_of_the_batch() -> None:
+    """Written out: of an image with all texts, and of its caption with all images, what right pairs have of the sum."""
+    model, batch = unimo_model(), unimo_batch(6, seed=3)
+    with torch.no_grad():
+        x_BSD = model.encode(batch)
+        loss, number = model(batch)["cmcl"]
+    images = F.normalize(x_BSD[:, TEXT], dim=-1)
+    texts = [
+        [F.normalize(x_BSD[row, place], dim=0) for place in places.tolist() if place != IGNORED]
+        for row, places in enumerate(batch["text_places"])
+    ]
+    right = batch["right_texts"].tolist()
+    asked = [row for row, answer in enumerate(right) if answer != IGNORED]
+    wanted = 0.0
+    for row in asked:
+        above, below = [], []
+        for other in asked:
+            scores = [float(images[row] @ text) / TEMPERATURE for text in texts[other]]
+            below += scores
+            above += scores[: right[row]] if other == row else []
+            if other != row:
+                below.append(float(images[other] @ texts[row][0]) / TEMPERATURE)
+        wanted += math.log(sum(map(math.exp, below))) - math.log(sum(map(math.exp, above)))
+    assert number == len(asked) < 6
+    assert loss.item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_image_and_each_text_are_read_by_themselves() -> None:
+    model, batch = unimo_model(), unimo_batch(4, seed=3)
+    batch["order"][:] = 0
+    head = model.head["cmcl"]  # type: ignore[index]  # a whole model has heads
+
+    def features(batch: dict[str, Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            x_SBD = model.encode(batch).transpose(0, 1)
+            said = head.features(x_SBD, batch=batch)
+        return [*said[:, : 32 * (1 + COMPARED_TEXTS)].split(32, 1)]
+
+    before = features(batch)
+    begins = batch["text_places"][0].tolist()
+    for changed, place in ((0, TEXT), *((1 + text, begins[text]) for text in range(2))):
+        other = {name: field.clone() for name, field in batch.items()}
+        if changed:
+            other["tokens"][:, place + LENGTHS[changed - 1] - 1] += 1
+            other["tokens"] %= 150
+        else:
+            other["region_features"] += 1.0
+        after = features(other)
+        same = [torch.allclose(one, two, atol=1e-6) for one, two in zip(before, after, strict=True)]
+        assert same == [which != changed for which in range(1 + COMPARED_TEXTS)]
+
+
+def test_what_is_hidden_or_padding_is_not_seen() -> None:
+    model, batch = unimo_model(), unimo_batch(6, seed=3)
+    hidden, there = batch["tokens"][:, TEXT:] == MASKED_REGION, batch["document_ids"] > 0
+    changed = {name: field.clone() for name, field in batch.items()}
+    changed["region_features"][hidden | ~there[:, TEXT:]] += 5
+    changed["region_boxes"][~there[:, TEXT:]] += 5
+    changed["tokens"][:, :TEXT][~there[:, :TEXT]] = 3
+    with torch.no_grad():
+        said = model.encode(batch)
+        assert torch.allclose(said[there], model.encode(changed)[there], atol=1e-6)
+        changed["region_features"][~hidden] += 1
+        assert not torch.allclose(said[there], model.encode(changed)[there], atol=1e-2)
+
+
+def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
+    for size, rate in (("base", 6e-4), ("large", 4e-4)):
+        config = load(CONFIGS / f"{size}.yaml")
+        assert count(resolve_model(config)) == count(published(UNIMO, size))
+        assert config.optimizer.lr == rate
+        shares = {task.label: task.share.at(0) for task in config.built_objective.tasks}
+        of_text = shares["spans"] + shares["fragments"]
+        of_images = shares["areas"] + shares["classes"]
+        of_pairs = sum(shares.values()) - of_text - of_images
+        assert of_images == pytest.approx(of_pairs)
+        assert of_text == pytest.approx(5 * of_pairs)
+    assert config.built_objective.losses == {"mlm": 1.0, "mrfr": 1.0, "mrc-kl": 1.0, "cmcl": 1.0}
+    # As many tokens as it has learned positions, which regions do not need.
+    spans = config.built_objective.tasks[0].objective
+    assert spans.words(config.data.sequence) == resolve_model(config).context == 512
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.context=40", r"data.sequence \(64\), of which 9 are of regions, must not exceed the 40 learned"),
+        ("model.detector=[24,9]", r"classes.* of 24 features and 17 classes, and model.detector says 24 and 9"),
+        ("model.detector=[20,17]", r"spans.* has places for regions of 24 features, and model.detector says 20"),
+        ("objective=masked-lm", "does not fit unimo: its rows have no regions of images"),
+        ("objective=uniter", "does not fit unimo: who sees whom is said by its rows|its rows do not say who sees whom"),
+        ("objective={cross-modal-contrast: {kept: 5, broken: 4}}", "kept .5. and broken .4. are with the caption more"),
+        ("objective={text-fragments: {shortest: 9, longest: 4}}", "shortest .9. is more than longest .4."),
+        ("objective={masked-areas: {regions: 1}}", "regions .1. leaves no place to a region behind the whole image"),
+        ("objective={image-text-spans: {mask: 0.9, random: 0.2}}", "mask .0.9. and random .0.2. are more than all"),
+        ("model.family=roberta", "its rows have regions of images behind a text"),
+    ],
+)
+def test_what_a_config_cannot_mean_is_one_sentence(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load(CONFIGS / "tiny.yaml", [override])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"region_norms": "twice"}, {"region_boxes": 6}, {"hidden_regions": "nothing"}],
+    ids=lambda row: next(iter(row)),
+)
+def test_words_of_a_table_that_are_unknown_are_one_sentence(row: dict[str, object]) -> None:
+    spec = tiny_unimo()
+    family = change(UNIMO, **row)
+    with pytest.raises(UserError, match=f"{next(iter(row))} is .* which is unknown; use one of"):
+        build_model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))
