@@ -21,8 +21,9 @@ def teacher_run(config: Config) -> OtherRun:
 def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     """A `UserError` where the run of `distill.teacher` has no checkpoint, is of another model than `distill.model`, or
     reads other tokens than the corpora have."""
-    if config.distill is None or (distillation := distillation_of(config)) is None:
+    if config.distill is None:
         return
+    distillation = distillation_of(config)
     run = teacher_run(config)
     if needs_weights(config):
         run.check(otherwise="; for a student that has learned from it, put it back")

@@ -48,7 +48,8 @@ def build_engine(
     from megaptm.parallel.engine import Engine
     from megaptm.parallel.initial import weights_of
 
-    distillation, initial = distillation_of(config), initial_run(config)
+    distillation = None if config.distill is None else distillation_of(config)
+    initial = initial_run(config)
     return Engine(
         spec,
         config.layout,

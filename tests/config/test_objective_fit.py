@@ -14,7 +14,7 @@ from tests.config.test_check import CONFIGS
 
 FITTING = {
     "gpt2": {"causal-lm"},
-    "unilm": {"unilm"},
+    "unilm": {"unilm", "fragment-generation"},
     "electra": {"replaced-token-detection"},
     "deberta-v3": {"replaced-token-detection"},
 }

@@ -75,7 +75,7 @@ def without_memory():
 
 def test_what_is_remembered_changes_what_is_learned():
     (losses,) = run_ranks(1, without_memory)
-    remembered = run_ranks(1, train_steps, FAMILY, ONE)[0]["losses"]
+    remembered = run_ranks(1, train_steps, FAMILY, ONE, 3)[0]["losses"]
     assert losses[0] == remembered[0], "in the first step there is nothing to remember"
     assert all(abs(one - other) > 1e-3 * one for one, other in zip(losses[1:], remembered[1:], strict=True))
 

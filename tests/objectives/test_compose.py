@@ -221,6 +221,8 @@ def test_what_somebody_had_to_say_is_supervised_and_what_stands_in_the_text_is_n
         "text-to-text",
         *("image-labels", "image-text", "image-text-masked-lm", "image-text-matching"),
         *("masked-regions", "masked-regions-class", "masked-regions-distribution", "uniter"),
+        *("image-text-spans", "image-text-fragments", "cross-modal-contrast"),
+        *("masked-areas", "masked-areas-class", "masked-areas-distribution", "unimo"),
     }
     halves = {"words": {"task": "masked-lm", "share": 0.5}, "clicks": {"task": "relevance", "share": 0.5}}
     assert objective_of(halves).supervised

@@ -97,7 +97,7 @@ def test_each_batch_is_of_one_task_and_a_sample_of_its_number_alone(folder: Path
     copy = pickle.loads(pickle.dumps(mix))
     for number in (5, 900, 2**20, 5):
         ours, theirs = mix.sample(number), copy.sample(number)
-        mix.batch.check(ours, maker="unimo")
+        mix.batch.asking(ours).check(ours, maker="unimo")
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     steps = Counter[int]()
     for step in range(BATCHES):
