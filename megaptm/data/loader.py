@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from megaptm.batch import MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_memory import BatchMemory
 from megaptm.data.mix import Mix
-from megaptm.data.teacher_logits import TaughtMix
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
+
+if TYPE_CHECKING:
+    from megaptm.data.teacher_logits import TaughtMix
 
 # For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
 JOIN_SECONDS = 5.0

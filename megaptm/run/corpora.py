@@ -13,12 +13,9 @@ from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of, check_together
 from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
-from megaptm.data.teacher_logits import TaughtMix
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
 from megaptm.run.build_command import build_command, specials_option
-from megaptm.run.initial import check_initial
-from megaptm.run.teacher import check_teacher, teacher_logits
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, is_remote, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
@@ -140,8 +137,14 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 def check_corpora(config: Config) -> None:
     """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
-    check_teacher(config, corpora.tokenizer)
-    check_initial(config, corpora.tokenizer)
+    if config.distill is not None:
+        from megaptm.run.teacher import check_teacher
+
+        check_teacher(config, corpora.tokenizer)
+    if config.train.init_from is not None:
+        from megaptm.run.initial import check_initial
+
+        check_initial(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
         corpora.check()
         return
@@ -155,6 +158,9 @@ def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
     """A `UserError` where a teacher's logits are read, and the first sample of a split or its last has none."""
     if config.distill is None or config.distill.cached is None:
         return
+    from megaptm.data.teacher_logits import TaughtMix
+    from megaptm.run.teacher import teacher_logits
+
     kept, train = teacher_logits(config), config.train
     held_out = min(train.validate_batches, mixes["validation"].fresh_batches(train.batch)) * train.batch
     for split, samples in (("train", config.batch_schedule.first(train.steps)), ("validation", held_out)):

@@ -19,7 +19,6 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load
-from megaptm.data.teacher_logits import kept_step
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
@@ -34,7 +33,6 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
-from megaptm.run.other_run import newest_step
 from megaptm.run.submission import SCRIPT, refuse_queued
 from megaptm.storage import write_whole
 from megaptm.track.address import default_uri
@@ -135,16 +133,24 @@ def absolute_paths(config: Config) -> Config:
             step = begun.distill.step
         cached = config.distill.cached and _absolute(config.distill.cached)
         if step is None and cached is not None:
+            from megaptm.data.teacher_logits import kept_step
+
             step = kept_step(Path(cached))
-        step = newest_step(Path(teacher)) if step is None else step
+        step = _newest_step(teacher) if step is None else step
         wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step, "cached": cached})
     if config.train.init_from is not None:
         folder, step = _absolute(config.train.init_from), config.train.init_step
         if step is None and (begun := _begun(Path(config.run))) is not None:
             step = begun.train.init_step
-        step = newest_step(Path(folder)) if step is None else step
+        step = _newest_step(folder) if step is None else step
         wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     return config.model_copy(update=wanted)
+
+
+def _newest_step(folder: str) -> int | None:
+    from megaptm.run.other_run import newest_step
+
+    return newest_step(Path(folder))
 
 
 def _begun(run: Path) -> Config | None:

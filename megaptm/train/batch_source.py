@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -12,11 +12,12 @@ from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.config import Config
 from megaptm.data.loader import Loader, validation_batches, validation_steps
 from megaptm.data.mix import Mix
-from megaptm.data.teacher_logits import TaughtMix
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
-from megaptm.run.teacher import teacher_logits
 from megaptm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from megaptm.data.teacher_logits import TaughtMix, TeacherLogits
 
 
 class Samples(Protocol):
@@ -64,7 +65,7 @@ class BatchSource:
         self.ranks = ranks
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
-        self._kept = teacher_logits(config) if config.distill is not None and config.distill.cached else None
+        self._kept = _kept_logits(config)
         """What is kept of a teacher that is not run."""
         self._loader: Loader | None = None
 
@@ -106,8 +107,20 @@ class BatchSource:
         return iter(batches)
 
     def _taught(self, mix: Mix, split: str) -> Mix | TaughtMix:
-        return mix if self._kept is None else TaughtMix(mix, self._kept.of(split))
+        if self._kept is None:
+            return mix
+        from megaptm.data.teacher_logits import TaughtMix
+
+        return TaughtMix(mix, self._kept.of(split))
 
     def close(self) -> None:
         if self._loader is not None:
             self._loader.close()
+
+
+def _kept_logits(config: Config) -> TeacherLogits | None:
+    if config.distill is None or config.distill.cached is None:
+        return None
+    from megaptm.run.teacher import teacher_logits
+
+    return teacher_logits(config)

@@ -13,10 +13,7 @@ from megaptm.objectives import weights_at
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
-from megaptm.run.initial import initial_run
-from megaptm.run.other_run import OtherRun
 from megaptm.run.rank import RankEnvironment
-from megaptm.run.teacher import needs_weights, teacher_run
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import BatchSource, StepSource
 from megaptm.train.pair_source import PairSource
@@ -26,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from megaptm.checkpoint.tensors import TensorReader
+    from megaptm.parallel.initial import InitialFrom
+    from megaptm.run.other_run import OtherRun
     from megaptm.words.pair_engine import PairEngine
 
 
@@ -46,10 +45,7 @@ def build_engine(
                 raise
             raise UserError(f"{spec.name} needs numba: install it with `pip install megaptm[words]`.") from None
     from megaptm.parallel.engine import Engine
-    from megaptm.parallel.initial import weights_of
 
-    distillation = None if config.distill is None else distillation_of(config)
-    initial = initial_run(config)
     return Engine(
         spec,
         config.layout,
@@ -63,10 +59,29 @@ def build_engine(
         attention_kernel=config.train.attention_kernel,
         initial_by_name=_vectors(config, corpora),
         filled=False,
-        distillation=distillation,
-        teacher=verified_reader(teacher_run(config), place) if needs_weights(config) else None,
-        initial_from=None if initial is None else lambda: weights_of(verified_reader(initial, place)),
+        distillation=None if config.distill is None else distillation_of(config),
+        teacher=_teacher(config, place),
+        initial_from=_initial_from(config, place),
     )
+
+
+def _teacher(config: Config, place: RankEnvironment) -> TensorReader | None:
+    if config.distill is None:
+        return None
+    from megaptm.run.teacher import needs_weights, teacher_run
+
+    return verified_reader(teacher_run(config), place) if needs_weights(config) else None
+
+
+def _initial_from(config: Config, place: RankEnvironment) -> Callable[[], InitialFrom] | None:
+    """Opens the weights of another run, where this one begins with them."""
+    if config.train.init_from is None:
+        return None
+    from megaptm.parallel.initial import weights_of
+    from megaptm.run.initial import initial_run
+
+    initial = initial_run(config)
+    return None if initial is None else lambda: weights_of(verified_reader(initial, place))
 
 
 def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
