@@ -243,7 +243,7 @@ class Engine:
 
         # Rows that are all of the batch are compared where they are passed.
         whole = len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1
-        apart = [] if whole else self._to_compare(counts)
+        apart = [] if whole else self._to_compare(microbatches)
         with one_attention_kernel() if apart else nullcontext():
             compared = compare_by_features(self.pipeline, apart, microbatches, step=step)
             # Without learning, the pass for features has said all that losses of compared rows are.
@@ -251,14 +251,10 @@ class Engine:
             reduced = [] if told else self.pipeline.run(microbatches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 
-    def _to_compare(self, counts: Tensor) -> list[str]:
-        """The losses that compare rows of this step. Where a model learns by others besides, some steps ask none, and
-        the host waits for the counts to know: that is less than a pass for features of which nobody asks."""
-        if not self._compared or {*self.losses} == {*self._compared}:
-            return self._compared
-        return [
-            name for name, count in zip(self.losses, counts.tolist(), strict=True) if name in self._compared and count
-        ]
+    def _to_compare(self, microbatches: list[MicroBatch]) -> list[str]:
+        """The losses that compare rows of this step; of batches of another task, which have no answers to them, none.
+        All ranks have batches of the same task."""
+        return [name for name in self._compared if any(HEADS[name].answers in batch for batch in microbatches)]
 
     def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:
         """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""

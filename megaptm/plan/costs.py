@@ -237,7 +237,7 @@ def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes
 def _regions(machine: Machine, work: Workload) -> Passes:
     """The maps of what a detector says of regions; no gradient goes to boxes."""
     places = work.layout.microbatch * work.regions
-    features, box, _ = (product(machine, work, places, one.inputs, one.outputs) for one in region_maps(work.spec))
+    features, box, *_ = (product(machine, work, places, one.inputs, one.outputs) for one in region_maps(work.spec))
     return Passes(OperationTime(products=features + box), OperationTime(products=2 * features + box))
 
 

@@ -133,7 +133,7 @@ def test_regions_that_lie_over_each_other_are_hidden_together(folder: Path) -> N
         alone = any(hidden[near[one] | (np.arange(len(near)) == one)].all() for one in np.flatnonzero(hidden))
         assert alone
     assert min(counts) >= 1
-    assert np.mean(shares) == pytest.approx(0.33, abs=0.08)
+    assert np.mean(shares) == pytest.approx(0.38, abs=0.08)  # 0.3, and what meets it
 
 
 def test_overlaps_are_shares_of_what_two_boxes_cover() -> None:
