@@ -76,8 +76,9 @@ def test_nothing_is_lost_when_the_server_dies_and_comes_back(server, tmp_path):
     for step in range(10, 20):
         tracker.log_metrics(step, {"loss": float(step)})
     time.sleep(1.0)
-    # The first job ends while the server is away, and the second sends what it could not.
-    assert tracker.close(seconds=15) == 10
+    # The first job ends while the server is away, and the second sends what it could not; also what the server had
+    # when it was killed before it could say so.
+    assert 10 <= tracker.close(seconds=15) <= 20
     server.start()
     with Tracker(tmp_path / "run", uri=server.uri, experiment="drill") as again:
         again.log_metrics(20, {"loss": 20.0})
