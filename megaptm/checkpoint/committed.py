@@ -27,3 +27,8 @@ def committed(run: Path) -> dict[int, Path]:
         if is_there(folder / MANIFEST):
             found[int(match[1])] = folder
     return found
+
+
+def newest_step(run: Path) -> int | None:
+    """None where there is no committed checkpoint."""
+    return max(committed(run), default=None)

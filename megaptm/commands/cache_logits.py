@@ -60,7 +60,8 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     )
     samples, folder = done.manifest.samples, wanted.distill.cached if wanted.distill else ""
     if done.missing:
-        click.echo(f"{folder}: the teacher was run on {done.samples:,} samples; {done.missing:,} files of others lack.")
+        ran = f"{folder}: the teacher was run on {done.samples:,} samples"
+        click.echo(f"{ran}; {done.missing:,} files of other parts are missing.")
         return
     click.echo(
         f"{folder}: logits of {samples['train']:,} samples and of {samples['validation']:,} held-out ones, "

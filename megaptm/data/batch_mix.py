@@ -30,7 +30,7 @@ class BatchMix(Mix):
         super().__init__(sources, **options)
         self._asked = [self._batch.asking(made.answers) for made in self._made]
 
-    def _told(self, source: int) -> BatchSpec:
+    def _sample_spec(self, source: int) -> BatchSpec:
         return self._asked[source]
 
     def _quotas(self, step: int) -> list[int]:

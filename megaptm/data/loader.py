@@ -136,28 +136,23 @@ def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
 
 class _SharedBatches(Dataset):
     """What a worker runs: it leaves a micro-batch, by its own number and those of its samples, in memory that is
-    shared, and says of which fields. Fields that a batch is not known to have travel through the pipe. A user's error
-    comes back as a value, its sentence intact."""
+    shared, and says which fields it has. A user's error comes back as a value, its sentence intact."""
 
     def __init__(self, mix: Mix | TaughtMix, memory: BatchMemory):
         self.mix = mix
         self.memory = memory
 
-    def __getitem__(self, asked: tuple[int, range]) -> UserError | tuple[list[str], Sample]:
+    def __getitem__(self, asked: tuple[int, range]) -> UserError | list[str]:
         number, samples = asked
         arrays = self.memory.arrays(number)
-        others: dict[str, list[np.ndarray]] = {}
         try:
             with storage_errors_as_user_errors("a corpus"):
                 for row, sample in enumerate(map(self.mix.sample, samples)):
                     for field, array in sample.items():
-                        if field in arrays:
-                            arrays[field][row] = array
-                        else:
-                            others.setdefault(field, []).append(array)
+                        arrays[field][row] = array
         except UserError as error:
             return error
-        return [field for field in arrays if field in sample], {name: np.stack(rows) for name, rows in others.items()}
+        return [*sample]
 
 
 class _Processes:
@@ -169,7 +164,7 @@ class _Processes:
         """The micro-batch that comes next, counted from the first that was read."""
         # Workers are asked for the next when one has come, and before it was copied.
         self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, number=workers * prefetch + 1)
-        self._batches: Iterator[UserError | tuple[list[str], Sample]] = iter(
+        self._batches: Iterator[UserError | list[str]] = iter(
             DataLoader(
                 _SharedBatches(loader.mix, self._memory),
                 batch_size=None,
@@ -187,17 +182,14 @@ class _Processes:
         )
 
     def next(self) -> MicroBatch:
-        told = next(self._batches)
-        if isinstance(told, UserError):
-            raise told
-        fields, others = told
+        fields = next(self._batches)
+        if isinstance(fields, UserError):
+            raise fields
         arrays = self._memory.arrays(self._next)
         batch = as_tensors({field: arrays[field] for field in fields}, self._pin)
         self._next += 1
         # What is pinned is a copy already; the memory is written again.
-        return (batch if self._pin else {name: tensor.clone() for name, tensor in batch.items()}) | as_tensors(
-            others, self._pin
-        )
+        return batch if self._pin else {name: tensor.clone() for name, tensor in batch.items()}
 
     def close(self) -> None:
         self._batches = iter(())  # dropping the iterator of a DataLoader ends its processes

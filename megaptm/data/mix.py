@@ -179,9 +179,9 @@ class Mix:
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
         if task is self.objective:
             return sample
-        return self._told(place.source).widened(source.task.with_task_id(sample), pad=self.special.pad)
+        return self._sample_spec(place.source).widened(source.task.with_task_id(sample), pad=self.special.pad)
 
-    def _told(self, source: int) -> BatchSpec:
+    def _sample_spec(self, source: int) -> BatchSpec:
         """What a sample of a source holds."""
         return self._batch
 

@@ -25,6 +25,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from megaptm.batch import BatchSpec, Field
 from megaptm.data.lru import LRUCache
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
@@ -236,6 +237,10 @@ class TaughtMix:
 
     def __init__(self, mix: Mix, logits: SplitLogits) -> None:
         self.mix, self.logits = mix, logits
+        kept, own = logits.whole.manifest, mix.batch
+        each = (kept.sequence, kept.top)
+        self.batch = BatchSpec(own.streams, {**own.fields, IDS: Field(each, "int32"), LOGITS: Field(each, kept.dtype)})
+        """What every sample holds."""
 
     def sample(self, number: int) -> Sample:
         sample = self.mix.sample(number)

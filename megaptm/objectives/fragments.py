@@ -113,8 +113,8 @@ def _behind(free: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class FragmentGeneration(Objective):
-    """A text whose fragments are written again, each token from what is left and from what is written before it."""
+class FragmentOptions:
+    """Options of objectives that take fragments out."""
 
     rate: Rate = 0.25
     """Share of the tokens that are taken out."""
@@ -122,31 +122,37 @@ class FragmentGeneration(Objective):
     """Tokens of a fragment, at least; of a short text all that the rate leaves."""
     longest: FragmentLength = 32
 
+    def __post_init__(self) -> None:
+        if self.shortest > self.longest:
+            raise UserError(f"shortest ({self.shortest}) is more than longest ({self.longest}): lower it.")
+
+    @property
+    def fragments(self) -> Fragments:
+        return Fragments(self.rate, self.shortest, self.longest)
+
+
+@dataclass(frozen=True)
+class FragmentGeneration(FragmentOptions, Objective):
+    """A text whose fragments are written again, each token from what is left and from what is written before it."""
+
     name = "fragment-generation"
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
     prompts = ("masks",)
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
-    def __post_init__(self) -> None:
-        check_lengths(self.shortest, self.longest)
-
-    @property
-    def _fragments(self) -> Fragments:
-        return Fragments(self.rate, self.shortest, self.longest)
-
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}
 
     def raw_length(self, sequence: int) -> int:
         """Of a row there are two tokens around its text, and two around each fragment."""
-        return sequence - 2 - 2 * self._fragments.most(sequence)
+        return sequence - 2 - 2 * self.fragments.most(sequence)
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return enclosed_window(sequence - 2 * self._fragments.most(sequence), document_mask)
+        return enclosed_window(sequence - 2 * self.fragments.most(sequence), document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        asked = fields((self._fragments.most_asked(sequence),), "masked_positions", "labels")
+        asked = fields((self.fragments.most_asked(sequence),), "masked_positions", "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *ROW, "order") | asked)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
@@ -155,9 +161,9 @@ class FragmentGeneration(Objective):
         assert special.pad is not None
         opens, sep = np.array([special.cls]), np.array([special.sep])
         texts = laid_out([part.tokens for part in piece], piece, opens, sep, context.document_mask)
-        made = self._fragments.write(texts, special, context.rng)
+        made = self.fragments.write(texts, special, context.rng)
         documents, positions = documents_of([len(text) for text in made.tokens], size)
-        most = self._fragments.most_asked(size)
+        most = self.fragments.most_asked(size)
         return {
             "tokens": padded(made.tokens, size, special.pad),
             "segments": np.zeros(size, dtype=np.int64),
@@ -167,9 +173,3 @@ class FragmentGeneration(Objective):
             "masked_positions": padded([made.asked], most, 0),
             "labels": padded([made.answers], most, IGNORED),
         }
-
-
-def check_lengths(shortest: int, longest: int) -> None:
-    """A `UserError` where no fragment is as long as it must be."""
-    if shortest > longest:
-        raise UserError(f"shortest ({shortest}) is more than longest ({longest}): lower it.")

@@ -59,6 +59,9 @@ class RegionObjective(Objective):
     needs = ("pad", "cls", "sep", "mask")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
+    def __post_init__(self) -> None:
+        """Options that do not fit each other are a `UserError`."""
+
     @property
     def supervised(self) -> bool:
         return True
@@ -154,6 +157,7 @@ class RegionMaskedLM(RegionObjective):
     prompts = ("masks",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mask + self.random > 1:
             raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
 
@@ -164,10 +168,14 @@ class RegionMaskedLM(RegionObjective):
     def asked(self, sequence: int) -> dict[str, Field]:
         return fields((self.most_asked(sequence),), "masked_positions", "labels")
 
+    def noise(self, text: np.ndarray, most: int) -> Denoise:
+        """What is hidden of a text, `most` tokens of it."""
+        hide, show = HIDES["tokens"](rate=self.rate, most=most), SHOWS["tokens"](mask=self.mask, random=self.random)
+        return Denoise(hide=hide, show=show, ask=hidden_in_place)
+
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         most = self.most_asked(context.sequence)
-        hide, show = HIDES["tokens"](rate=self.rate, most=most), SHOWS["tokens"](mask=self.mask, random=self.random)
-        hidden, shown, answers = Denoise(hide=hide, show=show, ask=hidden_in_place)(text, context.special, context.rng)
+        hidden, shown, answers = self.noise(text, most)(text, context.special, context.rng)
         row["tokens"][: len(text)] = shown
         return {
             **row,
@@ -211,9 +219,12 @@ class MaskedRegions(RegionObjective):
         }
         return {"masked_positions": Field((most,)), **dict([answers[self.ask_for]])}
 
+    def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of regions, in their order."""
+        return np.sort(rng.choice(len(found), max(1, round(self.rate * len(found))), replace=False))
+
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        words = self.words(context.sequence)
-        hidden = np.sort(context.rng.choice(len(found), max(1, round(self.rate * len(found))), replace=False))
+        words, hidden = self.words(context.sequence), self.hidden(found, context.rng)
         row["tokens"][words + hidden] = MASKED_REGION
         row["region_features"][hidden] = 0
         [(answers, field)] = [(name, one) for name, one in self.asked(context.sequence).items() if "masked" not in name]

@@ -19,7 +19,7 @@ from pydantic import Field as Option
 from megaptm.batch import BOX_NUMBERS, COMPARED_TEXTS, IGNORED, MASKED_REGION, BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
-from megaptm.objectives.fragments import FragmentGeneration, FragmentLength, Fragments, check_lengths
+from megaptm.objectives.fragments import FragmentGeneration, FragmentOptions
 from megaptm.objectives.hide import HIDES
 from megaptm.objectives.masked import MaskedLM
 from megaptm.objectives.meanings import REMEDY, meanings_named
@@ -35,7 +35,7 @@ from megaptm.objectives.objective import (
     padded,
 )
 from megaptm.objectives.region_files import Regions
-from megaptm.objectives.regions import RegionNumber, RegionObjective
+from megaptm.objectives.regions import MaskedRegions, RegionMaskedLM, RegionNumber, RegionObjective
 from megaptm.objectives.rewriting import tokens_of
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -137,19 +137,10 @@ class TextSpans(TextBeforeRegions):
 
 
 @dataclass(frozen=True)
-class TextFragments(TextBeforeRegions):
+class TextFragments(TextBeforeRegions, FragmentOptions):
     """Fragments of a text, which are written again from what is left (section 2.3: sequence-to-sequence generation)."""
 
-    rate: Rate = 0.25
-    """Share of the tokens that are taken out."""
-    shortest: FragmentLength = 4
-    """Tokens of a fragment, at least."""
-    longest: FragmentLength = 32
-
     name = "text-fragments"
-
-    def __post_init__(self) -> None:
-        _ = self.text
 
     @property
     def text(self) -> Objective:
@@ -165,6 +156,7 @@ class UnifiedObjective(RegionObjective):
     """Places of the whole image and of regions, behind those of the text; what an image has beyond is left out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.regions < 2:
             raise UserError(
                 f"regions ({self.regions}) leaves no place to a region behind the whole image: say 2 or more."
@@ -195,82 +187,43 @@ class UnifiedObjective(RegionObjective):
 
 
 @dataclass(frozen=True)
-class ImageTextSpans(UnifiedObjective):
+class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
     """Hidden spans of a text whose image is shown (section 2.3)."""
 
-    rate: Rate = 0.15
-    """Share of the tokens that are hidden and asked about."""
-    mask: Share = 0.8
-    """Share of the spans that are shown as masks."""
-    random: Share = 0.1
-    """Share that is shown as random tokens; what remains is shown as it is."""
-
     name = "image-text-spans"
-    losses: ClassVar = {"mlm": 1.0}
-    prompts = ("masks",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mask + self.random > 1:
-            raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
-
-    def most_asked(self, sequence: int) -> int:
-        """A"""
-        return max(1, round(self.rate * self.words(sequence)))
-
-    def asked(self, sequence: int) -> dict[str, Field]:
-        return fields((self.most_asked(sequence),), "masked_positions", "labels")
-
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        most = self.most_asked(context.sequence)
+    def noise(self, text: np.ndarray, most: int) -> Denoise:
         hide = HIDES["spans"](rate=self.rate, most=most, begins=np.ones(len(text), dtype=np.int64))
-        spoil = Denoise(hide=hide, show=SHOWS["spans"](mask=self.mask, random=self.random), ask=hidden_in_place)
-        hidden, shown, answers = spoil(text, context.special, context.rng)
-        row["tokens"][: len(text)] = shown
-        return {
-            **row,
-            "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
-            "labels": padded([answers], most, IGNORED),
-        }
+        return Denoise(hide=hide, show=SHOWS["spans"](mask=self.mask, random=self.random), ask=hidden_in_place)
 
 
 @dataclass(frozen=True)
-class ImageTextFragments(UnifiedObjective):
+class ImageTextFragments(UnifiedObjective, FragmentOptions):
     """Fragments of a text, which are written again from what is left and from its image (section 2.3)."""
-
-    rate: Rate = 0.25
-    """Share of the tokens that are taken out."""
-    shortest: FragmentLength = 4
-    """Tokens of a fragment, at least; of a short text all that the rate leaves."""
-    longest: FragmentLength = 32
 
     name = "image-text-fragments"
     losses: ClassVar = {"mlm": 1.0}
     prompts = ("masks",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lengths(self.shortest, self.longest)
-
-    @property
-    def _fragments(self) -> Fragments:
-        return Fragments(self.rate, self.shortest, self.longest)
+        UnifiedObjective.__post_init__(self)
+        FragmentOptions.__post_init__(self)
 
     def asked(self, sequence: int) -> dict[str, Field]:
-        return fields((self._fragments.most_asked(self.words(sequence)),), "masked_positions", "labels")
+        return fields((self.fragments.most_asked(self.words(sequence)),), "masked_positions", "labels")
 
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         words, special = self.words(context.sequence), context.special
         # So that fragments find room behind it.
         own = (
-            text if (most := words - 2 * self._fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
+            text if (most := words - 2 * self.fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
         )
-        made = self._fragments.write([np.asarray(own)], special, context.rng)
+        made = self.fragments.write([np.asarray(own)], special, context.rng)
         [tokens], [order] = made.tokens, made.order
         assert special.pad is not None
         row["tokens"][:words] = padded([tokens], words, special.pad)
         row["document_ids"][: len(tokens)] = 1
-        number = self._fragments.most_asked(words)
+        number = self.fragments.most_asked(words)
         return {
             **row,
             "order": padded([order], context.sequence, 0),
@@ -280,21 +233,14 @@ class ImageTextFragments(UnifiedObjective):
 
 
 @dataclass(frozen=True)
-class MaskedAreas(UnifiedObjective):
+class MaskedAreas(UnifiedObjective, MaskedRegions):
     """Hidden regions, with all that lie over them: drawn ones, and those that have a share of their area in common
     (section 2.2)."""
 
-    ask_for: Literal["features", "class", "distribution"] = "features"
-    """As of `masked-regions`."""
-    rate: Rate = 0.15
-    """Share of the regions that are hidden and asked about, one at least."""
     overlap: Share = 0.3
     """Regions are hidden together whose areas have more than this share of their union in common."""
     alone: bool = False
     """Whether the image is shown without its text."""
-
-    prompts = ()
-    LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
 
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
@@ -302,46 +248,23 @@ class MaskedAreas(UnifiedObjective):
         return f"masked-areas{asked}{'-alone' if self.alone else ''}"
 
     @property
-    def losses(self) -> dict[str, float]:  # type: ignore[override]
-        return {self.LOSSES[self.ask_for]: 1.0}
-
-    @property
     def most_asked(self) -> int:
         """A: areas that meet may be more than the rate."""
         return min(self.regions - 1, max(1, round(2 * self.rate * self.regions)))
 
-    def asked(self, sequence: int) -> dict[str, Field]:
-        most = self.most_asked
-        answers = {
-            "features": ("hidden_features", Field((most, self.features), "float16")),
-            "class": ("region_labels", Field((most,))),
-            "distribution": ("region_distributions", Field((most, self.classes), "float16")),
-        }
-        return {"masked_positions": Field((most,)), **dict([answers[self.ask_for]])}
-
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        words = self.words(context.sequence)
+        made, words = super().ask(row, text, found, context), self.words(context.sequence)
         if self.alone:
-            row["document_ids"][:words] = 0
-        hidden = self._hidden(found.boxes, context.rng)
-        row["tokens"][words + hidden] = MASKED_REGION
-        row["region_features"][hidden] = 0
+            made["document_ids"][:words] = 0
         # The mean of all would tell what is hidden.
-        shown = np.setdiff1d(np.arange(1, len(found)), hidden)
-        row["region_features"][0] = found.features[shown].mean(0, dtype=np.float32) if len(shown) else 0
-        [(answers, field)] = [(name, one) for name, one in self.asked(context.sequence).items() if "masked" not in name]
-        asked = np.full(field.shape, IGNORED, dtype=field.dtype)
-        asked[: len(hidden)] = {
-            "features": lambda: found.features,
-            "class": lambda: found.likely[:, 1:].argmax(1) + 1,
-            "distribution": lambda: found.likely,
-        }[self.ask_for]()[hidden]
-        return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
+        shown = 1 + np.flatnonzero(made["tokens"][words + 1 : words + len(found)] != MASKED_REGION)
+        made["region_features"][0] = found.features[shown].mean(0, dtype=np.float32) if len(shown) else 0
+        return made
 
-    def _hidden(self, boxes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
         """Numbers of regions, in their order: never the whole image, which is the first; whole areas, until the rate is
         reached."""
-        shared = overlaps(boxes[1:]) > self.overlap
+        shared = overlaps(found.boxes[1:]) > self.overlap
         hidden = np.zeros(len(shared), dtype=bool)
         wanted = max(1, round(self.rate * len(shared)))
         for anchor in rng.permutation(len(shared)).tolist():

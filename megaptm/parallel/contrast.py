@@ -33,8 +33,7 @@ def compare_by_features(
     pipeline: Pipeline, names: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
 ) -> dict[str, Tensor]:
     """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
-    what `compare_rows` makes of them, on the last stage. A batch of another task has no answers of theirs."""
-    names = [name for name in names if HEADS[name].answers in microbatches[0]]
+    what `compare_rows` makes of them, on the last stage."""
     if not names:
         return {}
 

@@ -80,7 +80,7 @@ class Engine:
         self._distillation = distillation
         self.losses = self._with_teacher(losses)
         self._initial_by_name = initial_by_name or {}
-        self._begins_as = initial_from
+        self._initial_from = initial_from
         self._compared = [name for name in losses if name in HEADS and HEADS[name].contrasts]
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
         communication = communication or CommunicationConfig()
@@ -110,7 +110,7 @@ class Engine:
             )
         if distillation is not None and distillation.initial:
             assert teacher is not None, "a slice is of something"
-            self._begins_as = partial(slice_of_teacher, distillation, teacher)
+            self._initial_from = partial(slice_of_teacher, distillation, teacher)
         self._inner_losses = [InnerLosses() for _ in self.stages]
         for stage, inner in zip(self.stages, self._inner_losses, strict=True):
             stage.model.add_losses = inner
@@ -153,7 +153,7 @@ class Engine:
 
     def fill(self) -> None:
         """Begin with the initial weights, a function of the seed."""
-        initial_from = None if self._begins_as is None else self._begins_as()
+        initial_from = None if self._initial_from is None else self._initial_from()
         for stage in self.stages:
             fill(stage, seed=self.seed, initial_by_name=self._initial_by_name, initial_from=initial_from)
         self.optimizer.megatron.reload_model_params()
@@ -241,9 +241,7 @@ class Engine:
             terms = torch.stack([sums[name][0] if name in sums else scale.new_zeros(()) for name in self.losses])
             return (terms * scale).sum(), no_tokens(terms), terms.detach()
 
-        # Rows that are all of the batch are compared where they are passed.
-        whole = len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1
-        apart = [] if whole else self._to_compare(microbatches)
+        apart = self._compared_apart(microbatches)
         with one_attention_kernel() if apart else nullcontext():
             compared = compare_by_features(self.pipeline, apart, microbatches, step=step)
             # Without learning, the pass for features has said all that losses of compared rows are.
@@ -251,9 +249,12 @@ class Engine:
             reduced = [] if told else self.pipeline.run(microbatches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 
-    def _to_compare(self, microbatches: list[MicroBatch]) -> list[str]:
-        """The losses that compare rows of this step; of batches of another task, which have no answers to them, none.
-        All ranks have batches of the same task."""
+    def _compared_apart(self, microbatches: list[MicroBatch]) -> list[str]:
+        """The losses of this step that compare rows of several passes; rows that are all of the batch are compared
+        where they are passed. Of batches of another task, which have no answers to them, none: all ranks have batches
+        of the same task."""
+        if len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1:
+            return []
         return [name for name in self._compared if any(HEADS[name].answers in batch for batch in microbatches)]
 
     def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
+from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load
 from megaptm.errors import NO_PLACE, UserError
 from megaptm.objectives.compose import goes_on_as, with_files
@@ -136,21 +137,15 @@ def absolute_paths(config: Config) -> Config:
             from megaptm.data.teacher_logits import kept_step
 
             step = kept_step(Path(cached))
-        step = _newest_step(teacher) if step is None else step
+        step = newest_step(Path(teacher)) if step is None else step
         wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step, "cached": cached})
     if config.train.init_from is not None:
         folder, step = _absolute(config.train.init_from), config.train.init_step
         if step is None and (begun := _begun(Path(config.run))) is not None:
             step = begun.train.init_step
-        step = _newest_step(folder) if step is None else step
+        step = newest_step(Path(folder)) if step is None else step
         wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     return config.model_copy(update=wanted)
-
-
-def _newest_step(folder: str) -> int | None:
-    from megaptm.run.other_run import newest_step
-
-    return newest_step(Path(folder))
 
 
 def _begun(run: Path) -> Config | None:

@@ -5,21 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.checkpoint.committed import committed
+from megaptm.checkpoint.committed import committed, newest_step
 from megaptm.config import Config, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility
+from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
 from megaptm.storage import shown
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
-
-CONFIG = "config.yaml"
-
-
-def newest_step(run: Path) -> int | None:
-    """Of a run's checkpoints; None where there is none."""
-    return max(committed(run), default=None)
 
 
 @dataclass(frozen=True)
