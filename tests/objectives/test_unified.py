@@ -25,6 +25,7 @@ from megaptm.objectives import SpecialTokens
 from megaptm.objectives.fragments import Fragments
 from megaptm.objectives.meanings import meanings_named
 from megaptm.objectives.objective import DocumentSlice, SampleContext
+from megaptm.objectives.region_files import Regions
 from megaptm.objectives.unified import ImageTextFragments, MaskedAreas, overlaps
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus
@@ -138,13 +139,13 @@ def test_regions_that_lie_over_each_other_are_hidden_together(folder: Path) -> N
 
 def test_overlaps_are_shares_of_what_two_boxes_cover() -> None:
     boxes = np.array([[0, 0, 0.5, 0.5], [0.25, 0, 0.75, 0.5], [0.6, 0.6, 1, 1], [0, 0, 0.5, 0.5], [0.1, 0.1, 0.1, 0.9]])
-    found = overlaps(np.concatenate([boxes, np.zeros((5, 3))], 1))
-    assert found[0].tolist() == pytest.approx([1, 1 / 3, 0, 1, 0])
+    shares = overlaps(np.concatenate([boxes, np.zeros((5, 3))], 1))
+    assert shares[0].tolist() == pytest.approx([1, 1 / 3, 0, 1, 0])
     task = MaskedAreas(rate=0.2, overlap=0.3)
-    hidden = {
-        tuple(task._hidden(np.concatenate([boxes[:1], boxes, boxes], 0), np.random.default_rng(seed)).tolist())
-        for seed in range(20)
-    }
+    areas = np.concatenate([boxes[:1], boxes, boxes], 0)
+    nothing = np.zeros((len(areas), 2))
+    found = Regions(features=nothing, boxes=areas, likely=nothing, confidence=nothing[:, 0])
+    hidden = {tuple(task.hidden(found, np.random.default_rng(seed)).tolist()) for seed in range(20)}
     assert all((3 in one) == (8 in one) for one in hidden)
     assert all((1 in one) == (4 in one) == (9 in one) for one in hidden)
     assert len(hidden) > 2
