@@ -183,9 +183,11 @@ class RayCluster:
         log = self.folder / f"node-{address}.log"
         for _ in range(STARTS):
             log.unlink(missing_ok=True)
+            # Its own choice is one of those that the system gives to anybody: without its agent a head takes no jobs.
+            agent = f"--dashboard-agent-listen-port={free_port()}"
             with log.open("ab") as file:
                 node = subprocess.Popen(
-                    command,
+                    [*command, agent],
                     env={**self.environment, MARK: f"{self.folder} {address}"},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
