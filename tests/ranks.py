@@ -21,6 +21,10 @@ PRELOADED = (
     "megaptm.train.run",
     "megaptm.train.loop",
     "megaptm.train.checkpointer",
+    "megaptm.words.engine",
+    "megaptm.words.network_engine",
+    "data_pipeline.corpus",
+    "pytest",  # a function's module is a test's
     "torch._dynamo",
 )
 PROCESSES.set_forkserver_preload([*PRELOADED])
