@@ -59,7 +59,7 @@ def _said(value: Any) -> Any:
     """As JSON has it, a list for a tuple; what says nothing, {} or [] or None, may be absent, inside others too."""
     if isinstance(value, Mapping):
         return {name: one for name, given in value.items() if (one := _said(given)) is not None} or None
-    return [*value] or None if isinstance(value, list | tuple) else value or None
+    return [_said(one) for one in value] or None if isinstance(value, list | tuple) else value or None
 
 
 def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:

@@ -1,14 +1,18 @@
 """What a checkpoint must agree with before it is continued."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megaptm.checkpoint.store import Checkpoint, Store
-from megaptm.config import load, resolve_model
+from megaptm.config import load, resolve, resolve_model
 from megaptm.errors import UserError
+from megaptm.families import FAMILIES
 from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
+
+ROOT = Path(__file__).parents[2]
 
 
 def saved(**corpora):
@@ -25,6 +29,16 @@ def test_layers_that_share_are_not_continued_as_layers_that_do_not():
     plain = replace(begun, state=compatibility(apart, "words"))
     del plain.state["model"]["sharing"]  # as checkpoints were before it was said
     refuse_another(plain, compatibility(apart, "words"))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_what_a_checkpoint_says_of_its_model_comes_back_from_its_file(family):
+    """JSON has no tuples, and ELMo's filters are some in one."""
+    if not (ROOT / f"configs/{family}/tiny.yaml").is_file():
+        pytest.skip("no tiny config")
+    wanted = compatibility(resolve(load(f"{family}/tiny")), "words")
+    read = json.loads(json.dumps(wanted))
+    refuse_another(Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=read, files=()), wanted)
 
 
 def test_a_table_of_more_tasks_is_another_model():
