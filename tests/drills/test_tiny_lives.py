@@ -25,6 +25,7 @@ from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, RECURRENT
 from megaptm.hub.counterparts import counterpart_of
+from megaptm.inference.evaluate import MICROBATCHES
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.spec import ModelSpec
 from megaptm.track import read_metrics
@@ -95,7 +96,7 @@ def life(
         validations=[*{record["step"]: record for record in read_metrics(run) if "validation/loss" in record}.values()],
         losses={name: loss["model"] for name, loss in told["losses"].items()},
         baselines={name: min(loss["unigram"], loss["uniform"]) for name, loss in told["losses"].items()},
-        batches=held_out(loaded, ROWS),
+        batches=held_out(loaded, ROWS, lanes=MICROBATCHES * loaded.config.layout.microbatch),
     )
 
 
@@ -120,7 +121,7 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def held_out(loaded: LoadedModel, rows: int, *, lanes: int = 32) -> list[MicroBatch]:
+def held_out(loaded: LoadedModel, rows: int, *, lanes: int) -> list[MicroBatch]:
     """The first held-out rows, or all that there are; of rows that go on `lanes` at a time."""
     mix = opened(loaded, lanes)
     if goes_on(loaded):
