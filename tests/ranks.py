@@ -23,7 +23,8 @@ PRELOADED = (
     "megaptm.train.checkpointer",
     "megaptm.words.engine",
     "megaptm.words.network_engine",
-    "data_pipeline.corpus",
+    "data_pipeline.corpus.build",
+    "megaptm.launch.local",
     "pytest",  # a function's module is a test's
     "torch._dynamo",
 )

@@ -35,7 +35,7 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
 
     \b
       megaptm import elmo released/elmo-original runs/elmo
-      megaptm import elmo exported/elmo-tiny runs/again data.mix='{corpora/tiny-words-4096: 1}'
+      megaptm import elmo exported/elmo-tiny runs/again data.mix='{corpora/tiny-words-1024: 1}'
     """
     from megaptm.config import resolve_model
     from megaptm.hub.elmo_import import import_elmo
