@@ -1,5 +1,4 @@
-"""Heads that compare an image with several texts of its own, and with those of others, in numbers (UNIMO,
-arXiv:2012.15409, section 2.1)."""
+"""Heads that compare two sides of a row with those of all rows, in numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ from megaptm.bricks.head import HeadBrick
 
 
 class CrossModalHeadBrick(HeadBrick):
-    """CMCL: an image and its texts, those that say the same and those that do not, in the whole batch; no parameter."""
+    """CMCL: an image and its texts, those that say the same and those that do not, in the whole batch (UNIMO,
+    arXiv:2012.15409, section 2.1); no parameter."""
 
     name = "cmcl"
     answers = "right_texts"
@@ -36,3 +36,34 @@ class CrossModalHeadBrick(HeadBrick):
 
     def compare_multiply_adds(self, own: int, rows: int) -> int:
         return own * rows * self.width * (1 + COMPARED_TEXTS)
+
+
+class InfoMaxHeadBrick(HeadBrick):
+    """A text and an n-gram that was hidden in it, in the whole batch (InfoWord, arXiv:1910.08350, section 4): one map
+    for both."""
+
+    name = "infomax"
+    answers = "ngram_start"
+    projects = False
+    contrasts = True
+
+    @property
+    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return 2 * self.width
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"project": Map(self.width, self.width, False)}
+
+    def mapped(self, positions: int) -> int:
+        """The first place of either."""
+        return 2
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """At most, when scores are: the features, and their own; of each pair five numbers of its score, which is right
+        and which is there."""
+        return 4 * ((rows + own) * self.features + 5 * own * rows) + 2 * own * rows
+
+    def compare_multiply_adds(self, own: int, rows: int) -> int:
+        """Of texts with n-grams, one way."""
+        return own * rows * self.width

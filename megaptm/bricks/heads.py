@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 
 from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import Map
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick
+from megaptm.bricks.contrast_heads import CrossModalHeadBrick, InfoMaxHeadBrick
 from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.bricks.layer import norm_parameters
@@ -296,7 +296,7 @@ HEADS: dict[str, type[HeadBrick]] = {
         *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
         *(DiscourseHeadBrick, RelevanceHeadBrick),
         *(ImageLabelHeadBrick, MaskedPatchHeadBrick, ImageTextHeadBrick),
-        *(ImageTextMatchHeadBrick, WordRegionHeadBrick, CrossModalHeadBrick),
+        *(ImageTextMatchHeadBrick, WordRegionHeadBrick, CrossModalHeadBrick, InfoMaxHeadBrick),
         *(RegionFeatureHeadBrick, RegionLabelHeadBrick, RegionDistributionHeadBrick),
     )
 }

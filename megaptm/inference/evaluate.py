@@ -49,7 +49,7 @@ class EvaluatedLoss:
     unigram: float
     """Says each answer as often as it was the answer in training (one added to each count). Whether a token was
     replaced (ELECTRA) depends on the model that draws: as often as it is so in the rows that are measured. Of what
-    compares the rows of a batch, as often as any other."""
+    compares the rows of a batch, takes any of those that are asked."""
     uniform: float
     """Says every answer equally often."""
 
@@ -145,7 +145,8 @@ def evaluate(
     for past in pasts.values():
         past.same_length = same_length
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
-    sizes |= dict.fromkeys(contrasts, each)
+    sizes |= dict.fromkeys(contrasts, 1)
+    chance = dict.fromkeys(contrasts, 0.0)
     judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
@@ -158,6 +159,9 @@ def evaluate(
             if judged:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
+        for name in contrasts:  # who guesses takes any of the batch's rows that are asked
+            asked = int(np.count_nonzero(batch[HEADS[name].answers] != IGNORED))
+            chance[name] += asked * math.log(max(asked, 1))
         for name in names:
             sums[name] += float(found[name][0])
     if silent := [name for name in names if not counts[name].sum()]:
@@ -168,14 +172,18 @@ def evaluate(
     tell(f"counting the answers of {counted:,} training rows for the unigram baseline")
     for batch in _read(training, counted, 100, "unigram baseline", console):
         _count(batch, training_counts)
+
+    def guess(name: str) -> float:
+        return chance[name] / int(counts[name].sum()) if name in contrasts else math.log(sizes[name])
+
     losses = {
         name: EvaluatedLoss(
             asked=int(counts[name].sum()),
             model=sums[name] / int(counts[name].sum()),
-            unigram=math.log(sizes[name])
+            unigram=guess(name)
             if name in contrasts
             else unigram_loss(counts[name], None if name in judged else training_counts[name]),
-            uniform=math.log(sizes[name]),
+            uniform=guess(name),
         )
         for name in names
     }
@@ -273,7 +281,11 @@ def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
     """Add a batch's answers to `counts`: loss -> int64 [answers possible]."""
     for name, count in counts.items():
         answers = batch[HEADS[name].answers].reshape(-1)
-        count += np.bincount(answers[answers != IGNORED], minlength=len(count))
+        asked = answers[answers != IGNORED]
+        if HEADS[name].contrasts:  # the answer is the row itself, and what the batch says is where it is
+            count[0] += len(asked)
+        else:
+            count += np.bincount(asked, minlength=len(count))
 
 
 def _bytes_per_token(corpora: dict[str, float], cache: Cache) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick
+from megaptm.bricks.contrast_heads import CrossModalHeadBrick, InfoMaxHeadBrick
 from megaptm.bricks.heads import (
     BidirectionalHeadBrick,
     LanguageHeadBrick,
@@ -42,6 +42,7 @@ from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import DRAWS
 from megaptm.models.image_text import ImageTextHead
+from megaptm.models.infomax import InfoMaxHead
 from megaptm.models.loss import Loss, count_labels
 from megaptm.models.places import asked_places, at_places
 from megaptm.models.region_heads import (
@@ -398,6 +399,7 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     RegionDistributionHeadBrick: RegionDistributionHead,
     WordRegionHeadBrick: WordRegionHead,
     CrossModalHeadBrick: CrossModalHead,
+    InfoMaxHeadBrick: InfoMaxHead,
 }
 """Of bricks of the kind that say no module of their own."""
 

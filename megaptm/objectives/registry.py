@@ -8,6 +8,7 @@ from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.fragments import FragmentGeneration
 from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
+from megaptm.objectives.infomax import DeepInfoMax
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM, UNIMO, UNITER
 from megaptm.objectives.objective import Objective
@@ -52,6 +53,7 @@ TASKS: dict[str, type[Objective]] = {
     "image-text-masked-lm": RegionMaskedLM,
     "image-text-matching": ImageTextMatching,
     "image-text-spans": ImageTextSpans,
+    "infomax": DeepInfoMax,
     "masked-areas": MaskedAreas,
     "masked-lm": MaskedLM,
     "masked-lm-span-boundary": SpanBoundary,
@@ -89,6 +91,7 @@ OBJECTIVES: dict[str, Objective] = {
         ),
         MaskedLMWithQuestion("next-sentence", MaskedLM(hide="independent", units="tokens")),
         SpanBoundary(),
+        DeepInfoMax(),
         SpanCorruption(),
         TextToText(),
         SpanCorruption(hide="tokens"),

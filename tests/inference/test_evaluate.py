@@ -131,6 +131,17 @@ def test_unigram_knows_what_share_of_the_tokens_is_replaced(corpora, tmp_path):
     assert loss.uniform == pytest.approx(math.log(2))
 
 
+def test_who_guesses_takes_any_of_the_rows_that_are_compared(corpora, tmp_path):
+    """Places of answers are beyond the number of rows; and only some rows of a batch are compared."""
+    asked = ("objective={words: {task: masked-lm, share: 1}, infomax: {share: 1}}", "train.batch=8", "data.sequence=64")
+    trained = open_run(save_untrained("bert", tmp_path / "run", corpora["bert"], *asked)[0])
+    torch.nn.init.zeros_(trained.model.head["infomax"].project.weight)
+    loss = evaluate(trained, rows=24).losses["infomax"]
+    assert 6 < loss.asked < 18
+    assert loss.model == pytest.approx(loss.unigram)
+    assert loss.unigram == loss.uniform < math.log(8)
+
+
 def test_bits_per_byte_count_the_text_that_was_predicted(corpora, tmp_path):
     trained = open_run(save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])[0])
     found = evaluate(trained)

@@ -96,7 +96,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
 
     def answers(brick: type[HeadBrick]) -> Tensor:
         if brick.contrasts:
-            matched = torch.zeros(ROWS, dtype=torch.int64)
+            matched = torch.full((ROWS,), LENGTH // 2)  # where the second document begins, to who asks
             matched[1::3] = IGNORED
             return matched
         classes = draw.classes(brick.classes, ROWS)

@@ -22,7 +22,10 @@ def alone():
     return {name: run_ranks(1, train_steps, name, Layout(microbatch=2))[0] for name in VARIANTS}
 
 
-OF_ROWS = ("two towers, compared over all rows", "a loss inside a stack", "a head that reads the encoder")
+OF_ROWS = (
+    *("two towers, compared over all rows", "an n-gram that its text finds"),
+    *("a loss inside a stack", "a head that reads the encoder"),
+)
 """Variants of losses; those of layers are not other layers on data ranks, which the drills look at."""
 
 

@@ -65,6 +65,7 @@ VARIANTS = {
         change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
         {"stacks": {"encoder": Size(layers=2, width=16, heads=2, ffn=32)}},
     ),
+    "an n-gram that its text finds": Variant("bert", change(BERT, heads=("mlm", "infomax")), {}),
     "a loss inside a stack": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
     "queries and keys turned by place": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
     "queries that share heads of keys": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),

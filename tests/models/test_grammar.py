@@ -43,6 +43,8 @@ def test_the_chain_of_parts_equals_the_whole(name: str, num_parts: int) -> None:
         batch["sentence_order"] = torch.tensor([0, 1, -100])
     if "pairs" in model.spec.family.heads:
         batch["pairs"] = torch.tensor([0, -100, 0])
+    if "infomax" in model.spec.family.heads:
+        batch["ngram_start"] = torch.tensor([4, -100, 6])
     for prefix, block in zip(model.spec.family.prefixes.values(), model.spec.family.stacks.values(), strict=True):
         if "window" in block.words:
             batch[f"{prefix}global_tokens"] = (batch[f"{prefix}tokens"] % 5 == 0).long()

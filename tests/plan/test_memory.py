@@ -15,7 +15,9 @@ from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
 from megaptm.families import BERT, CATALOGUE, GPT3
 from megaptm.models import Model, fill
+from megaptm.models.contrast import ContrastHead
 from megaptm.models.heads import build_heads
+from megaptm.models.infomax import InfoMaxHead
 from megaptm.plan import activations
 from megaptm.plan.memory import memory, states
 from megaptm.plan.software import Software
@@ -220,17 +222,19 @@ def test_losses_take_what_the_plan_says(name: str) -> None:
 
 
 TOWERS = VARIANTS["two towers, compared over all rows"].family
+NGRAMS = VARIANTS["an n-gram that its text finds"].family
 
 
+@pytest.mark.parametrize(("family", "module"), [(TOWERS, PairsHead), (NGRAMS, InfoMaxHead)])
 @pytest.mark.parametrize(("own", "rows"), [(512, 512), (64, 1024)])
-def test_a_comparison_takes_what_its_head_says(own: int, rows: int) -> None:
+def test_a_comparison_takes_what_its_head_says(own: int, rows: int, family: Family, module: type[ContrastHead]) -> None:
     """At most: where scores are many, the gradient of the features comes when some have gone."""
-    spec = small(TOWERS, layers=2)
+    spec = small(family, layers=2)
     [head] = [one for one in heads(spec).values() if one.contrasts]
     features = torch.randn(rows, head.features, requires_grad=True)
-    module, answers = PairsHead(spec, head), torch.zeros(rows, dtype=torch.int64)
+    answers = torch.zeros(rows, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True) as profiled:
-        torch.autograd.grad(module.compare(features, answers, slice(0, own)).sum(), features)
+        torch.autograd.grad(module(spec, head).compare(features, answers, slice(0, own)).sum(), features)
     taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
     assert 1.0 <= head.compare_bytes(own, rows) / (max(accumulate(taken)) + features.nbytes) < 1.15
 
