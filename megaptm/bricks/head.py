@@ -158,12 +158,12 @@ class HeadBrick(ABC):
         if chunked and tensor == 1:
             several = positions > ROWS_PROJECTED
             table = vocabulary * self.table_width * (4 if several else element)
-            scores = min(positions, ROWS_PROJECTED) * vocabulary
+            numbers = min(positions, ROWS_PROJECTED) * vocabulary
             # A softmax in float32; of other formats its input in float32, too, and then none of both: the gradient of
             # the table, which the first rows have not yet, comes afterwards.
-            logits = scores * (8 if element == 4 else element + 8)
+            logits = numbers * (8 if element == 4 else element + 8)
             if element != 4 and not several:
-                logits = max(scores * element, logits - table)
+                logits = max(numbers * element, logits - table)
             return LossBytes(hidden + table, logits)
         # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
         # model's format.
