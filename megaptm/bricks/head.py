@@ -156,9 +156,15 @@ class HeadBrick(ABC):
             return LossBytes(hidden)
         vocabulary = self.spec.padded_vocabulary
         if chunked and tensor == 1:
-            table = 4 if positions > ROWS_PROJECTED else element
-            logits = min(positions, ROWS_PROJECTED) * vocabulary * (element + 4)
-            return LossBytes(hidden + vocabulary * self.table_width * table, logits)
+            several = positions > ROWS_PROJECTED
+            table = vocabulary * self.table_width * (4 if several else element)
+            numbers = min(positions, ROWS_PROJECTED) * vocabulary
+            # A softmax in float32; of other formats its input in float32, too, and then none of both: the gradient of
+            # the table, which the first rows have not yet, comes afterwards.
+            logits = numbers * (8 if element == 4 else element + 8)
+            if element != 4 and not several:
+                logits = max(numbers * element, logits - table)
+            return LossBytes(hidden + table, logits)
         # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
         # model's format.
         scores = positions * vocabulary / tensor

@@ -104,13 +104,14 @@ class PatternAttend(Attend):
         v_SBHK: Tensor,
         mask: Tensor | None,
         of_marked: tuple[Tensor, Tensor, Tensor] | None = None,
+        places_BG: Tensor | None = None,
     ) -> Tensor:
         """[S, B, H*K]; `of_marked`: queries, keys and values by which marked positions see all, where they are
-        others."""
+        others; `places_BG`: these positions, where they are known (`marked_places`)."""
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point()):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
         made = Mask.of(mask, len(q_SBHK), q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
-        marked = None if made.marks is None else Marked.of(made.marks)
+        marked = None if made.marks is None else Marked.of(made.marks, places_BG)
         rate = self.dropout.rate if self.dropout.draws else 0.0
         kernel = choose(work_of(q_SBHK, made, marked, rate), device_of(q_SBHK.device), self.kernel).kernel
         if kernel == FUSED:
@@ -153,11 +154,18 @@ class SelfAttention(nn.Module):
         self.output = Linear.of(brick.maps["output"])
 
     def forward(
-        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
+        self,
+        x_SBD: Tensor,
+        mask: Tensor | None,
+        position_state: Tensor | None = None,
+        keys: Tensor | None = None,
+        past: None = None,
+        places_BG: Tensor | None = None,
     ) -> Tensor:
         """`position_state`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`:
-        what keys and values are made of, where it is not x."""
-        return self.output(self.attend(*self._placed(*self._project(x_SBD, keys), position_state), mask))
+        what keys and values are made of, where it is not x. `places_BG`: as `PatternAttend` has it."""
+        read = self._placed(*self._project(x_SBD, keys), position_state)
+        return self.output(self.attend(*read, mask) if places_BG is None else self.attend(*read, mask, None, places_BG))
 
     def scores(self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None) -> Tensor:
         """[B, H, S, S], float32: what the softmax is taken of; zero for pairs that are hidden, or score -100 and less.

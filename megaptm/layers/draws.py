@@ -1,4 +1,4 @@
-"""Random numbers of a region: a seed of them, and the same ones again. No rank is known here."""
+"""Random numbers of a region: a seed of them, and the same ones again; and of the host. No rank is known here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch import Tensor
 
 Again = Callable[[], AbstractContextManager[None]]
 """Within it, what is drawn is what was drawn after it was made; afterwards, random numbers go on as before it."""
@@ -22,6 +23,12 @@ def seed_of_stream(device: torch.device) -> int:
     generator.set_offset(place + 4)
     digest = hashlib.blake2b(f"{generator.initial_seed()}:{place}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
+
+
+def sent(drawn: Tensor, device: torch.device) -> Tensor:
+    """What the host drew, on the device. A GPU fetches it by itself: of pageable memory the host would wait until all
+    that was launched before is done."""
+    return (drawn.pin_memory() if device.type == "cuda" else drawn).to(device, non_blocking=True)
 
 
 def remember_draws() -> Again:

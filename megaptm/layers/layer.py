@@ -233,6 +233,11 @@ def _bricks(block: Block, size: Size) -> Iterator[tuple[str, Brick]]:
         yield sub.word, sub.brick
 
 
+def _marked(mask: Mask, word: Any) -> tuple[Tensor | None, ...]:
+    """What attention is told besides of tokens that see all."""
+    return () if mask.marked_places is None or word == "lsh" else (None, mask.marked_places)
+
+
 def same(x: Tensor) -> Tensor:
     """x: what hooks for ranks are on one device."""
     return x
@@ -378,7 +383,7 @@ class Stack(nn.ModuleDict):
         for number in self.numbers:
             layer, word, before = self[str(number)], self.block.at(number).attention, x
             position_state = table if word == "disentangled" else turned
-            known = (None, rows) if word == "disentangled" else ()
+            known = (None, rows) if word == "disentangled" else _marked(mask, word)
             if self.decodes and decode and number == self.size.layers - 1:
                 x = x + self._decoder_positions(mask, positions)
                 for _ in range(2):

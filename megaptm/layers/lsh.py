@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from megaptm.bricks import Brick
 from megaptm.bricks.attention import HashedAttentionBrick
 from megaptm.layers.accumulate import sum_dtype
-from megaptm.layers.draws import seed_of_stream
+from megaptm.layers.draws import seed_of_stream, sent
 from megaptm.layers.positions import rotate
 from megaptm.layers.split import Dropout, Linear
 
@@ -99,8 +99,7 @@ class HashedAttend(nn.Module):
         if self._drawn is None or self._drawn[0] != by:
             shape = (q_SBHK.shape[-1], self.brick.hashes, sum(self.brick.factors) // 2)
             drawn = rotations(self.key, self.layer, self.heads, shape)
-            drawn = drawn.pin_memory() if q_SBHK.is_cuda else drawn
-            self._drawn = by, drawn.to(q_SBHK.device, non_blocking=True)
+            self._drawn = by, sent(drawn, q_SBHK.device)
         return self._drawn[1]
 
     def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:

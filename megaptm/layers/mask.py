@@ -17,6 +17,9 @@ from megaptm.errors import UserError
 from megaptm.layers.past import Past
 from megaptm.spec import Block, visibility_of
 
+MARKED_PLACES = "marked_places"
+"""Field of a stream that an engine adds, so that no layer has to ask a GPU how many places are marked."""
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -37,6 +40,8 @@ class Mask:
     """Who sees whom by place; None: all."""
     marks: Tensor | None = None
     """[B, S], not 0 at positions that see, and are seen, whatever the pattern says."""
+    marked_places: Tensor | None = None
+    """[B, G]: where marks are, as `layers.sparse.marked_places` says; None: nobody has asked it yet."""
     asked: Tensor | None = None
     """[B, A]: where queries stand that run beside the text; they see what is before them in the order, not themselves.
     They are queries behind the Q."""
@@ -207,6 +212,7 @@ def self_mask(
         causal=causal,
         order=order if ordered else None,
         marks=marks,
+        marked_places=batch.get(prefix + MARKED_PLACES),
         asked=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
         past=past,
         segments=batch.get(f"{prefix}segments") if block is not None and block.relative_segments else None,

@@ -37,11 +37,10 @@ class Marked:
     """[B, G], False where a row is filled up."""
 
     @classmethod
-    def of(cls, marks_BS: Tensor) -> Marked:
-        marks = marks_BS != 0
-        most = int(marks.sum(1).max())
-        places = marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-        return cls(places, marks.gather(1, places))
+    def of(cls, marks_BS: Tensor, places_BG: Tensor | None = None) -> Marked:
+        """`places_BG`: what `marked_places` says of the marks, where somebody has asked it."""
+        places_BG = marked_places(marks_BS) if places_BG is None else places_BG
+        return cls(places_BG, marks_BS.gather(1, places_BG) != 0)
 
     def take(self, x_SBHK: Tensor) -> Tensor:
         """[G, B, H, K]: what there is at these positions."""
@@ -69,6 +68,14 @@ class Marked:
         rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.places), mask.length[1]))
         seen = _seen_by_all(mask, rows[:, None, None, None], self.places[:, None, :, None], keys)
         return seen.expand(len(self.places), 1, self.places.shape[1], len(keys))
+
+
+def marked_places(marks_BS: Tensor) -> Tensor:
+    """[B, G]: the places of each row that are marked, and others behind them. The host waits for a GPU to tell how many
+    there are."""
+    marks = marks_BS != 0
+    most = int(marks.sum(1).max())
+    return marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
 
 
 def _seen_by_all(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -24,7 +24,13 @@ class WindowAttention(SelfAttention):
         self.global_qkv = Linear.of(brick.maps["global_qkv"])
 
     def forward(
-        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
+        self,
+        x_SBD: Tensor,
+        mask: Tensor | None,
+        position_state: Tensor | None = None,
+        keys: Tensor | None = None,
+        past: None = None,
+        places_BG: Tensor | None = None,
     ) -> Tensor:
         """`mask`: the numbers of a batch (`Mask.numbers`)."""
         q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
@@ -32,4 +38,4 @@ class WindowAttention(SelfAttention):
         if self.attend.marks(mask):
             gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
             of_marked = self._placed(gq, gk, gv, position_state)
-        return self.output(self.attend(q, k, v, mask, of_marked))
+        return self.output(self.attend(q, k, v, mask, of_marked, places_BG))

@@ -32,6 +32,7 @@ from megaptm.bricks.region_heads import (
     WordRegionHeadBrick,
 )
 from megaptm.errors import UserError
+from megaptm.layers.draws import sent
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
@@ -124,7 +125,8 @@ class BidirectionalHead(nn.Module):
                 f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "
                 "they are drawn: lower it, or say 0, and all are compared."
             )
-        self.negatives: list[DrawnWords] = []
+        self.negatives: list[tuple[DrawnWords, Tensor]] = []
+        """Of each direction, and their ids where the model is."""
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = _token_loss(spec)
@@ -140,17 +142,17 @@ class BidirectionalHead(nn.Module):
 
     def draw(self, *, seed: int, step: int) -> None:
         """The words that stand for all others in a step: a function of the seed and the step."""
-        self.negatives = [
+        drawn = [
             draw_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
             for prefix in self.prefixes
             if self.number
         ]
+        self.negatives = [(one, sent(torch.from_numpy(one.ids), self.table.weight.device)) for one in drawn]
 
     def _loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
         if not (self.training and self.number):
             return self.project(x_ND, self.table.weight, self.vocabulary.bias, labels_N)
-        negatives = self.negatives[direction]
-        ids_K = torch.from_numpy(negatives.ids).to(labels_N.device)
+        negatives, ids_K = self.negatives[direction]
         # One lookup for both: its gradient goes past autograd to the engine's sum.
         both = torch.cat([labels_N.clamp(min=0), ids_K])
         rows, biases = self.table(both), self.vocabulary.bias[both]

@@ -6,10 +6,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megaptm.batch import MicroBatch
+from megaptm.layers.mask import MARKED_PLACES
+from megaptm.layers.sparse import marked_places
 from megaptm.parallel.groups import device
 
+MARKS = "global_tokens"
 ALIGNED = 8
 """Bytes at a multiple of which each field begins: a tensor of any format may lie there."""
+
+
+def with_marked_places(batch: MicroBatch) -> MicroBatch:
+    """And where tokens are marked, of streams that say it, while the host still has it: a GPU would have to be asked in
+    each layer how many there are."""
+    added = {}
+    for field in batch:
+        if field.endswith(MARKS):
+            places = marked_places(batch[field])
+            added[f"{field.removesuffix(MARKS)}{MARKED_PLACES}"] = (
+                places.pin_memory() if device().type == "cuda" else places
+            )
+    return batch | added
 
 
 def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
@@ -26,7 +43,8 @@ def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.Proc
     sizes = [_padded(dtype, shape) for batch in layout[0] for dtype, shape in batch.values()]
     if is_source:
         assert microbatches is not None
-        flat = torch.empty(sum(sizes), dtype=torch.uint8)
+        # A GPU fetches it by itself, while the host launches what comes after.
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device().type == "cuda")
         fields = [field for batch in microbatches for field in batch.values()]
         for piece, field in zip(flat.split(sizes), fields, strict=True):
             piece[: field.nbytes].view(field.dtype).copy_(field.reshape(-1))

@@ -23,7 +23,7 @@ from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.models.loss import count_asked
 from megaptm.parallel import state
-from megaptm.parallel.batches import share_batches
+from megaptm.parallel.batches import share_batches, with_marked_places
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.contrast import compare_by_features, one_attention_kernel
 from megaptm.parallel.groups import Ranks, device, open_groups
@@ -220,7 +220,8 @@ class Engine:
         return sum(weight * losses[name] for name, weight in self.losses.items())
 
     def _share(self, microbatches: list[MicroBatch] | None) -> list[MicroBatch]:
-        shared = share_batches(microbatches, parallel_state.get_tensor_model_parallel_group())
+        given = None if microbatches is None else [with_marked_places(one) for one in microbatches]
+        shared = share_batches(given, parallel_state.get_tensor_model_parallel_group())
         return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
 
     def _run(

@@ -131,10 +131,15 @@ def stage(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
     return total
 
 
-def region_features(work: Workload) -> float:
-    """Bytes of what a detector says of the regions of a step's rows, which each stage is sent before its first pass.
-    Words, beside it, are little."""
-    return float(work.own * work.regions * given_bytes(work.spec)) if work.regions else 0.0
+def given(work: Workload) -> float:
+    """Bytes of a step's rows, which each stage is sent before its first pass: pixels, a byte each, and what a detector
+    says of regions. Words, beside these, are little."""
+    spec = work.spec
+    a_row = work.regions * given_bytes(spec) if work.regions else 0
+    if spec.family.reads_images:
+        patches = sum(length - 1 for name, length in work.lengths.items() if spec.family.reads_patches(name))
+        a_row += patches * patch_map(spec).inputs
+    return float(work.own * a_row)
 
 
 def logits(work: Workload) -> float:

@@ -54,7 +54,7 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
     chunks, counted = stage.chunks, stage.parameters
     weights, gradients, optimizer = states(work, counted.trained, counted.frozen, stage.remembered)
     logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
-    buffers = activations.buffers(work) + activations.region_features(work)
+    buffers = activations.buffers(work) + activations.given(work)
     workspace = activations.workspace(work, counted.largest)
     if work.software.sharding is not None:
         whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, chunks)

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
-from megaptm.families import CATALOGUE
-from tests.layouts.cases import ADAM
+from megaptm.families import CATALOGUE, RECURRENT, VISION
+from megaptm.spec import Distillation, ModelSpec
+from tests.layouts.cases import ADAM, tiny
+
+HOOKS = ("logits", "embeddings", "hidden", "scores")
 
 
 @dataclass(frozen=True)
@@ -16,11 +19,28 @@ class Case:
     layout: Layout
     rank: int = 0
     optimizer: OptimizerConfig = ADAM
+    taught: str = ""
+    """`by a teacher`, which reads the same batches; `by kept logits`."""
+    microbatches: int = 1
 
     @property
-    def layers(self) -> int:
-        """Of the model: one for each chunk, or two."""
-        return max(2, self.layout.pipeline * self.layout.virtual)
+    def spec(self) -> ModelSpec:
+        """A layer for each chunk, or two, with dropout."""
+        return tiny(self.family, dropout=0.1, layers=max(2, self.layout.pipeline * self.layout.virtual))
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """From a teacher of the same family and size."""
+        if not self.taught:
+            return None
+        cached, layers = self.taught == "by kept logits", dict.fromkeys(self.spec.family.stacks, (1,))
+        return Distillation(
+            teacher=self.spec,
+            weights=dict.fromkeys(("logits",) if cached else HOOKS, 1.0),
+            layers={name: tuple(range(self.spec.size_of(name).layers)) for name in layers},
+            projection="none" if cached else "by-kind",
+            cached=cached,
+        )
 
 
 DATA = Layout(data=4, microbatch=2, distributed_optimizer=True)
@@ -28,25 +48,37 @@ WHOLE = Layout(
     data=2, tensor=2, pipeline=2, virtual=2, sequence_parallel=True, distributed_optimizer=True, recompute="full"
 )
 LAST = WHOLE.processes - 2
+SLICES = Layout(tensor=2, sequence_parallel=True, recompute="full")
+BEGIN = ("electra", "deberta-v3", "t5", "clip", "xlnet")
+END = ("electra", "deberta-v3", "albert", "t5", "clip", "uniter", "unimo", "xlnet", "bigbird")
+SLICED = ("longformer", "reformer", "bigbird", "xlnet", "vit")
 RULES = {
     "lamb": OptimizerConfig(name="lamb", lr=1e-3, clip=1.0),
     "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(factor_from=16)),
     "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
 }
 CASES = {
-    **{family: Case(family, DATA) for family in CATALOGUE},
+    **{family: Case(family, DATA) for family in (*CATALOGUE, *RECURRENT, *VISION)},
+    "gpt2": Case("gpt2", DATA, microbatches=2),
     "rotation": Case("queries and keys turned by place", DATA),
     "contrast": Case("two towers, compared over all rows", DATA),
-    "contrast, first stage": Case("two towers, compared over all rows", WHOLE),
-    "contrast, last stage": Case("two towers, compared over all rows", WHOLE, rank=LAST),
-    "last-stage": Case("gpt2", WHOLE, rank=LAST),
-    **{f"{family}, first stage": Case(family, WHOLE) for family in ("electra", "deberta-v3", "t5")},
-    **{f"{family}, last stage": Case(family, WHOLE, rank=LAST) for family in ("electra", "deberta-v3", "albert", "t5")},
+    "contrast, first stage": Case("two towers, compared over all rows", WHOLE, microbatches=2),
+    "contrast, last stage": Case("two towers, compared over all rows", WHOLE, rank=LAST, microbatches=2),
+    "last-stage": Case("gpt2", WHOLE, rank=LAST, microbatches=2),
+    **{f"{family}, first stage": Case(family, WHOLE, microbatches=2) for family in BEGIN},
+    **{f"{family}, last stage": Case(family, WHOLE, rank=LAST, microbatches=2) for family in END},
+    **{f"{family}, tensor ranks": Case(family, SLICES) for family in SLICED},
+    **{f"bert, {taught}": Case("bert", DATA, taught=taught) for taught in ("by a teacher", "by kept logits")},
+    **{
+        f"t5, {taught}, tensor ranks": Case("t5", SLICES, taught=taught)
+        for taught in ("by a teacher", "by kept logits")
+    },
     **{f"bert by {name}": Case("bert", DATA, optimizer=optimizer) for name, optimizer in RULES.items()},
 }
 OFTEN = {
-    *("gpt2", "gpt3-banded", "palm", "bert", "albert", "deberta-v3", "electra", "t5", "unilm"),
-    *("contrast", "contrast, first stage", "contrast, last stage", "electra, last stage", "t5, first stage"),
+    *("gpt2", "palm", "bert", "albert", "deberta-v3", "electra", "t5", "unilm", "xlnet", "bigbird", "reformer"),
+    *("vit", "clip", "uniter", "unimo", "elmo", "bert, by a teacher", "bert, by kept logits"),
+    *("clip, first stage", "clip, last stage", "electra, last stage", "t5, first stage", "longformer, tensor ranks"),
     *("bert by lamb", "bert by adafactor"),
 }
 """Counted in each run of the tests: one of each kind. The others are counted in the drills."""

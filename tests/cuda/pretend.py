@@ -39,13 +39,28 @@ SIZED_BY_NUMBERS = {"nonzero", "unique", "unique_dim", "_unique", "_unique2", "m
 NO_KERNELS = {"device", "detach", "set_", "_unsafe_view"}
 NO_KERNELS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 ANSWERS_TO_THE_HOST = {"equal", "is_nonzero"}
+# Refused on a GPU where `train.deterministic` is on (torch.use_deterministic_algorithms), of floats.
+ANY_ORDER = {"cumsum", "cumprod", "histc", "bincount", "kthvalue", "put_", "nll_loss2d_forward", "resize_", "median"}
+ANY_ORDER |= {"_ctc_loss_backward", "grid_sampler_2d_backward", "upsample_bilinear2d_backward", "_embedding_bag"}
+ANY_ORDER |= {"reflection_pad1d_backward", "replication_pad1d_backward", "max_unpool2d", "avg_pool3d_backward"}
+ANY_ORDER |= {"upsample_nearest2d_backward", "upsample_bicubic2d_backward", "adaptive_avg_pool2d_backward"}
+PINNED = "pretended_pinned"
+"""Attribute of tensors of the host's which a device could fetch by itself."""
 
 waits: Counter[str] = Counter()
 """Place -> times that the host waited there for the device, or for a copy from its own pageable memory."""
 messages: Counter[str] = Counter()
 """Collective or message -> times."""
+refused: Counter[str] = Counter()
+"""Operation of `ANY_ORDER`, and place -> times."""
 kernels: Counter[str] = Counter()
 """Operation on the device -> times; of attention the plain operations that the fused kernels stand for."""
+
+
+def clear() -> None:
+    """Nothing has been counted."""
+    for counter in (waits, messages, refused, kernels):
+        counter.clear()
 
 
 def place() -> str:
@@ -159,7 +174,12 @@ class Waits(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         if on_device and (name in SIZED_BY_NUMBERS | ANSWERS_TO_THE_HOST or _indexes_by_flags(name, args)):
             wait(name)
+        if on_device and name in ANY_ORDER and tensors[0].is_floating_point():
+            refused[f"{name}: {place()}"] += 1
+        pinned = kwargs.pop("pin_memory", False)
         result = func(*args, **kwargs)
+        if pinned:
+            result = _pinned(result)
         if (on_device or _is_on_device(result)) and not (func.is_view or name in NO_KERNELS):
             kernels[name] += 1
         if name in ("_to_copy", "copy_"):
@@ -167,7 +187,14 @@ class Waits(TorchDispatchMode):
             at_once = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
             if source.is_cuda != target.is_cuda and not at_once:
                 wait("copy")
+            elif source.is_cuda != target.is_cuda and not getattr(target if source.is_cuda else source, PINNED, False):
+                wait("copy of memory that is not pinned")
         return result
+
+
+def _pinned(tensor: Any) -> Any:
+    setattr(tensor, PINNED, True)
+    return tensor
 
 
 def _is_on_device(result: Any) -> bool:
@@ -238,7 +265,7 @@ def install() -> None:
 
     fake: Any = FakeTensor
     fake.tolist = _tolist
-    fake.pin_memory = lambda self: self
+    fake.pin_memory = _pinned
 
     # Tensors made from Python's numbers are copied to the device, and fake ones need no device to be made on.
     internals: Any = torch._C

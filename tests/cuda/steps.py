@@ -1,5 +1,6 @@
 """`python -m tests.cuda.steps NAME ...`: the second training step of a layout's rank on a GPU that is not there; prints
-where the host waited for it, which messages were sent, and which kernels launched, as JSON."""
+where the host waited for it, which messages were sent, which kernels launched, and which of them have no deterministic
+form, as JSON."""
 
 # ruff: noqa: E402, I001
 
@@ -8,33 +9,41 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
+from unittest.mock import patch
 
 from tests.cuda import pretend
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 pretend.install()
 
-from megaptm.config import Layout
-from megaptm.layers.attention import PatternAttend
-from megaptm.layers.layer import Stack
-from megaptm.parallel import dry, engine, stage
-from megaptm.parallel import collectives
-from megaptm.parallel.groups import Ranks
-from megaptm.spec import ModelSpec
-from megatron.core.transformer import TransformerConfig
+from megaptm.models.model import Model
+from megaptm.parallel import collectives, dry, engine, stage, teacher
 from tests.cuda.cases import CASES, Case
-from tests.layouts.cases import batch, losses_of, tiny
+from tests.layouts.cases import batch, losses_of
+
+
+class Weights:
+    """Of a checkpoint whose tensors are whatever is asked for."""
+
+    def names(self) -> list[str]:
+        return []
+
+    def read(self, name: str, offset: tuple[int, ...], block: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(block)
 
 
 def second_step(case: Case) -> dict[str, dict[str, int]]:
     """What the host waited for; in the first step kernels are built and moments made."""
-    rows, fields = case.layout.microbatch, batch(case.family, 0)
+    rows, fields, spec = case.layout.microbatch, fields_of(case), case.spec
+    weights: Any = Weights()
     with dry._world(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
         built = engine.Engine(
-            tiny(case.family, dropout=0.1, layers=case.layers),
+            spec,
             case.layout,
             case.optimizer,
             losses=losses_of(case.family),
@@ -42,40 +51,51 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             precision="bf16",
             filled=False,
             marks="global_tokens" in fields,
+            distillation=case.distillation,
+            teacher=weights if case.taught == "by a teacher" else None,
         )
         for step in range(2):
-            pretend.waits.clear()
-            pretend.messages.clear()
-            pretend.kernels.clear()
-            batches = [{name: field[at * rows :][:rows].clone() for name, field in fields.items()} for at in range(2)]
-            built.weigh(built.losses)
+            pretend.clear()
+            batches = [
+                {name: field[at * rows :][:rows].clone().pin_memory() for name, field in fields.items()}
+                for at in range(case.microbatches)
+            ]
+            built.weigh(losses_of(case.family))
             built.step(batches, step=step, lr=1e-3)
             collectives.any_rank(False)
-    return {"waits": dict(pretend.waits), "messages": dict(pretend.messages), "kernels": dict(pretend.kernels)}
+    return {name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels")}
 
 
-def build_stages(
-    spec: ModelSpec,
-    layout: Layout,
-    ranks: Ranks,
-    config: TransformerConfig,
-    *,
-    losses: object,
-    marks: bool,
-    kernel: str,
-    distillation: object = None,
-) -> list[stage.Stage]:
-    """As `stage.build_stages`, but on the device at once: a fake tensor cannot move there."""
-    with torch.device("cuda"):
-        stages = dry._stages(spec, layout, "bf16", ranks)
-    for module in (module for one in stages for module in one.modules()):
-        if hasattr(module, "config"):
-            module.config = config
-        if isinstance(module, Stack | PatternAttend):
-            module.kernel = kernel
-        if layout.recompute == "full" and isinstance(module, Stack):
-            module.run_layer = stage.recompute
-    return stages
+def fields_of(case: Case) -> dict[str, torch.Tensor]:
+    """A batch, with a teacher's logits where they are kept."""
+    fields = batch(case.family, 0)
+    if case.taught != "by kept logits":
+        return fields
+    shape = (*fields[f"{[*case.spec.family.prefixes.values()][-1]}tokens"].shape, 3)
+    return fields | {
+        "teacher_ids": torch.zeros(shape, dtype=torch.int32),
+        "teacher_logits": torch.zeros(shape, dtype=torch.float16),
+    }
+
+
+def build_stages(*args: Any, **kwargs: Any) -> list[stage.Stage]:
+    """As `stage.build_stages`, whose model is built on no device, and then gets memory: what it gets is fake."""
+    mode = active_fake_mode()
+    assert mode is not None
+
+    def to_empty(model: Model, *, device: torch.device) -> None:
+        made: dict[int, nn.Parameter] = {}
+        with mode:
+            for module in model.modules():
+                for name, one in module._parameters.items():
+                    if one is not None and id(one) not in made:
+                        memory = torch.empty(one.shape, dtype=one.dtype, device=device)
+                        made[id(one)] = nn.Parameter(memory, requires_grad=one.requires_grad)
+                    if one is not None:
+                        module._parameters[name] = made[id(one)]
+
+    with unset_fake_temporarily(), patch.object(Model, "to_empty", to_empty):
+        return stage.build_stages(*args, **kwargs)
 
 
 def nothing_of_others(out: list[Any], value: Any, group: Any = None) -> None:
@@ -83,8 +103,9 @@ def nothing_of_others(out: list[Any], value: Any, group: Any = None) -> None:
 
 
 def pretend_more() -> None:
-    replaced: Any = engine
-    replaced.build_stages = build_stages
+    for module in (engine, teacher):
+        replaced: Any = module
+        replaced.build_stages = build_stages
     dist.all_gather_object = nothing_of_others
 
 

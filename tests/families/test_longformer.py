@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import megaptm
 from megaptm.commands.imports import imports
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.layers import sparse
+from megaptm.layers.layer import Stack
 from megaptm.models import build_model, fill
+from megaptm.parallel.batches import with_marked_places
 from megaptm.spec import published
 from megaptm.tokenizers import train
 from tests.commands import run_command
@@ -83,6 +89,24 @@ def test_maps_of_what_sees_all_get_gradients_only_where_something_does(marked: b
     gradients = [p.grad for name, p in model.named_parameters() if "global_qkv" in name]
     assert len(gradients) == 4
     assert all((gradient is not None) == marked for gradient in gradients)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_places_that_the_host_has_counted_are_those_that_layers_would_count(recompute: bool) -> None:
+    """As an engine gives them, so that layers ask nothing of a GPU; other rows have fewer."""
+    model, batch = tiny_model("longformer"), tiny_batch("longformer")
+    batch["global_tokens"][0, [0, 5]] = 1
+    if recompute:
+        for module in model.modules():
+            if isinstance(module, Stack):
+                module.run_layer = partial(checkpoint, use_reentrant=False)
+    told = with_marked_places(batch)
+    assert told["marked_places"].shape == (len(batch["tokens"]), int(batch["global_tokens"].sum(1).max()))
+    alone, given = model(batch)["mlm"][0], None
+    with patch.object(sparse, "marked_places", side_effect=AssertionError("counted again")):
+        given = model(told)["mlm"][0]
+    assert torch.equal(given, alone)
+    given.backward()
 
 
 @pytest.mark.parametrize("family", ["longformer", "bigbird"])

@@ -202,18 +202,19 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
     return sum(nbytes for place, nbytes in storages.items() if place not in weights)
 
 
-@pytest.mark.parametrize("name", ["bert", "spanbert"])
-def test_losses_take_what_the_plan_says(name: str) -> None:
+@pytest.mark.parametrize(("name", "precision"), [("bert", "fp32"), ("spanbert", "fp32"), ("bert", "bf16")])
+def test_losses_take_what_the_plan_says(name: str, precision: str) -> None:
     """Each head that projects keeps the gradient of the whole table until its backward pass; a norm's input and the
     like, which the plan leaves out, are few."""
     size = Size(layers=1, width=32, heads=4, ffn=64)
     spec = ModelSpec(family=change(CATALOGUE[name], dropout=0.0), size=size, vocabulary=20_480, context=64, dropout=0.0)
     work = Workload(
-        spec=spec, lengths={"encoder": 64}, layout=Layout(microbatch=3), batch=3, precision="fp32", num_predicted=3
+        spec=spec, lengths={"encoder": 64}, layout=Layout(microbatch=3), batch=3, precision=precision, num_predicted=3
     )
-    fields, stream = tiny_batch(name, rows=3, sequence=64), torch.randn(64, 3, 32, requires_grad=True)
-    built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects])
-    table = torch.randn(spec.padded_vocabulary, 32, requires_grad=True)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    fields, stream = tiny_batch(name, rows=3, sequence=64), torch.randn(64, 3, 32, dtype=dtype, requires_grad=True)
+    built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects]).to(dtype)
+    table = torch.randn(spec.padded_vocabulary, 32, dtype=dtype, requires_grad=True)
     with torch.profiler.profile(profile_memory=True) as profiled:
         losses = [head.loss(stream, fields, table) for head in built.values()]
     taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]

@@ -78,3 +78,12 @@ def test_a_plan_of_the_base_one_has_the_features_of_its_rows():
     ours, theirs = step(machine, work), step(machine, bare)
     least = (work.flops - bare.flops) / work.layout.processes / (machine.peak("bf16") * machine.efficiency.matmul)
     assert least < ours.seconds - theirs.seconds < 2 * least
+
+
+def test_a_plan_of_images_has_the_pixels_of_a_steps_rows() -> None:
+    """All that a data rank reads in a step, whatever the micro-batch: they are sent before the first pass."""
+    words = ["layout.data=8", "layout.microbatch=32"]
+    config = CONFIGS.parent / "clip/b-32.yaml"
+    few, many = (workload_of(load(config, [*words, f"train.batch={rows}"])) for rows in (2048, 4096))
+    more = memory(many)[0].buffers - memory(few)[0].buffers
+    assert more == 2048 / 8 * 224 * 224 * 3
