@@ -184,7 +184,7 @@ class DistillationLosses(nn.Module):
     def _asked(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S]: the places whose words are compared."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
-        return asked_places(batch, prefix, self.wanted.places)
+        return compared_places(batch, prefix, self.wanted.places)
 
 
 def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
@@ -193,7 +193,7 @@ def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
 
 
-def asked_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
+def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
     """[B, S]: the places whose words are compared: `all` that are no padding, or those that are `asked` about."""
     real_BS = real_places(batch, prefix)
     if places == "all":

@@ -35,15 +35,15 @@ from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
-from megaptm.losses.sampled import DrawnWords, draw_negatives, sampled_cross_entropy
 from megaptm.losses.soft_targets import Projected
-from megaptm.losses.token import TokenLoss
 from megaptm.models.adaptive import AdaptiveHead
+from megaptm.models.bidirectional import BidirectionalHead
 from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import DRAWS
+from megaptm.models.image_heads import ImageLabelHead, MaskedPatchHead
 from megaptm.models.image_text import ImageTextHead
 from megaptm.models.infomax import InfoMaxHead
-from megaptm.models.loss import Loss, count_labels
+from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
 from megaptm.models.places import asked_places, at_places
 from megaptm.models.region_heads import (
     RegionDistributionHead,
@@ -53,12 +53,6 @@ from megaptm.models.region_heads import (
 )
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
-
-
-def _token_loss(spec: ModelSpec) -> TokenLoss:
-    """As the family's table has it."""
-    family = spec.family
-    return TokenLoss(spec.vocabulary, z_loss=family.z_loss, label_smoothing=family.label_smoothing)
 
 
 class LanguageHead(nn.Module):
@@ -80,7 +74,7 @@ class LanguageHead(nn.Module):
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, brick.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output_bias else None
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
@@ -108,61 +102,6 @@ class LanguageHead(nn.Module):
         return weight
 
 
-class BidirectionalHead(nn.Module):
-    """The next token of a text and of one that is read from its end: one table and one bias for both. A loss is half of
-    each direction's, of which the batch asks as many answers.
-
-    In training words that are drawn may stand for all others, the same for all rows of a step, and others for each
-    direction."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.prefixes = [spec.family.prefixes[reading.stack] for reading in brick.readings]
-        self.number, self.size = spec.family.negatives, spec.vocabulary
-        if self.number >= self.size:
-            raise UserError(
-                f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "
-                "they are drawn: lower it, or say 0, and all are compared."
-            )
-        self.negatives: list[DrawnWords] = []
-        self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
-
-    def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels = [batch[f"{prefix}labels"].t() for prefix in self.prefixes]
-        pairs = zip(streams_SBD, labels, strict=True)
-        losses = [
-            self._loss(number, x_SBD.flatten(0, 1), labels_SB.reshape(-1))
-            for number, (x_SBD, labels_SB) in enumerate(pairs)
-        ]
-        return torch.stack(losses).mean(), count_labels(labels[0])
-
-    def draw(self, *, seed: int, step: int) -> None:
-        """The words that stand for all others in a step: a function of the seed and the step."""
-        self.negatives = [
-            draw_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
-            for prefix in self.prefixes
-            if self.number
-        ]
-
-    def _loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
-        if not (self.training and self.number):
-            return self.project(x_ND, self.table.weight, self.vocabulary.bias, labels_N)
-        negatives = self.negatives[direction]
-        ids_K = torch.from_numpy(negatives.ids).to(labels_N.device)
-        # One lookup for both: its gradient goes past autograd to the engine's sum.
-        both = torch.cat([labels_N.clamp(min=0), ids_K])
-        rows, biases = self.table(both), self.vocabulary.bias[both]
-        right, drawn = zip(rows.tensor_split([len(labels_N)]), biases.tensor_split([len(labels_N)]), strict=True)
-        return sampled_cross_entropy(x_ND, labels_N, right=right, drawn=drawn, ids_K=ids_K, negatives=negatives)
-
-    def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, 2, S, V]"""
-        x_B2SD = torch.stack([x_SBD.transpose(0, 1) for x_SBD in streams_SBD], 1)
-        return self.project.logits(x_B2SD, self.table.weight, self.vocabulary.bias)
-
-
 class MaskedHead(nn.Module):
     """Masked tokens, as in BERT: a transform of its own, then the token table and a bias; read where asked only."""
 
@@ -175,7 +114,7 @@ class MaskedHead(nn.Module):
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(brick.table_width, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = batch["labels"]
@@ -216,7 +155,7 @@ class PermutationHead(nn.Module):
                 "tied=True, and leave model.embedding out."
             )
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BA = batch["labels"]
@@ -245,7 +184,7 @@ class SpanBoundaryHead(nn.Module):
         self.first_norm = Norm(self.first.out_features, kind=block.norm, eps=block.norm_eps)
         self.second_norm = Norm(self.second.out_features, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
@@ -298,10 +237,7 @@ class TokenClassHead(nn.Module):
         self.classify = Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        answers_BS = batch[self.answers]
-        logits = self.logits(x_SBD, tied).float().flatten(0, 1)
-        loss = F.cross_entropy(logits, answers_BS.flatten(), reduction="sum", ignore_index=IGNORED)
-        return loss, count_labels(answers_BS)
+        return class_loss(self.logits(x_SBD, tied), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, classes]"""
@@ -317,51 +253,11 @@ class RowClassHead(nn.Module):
         self.pooler, self.classify = Linear.of(brick.maps["pooler"]), Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_B = batch[self.answers]
-        logits_BC = self.logits(x_SBD, tied).float()
-        return F.cross_entropy(logits_BC, labels_B, reduction="sum", ignore_index=IGNORED), count_labels(labels_B)
+        return class_loss(self.logits(x_SBD, tied), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, classes]"""
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
-
-
-class ImageLabelHead(nn.Module):
-    """Which label an image has: what is said at its own place, the first, times a table of labels."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.answers = brick.answers
-        self.table = Embedding(spec.padded_vocabulary, brick.width, split="vocabulary")
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_B = batch[self.answers]
-        return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, V]"""
-        return self.project.logits(x_SBD[0], self.table.weight, self.vocabulary.bias)
-
-
-class MaskedPatchHead(nn.Module):
-    """The mean color of patches that were hidden; read where asked only."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.answers = brick.answers
-        self.classify = Linear.of(brick.maps["classify"])
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        colors_BA = batch[self.answers]
-        logits = self.classify(asked_places(x_SBD, batch, self.answers)).float().flatten(0, 1)
-        loss = F.cross_entropy(logits, colors_BA.flatten(), reduction="sum", ignore_index=IGNORED)
-        return loss, count_labels(colors_BA)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, colors], for every place."""
-        return self.classify(x_SBD.transpose(0, 1))
 
 
 class Head(Protocol):
