@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
-from megaptm.layers.layer import Stack, same
-from megaptm.layers.mask import self_mask
+from megaptm.layers.layer import same
 from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
@@ -204,13 +203,6 @@ def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Te
     if "masked_positions" in batch:
         asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)
     return asked > 0
-
-
-def attention_scores(stack: Stack, layer: int, x_SBD: Tensor, batch: dict[str, Tensor], prefix: str) -> Tensor:
-    """[B, H, S, S]: what a layer's softmax is taken of, computed again of what the layer reads; of pairs that are
-    hidden, or score -100 and less, zero (the released code of TinyBERT)."""
-    mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block)
-    return stack.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
 
 def head_projection(model: Model, head: str, states: States) -> Projected:

@@ -23,7 +23,7 @@ from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.bidirectional import BidirectionalHead
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.distill import DistillationLosses, States, attention_scores
+from megaptm.models.distill import DistillationLosses, States
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import Head, build_heads
@@ -165,10 +165,12 @@ class Model(nn.Module):
         return States(*self._run(batch, None, pasts=pasts))
 
     def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, H, S, S]: what a layer's softmax is taken of where it reads x, zero where nothing is seen."""
-        layers = self.stack(stack)
+        """[B, H, S, S]: what a layer's softmax is taken of, computed again of what the layer reads; of pairs that are
+        hidden, or score -100 and less, zero (the released code of TinyBERT)."""
+        layers, prefix = self.stack(stack), self.spec.family.prefixes[stack]
         assert isinstance(layers, Stack)
-        return attention_scores(layers, layer, x_SBD, batch, self.spec.family.prefixes[stack])
+        mask = self_mask(batch, prefix, layers.block.visibility, block=layers.block)
+        return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
     def hash_by(self, key: str | None) -> None:
         """What rotations of hashes are drawn by from here on, besides layer and head; None: as for evaluation."""

@@ -200,6 +200,11 @@ class MaskedRegions(RegionObjective):
 
     prompts = ()
     LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
+    ANSWERS: ClassVar = {
+        "features": "hidden_features",
+        "class": "region_labels",
+        "distribution": "region_distributions",
+    }
 
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
@@ -217,11 +222,11 @@ class MaskedRegions(RegionObjective):
     def asked(self, sequence: int) -> dict[str, Field]:
         most = self.most_asked
         answers = {
-            "features": ("hidden_features", Field((most, self.features), "float16")),
-            "class": ("region_labels", Field((most,))),
-            "distribution": ("region_distributions", Field((most, self.classes), "float16")),
+            "features": Field((most, self.features), "float16"),
+            "class": Field((most,)),
+            "distribution": Field((most, self.classes), "float16"),
         }
-        return {"masked_positions": Field((most,)), **dict([answers[self.ask_for]])}
+        return {"masked_positions": Field((most,)), self.ANSWERS[self.ask_for]: answers[self.ask_for]}
 
     def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
         """Numbers of regions, in their order."""
@@ -231,14 +236,17 @@ class MaskedRegions(RegionObjective):
         words, hidden = self.words(context.sequence), self.hidden(found, context.rng)
         row["tokens"][words + hidden] = MASKED_REGION
         row["region_features"][hidden] = 0
-        [(answers, field)] = [(name, one) for name, one in self.asked(context.sequence).items() if "masked" not in name]
+        answers = self.ANSWERS[self.ask_for]
+        field = self.asked(context.sequence)[answers]
         asked = np.full(field.shape, IGNORED, dtype=field.dtype)
-        asked[: len(hidden)] = {
-            "features": lambda: found.features,
-            "class": lambda: found.likely[:, 1:].argmax(1) + 1,
-            "distribution": lambda: found.likely,
-        }[self.ask_for]()[hidden]
+        asked[: len(hidden)] = self._known(found)[hidden]
         return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
+
+    def _known(self, found: Regions) -> np.ndarray:
+        """[R, ...]: what is asked of hidden ones, of all."""
+        if self.ask_for == "class":
+            return found.likely[:, 1:].argmax(1) + 1
+        return found.features if self.ask_for == "features" else found.likely
 
 
 @dataclass(frozen=True)
