@@ -11,6 +11,7 @@ import torch
 
 from megaptm.objectives.pairs import GloVe
 from megaptm.words import pairs
+from megaptm.words.pair_kernels import learn_pairs
 from megaptm.words.sharded_table import Exchange
 from tests.docs.page_edits import ROOT
 from tests.ranks import run_ranks
