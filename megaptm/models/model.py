@@ -21,12 +21,11 @@ from megaptm.layers.lsh import EVALUATION, HashedAttend
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
-from megaptm.models.bidirectional import BidirectionalHead
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.distill import DistillationLosses, States
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
-from megaptm.models.heads import Head, build_heads
+from megaptm.models.heads import BidirectionalHead, Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.spec import EMBEDDED, Block, Distillation, Family, ModelSpec, Reading
 
