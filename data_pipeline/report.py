@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class CorpusReport:
             table.add_row(name, *(f"{counts[key]:,}" for key in ("documents", "tokens", "bytes", "shards")))
         console.print(table)
         console.print(Text(self._summary()), soft_wrap=True)
-        for line in [*self._left_out(), *self.notes]:
+        for line in [*left_out(self.dropped, self.examples, self.said), *self.notes]:
             console.print(Text(line, "yellow"), soft_wrap=True)
         if self.languages:
             shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
@@ -91,14 +91,6 @@ class CorpusReport:
             f"{self.tokenizer['kind']} tokenizer of {self.tokenizer['vocabulary']:,} ids, "
             f"{self.tokens_per_byte:.3f} tokens a byte; {sum(self.seconds.values()):.1f} s with {self.who}"
         )
-
-    def _left_out(self) -> list[str]:
-        lines = []
-        for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
-            names = ", ".join(source for source, _ in self.examples.get(reason, ())[:2])
-            said = f": the first {self.said[reason]}" if reason in self.said else ""
-            lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}{said}")
-        return lines
 
 
 def report_on(
@@ -126,6 +118,18 @@ def report_on(
 def _sums(split: Split) -> dict[str, int]:
     sums = {"documents": split.samples, "tokens": split.tokens, "bytes": split.bytes}
     return {**sums, "shards": len(split.shards)}
+
+
+def left_out(
+    dropped: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]], said: Mapping[str, str]
+) -> list[str]:
+    """A line for each reason, the most frequent first: how many, where two came from, what the first was like."""
+    lines = []
+    for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
+        names = ", ".join(source for source, _ in examples.get(reason, ())[:2])
+        more = f": the first {said[reason]}" if reason in said else ""
+        lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}{more}")
+    return lines
 
 
 def histogram(bins: dict[int, int], title: str) -> Table:

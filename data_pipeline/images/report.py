@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_pipeline.document import Dropped
 from data_pipeline.images.folders import ImageShardResult
-from data_pipeline.report import REPORT, histogram
+from data_pipeline.report import REPORT, histogram, left_out
 from megaptm.data.shards import Manifest
 from megaptm.objectives.region_files import SUFFIX
 
@@ -108,11 +108,7 @@ class ImageReport:
         console.print(histogram(self.sides, f"images by {by}"))
 
     def _lines(self) -> list[str]:
-        lines = []
-        for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
-            names = ", ".join(source for source, _ in self.examples.get(reason, ())[:2])
-            said = f": the first {self.said[reason]}" if reason in self.said else ""
-            lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}{said}")
+        lines = left_out(self.dropped, self.examples, self.said)
         for oddity, count in sorted(self.converted.items(), key=lambda item: -item[1]):
             lines.append(f"converted when read: {count:,} {oddity}")
         if empty := [name for name, count in self.labels.items() if not count]:

@@ -34,7 +34,7 @@ from megaptm.data.teacher_logits import (
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import open_run
 from megaptm.models import Model
-from megaptm.models.distill import Projected, asked_places, head_projection
+from megaptm.models.distill import Projected, compared_places, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.run.teacher import checkpoint_id, teacher_run
@@ -184,7 +184,7 @@ def _of_samples(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             said = head_projection(model, manifest.head, model.states(tensors))
-            asked_BS = asked_places(tensors, _prefix(model.spec, manifest.head), manifest.places)
+            asked_BS = compared_places(tensors, _prefix(model.spec, manifest.head), manifest.places)
             # Rows of what is projected are in the order (S, B).
             at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
             best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]

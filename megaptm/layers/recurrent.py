@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -122,30 +122,29 @@ class RecurrentStack(nn.ModuleDict):
         memory_mask: Mask | None = None,
         *,
         outputs: dict[int, Tensor] | None = None,
-        read: Collection[int] = (),
     ) -> Tensor:
         """[S, B, D of the input] -> [S, B, D]; from what is remembered, or from nothing. Padding changes no state. Into
-        `outputs` go those of the layers that somebody reads, or that are in `read`."""
+        `outputs` go those of the layers that somebody reads."""
         if self.block.recurrent == "lstm-attentive":
             assert memory is not None
             return self._decode(x, mask, memory, memory_mask)
         if self.block.recurrent == "lstm-both-ways":
-            return self._both_ways(x, mask, outputs, read)
+            return self._both_ways(x, mask, outputs)
         here_SB = None if mask.documents is None else mask.documents[0].t() > 0
         for number in self.numbers:
             x, after = self[str(number)](x, self._before(x, mask.past, number), here_SB)
             if mask.past is not None:
                 mask.past.seen[number] = after.detach()[None]
-            if outputs is not None and (number in self.read or number in read):
+            if outputs is not None and number in self.read:
                 outputs[number] = x
             x = self["dropout"](x)
         return x
 
-    def _both_ways(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None, read: Collection[int]) -> Tensor:
+    def _both_ways(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None) -> Tensor:
         documents_BS = None if mask.documents is None else mask.documents[0]
         for number in self.numbers:
             x = self._lstm(number)(x, documents_BS)
-            if outputs is not None and (number in self.read or number in read):
+            if outputs is not None and number in self.read:
                 outputs[number] = x
             x = self["dropout"](x)
         return x

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
-from megaptm.layers.layer import Stack, same
-from megaptm.layers.mask import self_mask
+from megaptm.layers.layer import same
 from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
@@ -184,7 +183,7 @@ class DistillationLosses(nn.Module):
     def _asked(self, batch: dict[str, Tensor]) -> Tensor:
         """[B, S]: the places whose words are compared."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
-        return asked_places(batch, prefix, self.wanted.places)
+        return compared_places(batch, prefix, self.wanted.places)
 
 
 def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
@@ -193,7 +192,7 @@ def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
 
 
-def asked_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
+def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
     """[B, S]: the places whose words are compared: `all` that are no padding, or those that are `asked` about."""
     real_BS = real_places(batch, prefix)
     if places == "all":
@@ -204,13 +203,6 @@ def asked_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tenso
     if "masked_positions" in batch:
         asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)
     return asked > 0
-
-
-def attention_scores(stack: Stack, layer: int, x_SBD: Tensor, batch: dict[str, Tensor], prefix: str) -> Tensor:
-    """[B, H, S, S]: what a layer's softmax is taken of, computed again of what the layer reads; of pairs that are
-    hidden, or score -100 and less, zero (the released code of TinyBERT)."""
-    mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block)
-    return stack.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
 
 def head_projection(model: Model, head: str, states: States) -> Projected:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.past import Past
 from megaptm.models.model import NOTHING_PAST, Model
+from megaptm.spec import EMBEDDED, Reading
 
 FORWARDS, BACKWARDS = "forwards", "backwards"
 
@@ -36,10 +37,12 @@ def every_layer(
         batch |= {f"{prefix}tokens": document_ids, f"{prefix}document_ids": document_ids}
     characters = {FORWARDS: characters_BSC, BACKWARDS: reversed_texts(characters_BSC, lengths_B)}
     batch |= {f"{model.spec.family.prefixes[name]}characters": one for name, one in characters.items()}
-    words, layers = model.layer_outputs(batch, pasts=pasts)
+    layers = [EMBEDDED, *range(model.spec.size.layers)]
+    model.keep_layers(dict.fromkeys((FORWARDS, BACKWARDS), layers))
+    inner = model.states(batch, pasts=pasts).inner
     said = []
-    for pair in ((words[FORWARDS], words[BACKWARDS]), *zip(layers[FORWARDS], layers[BACKWARDS], strict=True)):
-        forwards_BSD, backwards_BSD = (one_SBD.transpose(0, 1) for one_SBD in pair)
+    for layer in layers:
+        forwards_BSD, backwards_BSD = (inner[Reading(name, layer)].transpose(0, 1) for name in (FORWARDS, BACKWARDS))
         said.append(torch.cat([forwards_BSD, reversed_texts(backwards_BSD, lengths_B)], -1))
     return torch.stack(said)
 

@@ -38,13 +38,13 @@ from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.sampled import DrawnWords, draw_negatives, sampled_cross_entropy
 from megaptm.losses.soft_targets import Projected
-from megaptm.losses.token import TokenLoss
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import DRAWS
+from megaptm.models.image_heads import ImageLabelHead, MaskedPatchHead
 from megaptm.models.image_text import ImageTextHead
 from megaptm.models.infomax import InfoMaxHead
-from megaptm.models.loss import Loss, count_labels
+from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
 from megaptm.models.places import asked_places, at_places
 from megaptm.models.region_heads import (
     RegionDistributionHead,
@@ -54,12 +54,6 @@ from megaptm.models.region_heads import (
 )
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
-
-
-def _token_loss(spec: ModelSpec) -> TokenLoss:
-    """As the family's table has it."""
-    family = spec.family
-    return TokenLoss(spec.vocabulary, z_loss=family.z_loss, label_smoothing=family.label_smoothing)
 
 
 class LanguageHead(nn.Module):
@@ -81,7 +75,7 @@ class LanguageHead(nn.Module):
         if not spec.family.tied:
             self.table = Embedding(spec.padded_vocabulary, brick.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output_bias else None
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
@@ -129,7 +123,7 @@ class BidirectionalHead(nn.Module):
         """Of each direction, and their ids where the model is."""
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = [batch[f"{prefix}labels"].t() for prefix in self.prefixes]
@@ -177,7 +171,7 @@ class MaskedHead(nn.Module):
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(brick.table_width, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = batch["labels"]
@@ -218,7 +212,7 @@ class PermutationHead(nn.Module):
                 "tied=True, and leave model.embedding out."
             )
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BA = batch["labels"]
@@ -247,7 +241,7 @@ class SpanBoundaryHead(nn.Module):
         self.first_norm = Norm(self.first.out_features, kind=block.norm, eps=block.norm_eps)
         self.second_norm = Norm(self.second.out_features, kind=block.norm, eps=block.norm_eps)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
+        self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
@@ -300,10 +294,7 @@ class TokenClassHead(nn.Module):
         self.classify = Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        answers_BS = batch[self.answers]
-        logits = self.logits(x_SBD, tied).float().flatten(0, 1)
-        loss = F.cross_entropy(logits, answers_BS.flatten(), reduction="sum", ignore_index=IGNORED)
-        return loss, count_labels(answers_BS)
+        return class_loss(self.logits(x_SBD, tied), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, S, classes]"""
@@ -319,51 +310,11 @@ class RowClassHead(nn.Module):
         self.pooler, self.classify = Linear.of(brick.maps["pooler"]), Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_B = batch[self.answers]
-        logits_BC = self.logits(x_SBD, tied).float()
-        return F.cross_entropy(logits_BC, labels_B, reduction="sum", ignore_index=IGNORED), count_labels(labels_B)
+        return class_loss(self.logits(x_SBD, tied), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """[B, classes]"""
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
-
-
-class ImageLabelHead(nn.Module):
-    """Which label an image has: what is said at its own place, the first, times a table of labels."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.answers = brick.answers
-        self.table = Embedding(spec.padded_vocabulary, brick.width, split="vocabulary")
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = _token_loss(spec)
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_B = batch[self.answers]
-        return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, V]"""
-        return self.project.logits(x_SBD[0], self.table.weight, self.vocabulary.bias)
-
-
-class MaskedPatchHead(nn.Module):
-    """The mean color of patches that were hidden; read where asked only."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.answers = brick.answers
-        self.classify = Linear.of(brick.maps["classify"])
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        colors_BA = batch[self.answers]
-        logits = self.classify(asked_places(x_SBD, batch, self.answers)).float().flatten(0, 1)
-        loss = F.cross_entropy(logits, colors_BA.flatten(), reduction="sum", ignore_index=IGNORED)
-        return loss, count_labels(colors_BA)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, colors], for every place."""
-        return self.classify(x_SBD.transpose(0, 1))
 
 
 class Head(Protocol):

@@ -22,7 +22,7 @@ from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.distill import DistillationLosses, States, attention_scores
+from megaptm.models.distill import DistillationLosses, States
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import BidirectionalHead, Head, build_heads
@@ -159,15 +159,17 @@ class Model(nn.Module):
             losses |= self.distill.losses(self, States(streams, inner), teacher, batch)
         return losses
 
-    def states(self, batch: dict[str, Tensor]) -> States:
-        """What stacks give, and the layers that are kept; the model is whole."""
-        return States(*self._run(batch, None))
+    def states(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> States:
+        """What stacks give, and the layers that are kept; the model is whole. `pasts`: as `forward`."""
+        return States(*self._run(batch, None, pasts=pasts))
 
     def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, H, S, S]: what a layer's softmax is taken of where it reads x, zero where nothing is seen."""
-        layers = self.stack(stack)
+        """[B, H, S, S]: what a layer's softmax is taken of, computed again of what the layer reads; of pairs that are
+        hidden, or score -100 and less, zero (the released code of TinyBERT)."""
+        layers, prefix = self.stack(stack), self.spec.family.prefixes[stack]
         assert isinstance(layers, Stack)
-        return attention_scores(layers, layer, x_SBD, batch, self.spec.family.prefixes[stack])
+        mask = self_mask(batch, prefix, layers.block.visibility, block=layers.block)
+        return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
     def hash_by(self, key: str | None) -> None:
         """What rotations of hashes are drawn by from here on, besides layer and head; None: as for evaluation."""
@@ -196,21 +198,6 @@ class Model(nn.Module):
         for head in self._heads().values():
             if isinstance(head, BidirectionalHead):
                 head.draw(seed=seed, step=step)
-
-    def layer_outputs(
-        self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST
-    ) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """What each stack reads, and what each of its layers gives, [S, B, D]; the model is whole."""
-        streams = self._embed(batch, NONE_ENDED)
-        found: dict[str, list[Tensor]] = {}
-        for name, prefix in self.spec.family.prefixes.items():
-            stack = self.stack(name)
-            assert isinstance(stack, RecurrentStack), "of others nobody asks this yet"
-            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, past=pasts.get(name))
-            outputs: dict[int, Tensor] = {}
-            stack(streams[name], mask, outputs=outputs, read=range(self.spec.size_of(name).layers))
-            found[name] = [outputs[number] for number in sorted(outputs)]
-        return streams, found
 
     def answered(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The batch with the answers that drawing decides (ELECTRA: which tokens were replaced); the model is whole."""

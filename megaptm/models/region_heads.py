@@ -14,7 +14,7 @@ from megaptm.bricks import HeadBrick
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Linear
 from megaptm.losses.transport import cosine_costs, transport_distance
-from megaptm.models.loss import Loss, count_labels
+from megaptm.models.loss import Loss, class_loss, count_labels
 from megaptm.models.places import asked_places
 from megaptm.spec import ModelSpec
 
@@ -70,19 +70,16 @@ class _RegionClasses(_HiddenRegions):
         return self.classify(self._read(x_SBD.transpose(0, 1)))
 
     def _scores(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, A, C], float32."""
+        """[B, A, C]"""
         scores: Tensor = self.classify(self._asked(x_SBD, batch))
-        return scores.float()
+        return scores
 
 
 class RegionLabelHead(_RegionClasses):
     """MRC: the class that the detector finds most likely; cross-entropy."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_BA = batch[self.answers]
-        scores = self._scores(x_SBD, batch).flatten(0, 1)
-        loss = F.cross_entropy(scores, labels_BA.flatten(), reduction="sum", ignore_index=IGNORED)
-        return loss, count_labels(labels_BA)
+        return class_loss(self._scores(x_SBD, batch), batch[self.answers])
 
 
 class RegionDistributionHead(_RegionClasses):
@@ -92,7 +89,7 @@ class RegionDistributionHead(_RegionClasses):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         likely_BAC = batch[self.answers]
         asked_BAC = likely_BAC != IGNORED
-        said_BAC = self._scores(x_SBD, batch).log_softmax(-1)
+        said_BAC = self._scores(x_SBD, batch).float().log_softmax(-1)
         apart_BAC = F.kl_div(said_BAC, torch.where(asked_BAC, likely_BAC, 0).float(), reduction="none")
         return torch.where(asked_BAC, apart_BAC, 0).sum(), count_labels(likely_BAC)
 

@@ -11,7 +11,15 @@ import numpy as np
 
 from megaptm.batch import LONGEST_WORD, BatchSpec, Field, fields
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, SampleContext
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    refuse_document_mask,
+)
 from megaptm.objectives.vocabulary import SpecialTokens
 
 STREAMS = ("", "backwards_")
@@ -40,11 +48,7 @@ class BidirectionalLM(Objective):
         return RowWindow(stride=sequence, lookahead=1, slots=2)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        if document_mask:
-            raise UserError(
-                f"objective {self.name} remembers what was before a row, whatever document it is of, and "
-                "data.document_mask hides other documents: set data.document_mask=false."
-            )
+        refuse_document_mask(self, document_mask)
         row = {
             f"{prefix}{name}": field
             for prefix in STREAMS

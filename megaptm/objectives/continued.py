@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from megaptm.batch import BatchSpec, Field, fields
-from megaptm.errors import UserError
 from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.objective import Piece, Sample, SampleContext
+from megaptm.objectives.objective import Piece, Sample, SampleContext, refuse_document_mask
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,7 @@ class ContinuedCausalLM(CausalLM):
     unit = "lane"
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        if document_mask:
-            raise UserError(
-                f"objective {self.name} remembers what was before a row, whatever document it is of, and "
-                "data.document_mask hides other documents: set data.document_mask=false."
-            )
+        refuse_document_mask(self, document_mask)
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "labels"), "begins": Field(())})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:

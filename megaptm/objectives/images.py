@@ -26,6 +26,7 @@ from megaptm.objectives.objective import (
     SampleContext,
     Share,
     padded,
+    refuse_lacking_tokens,
 )
 from megaptm.objectives.pixels import (
     SUFFIXES,
@@ -38,6 +39,7 @@ from megaptm.objectives.pixels import (
     scaled,
     to_patches,
 )
+from megaptm.objectives.show_ask import check_shares
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Side = Annotated[int, Option(ge=1, le=1 << 14)]
@@ -185,8 +187,7 @@ class MaskedPatches(ImageObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask + self.random > 1:
-            raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
+        check_shares(self.mask, self.random)
 
     def asked(self, patches: int) -> dict[str, Field]:
         places = Field((max(1, round(self.rate * patches)),))
@@ -234,11 +235,8 @@ class ImageText(ImageObjective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if lacking := self.lacking(special):
-            raise UserError(
-                f"objective {self.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
-                "`megaptm corpus images` of images with texts, or with tokenizer.specials=clip (roberta, albert)."
-            )
+        remedy = "`megaptm corpus images` of images with texts, or with tokenizer.specials=clip (roberta, albert)"
+        refuse_lacking_tokens(self, special, remedy=remedy)
 
     def asked(self, patches: int) -> dict[str, Field]:
         return {f"{TEXT}tokens": Field((self.texts,)), "text_end": Field(())}

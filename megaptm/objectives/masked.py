@@ -32,7 +32,7 @@ from megaptm.objectives.objective import (
     padded,
     units,
 )
-from megaptm.objectives.show_ask import SHOWS, hidden_in_place
+from megaptm.objectives.show_ask import SHOWS, check_shares, hidden_in_place
 from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
 from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, field_of
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -144,10 +144,7 @@ class MaskedLM(Objective):
             raise UserError(f"lengths ({[*self.lengths]}) are all 0: say how often 1, 2 ... words are hidden together.")
         if not self.mask + self.random and "mask" in _parameters(self._showing):
             raise UserError("mask and random are both 0, so that all that is asked would be shown: raise one.")
-        if self.mask + self.random > 1:
-            raise UserError(
-                f"mask ({self.mask}) and random ({self.random}) are more than all hidden tokens: lower one."
-            )
+        check_shares(self.mask, self.random)
 
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives

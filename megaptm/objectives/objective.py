@@ -267,17 +267,31 @@ class Objective(ABC):
             remedy = "tokenizer.specials=roberta (albert, deberta)"
         elif "mask" in self.needs:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
-        if lacking := self.lacking(special):
-            raise UserError(
-                f"objective {self.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
-                f"{remedy}, or take another objective."
-            )
+        refuse_lacking_tokens(self, special, remedy=remedy)
         if not len(special.ordinary):
             raise UserError(
                 "the tokenizer has special tokens only, and none that text is made of: build the corpus with another."
             )
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
+
+
+def refuse_lacking_tokens(objective: Objective, special: SpecialTokens, *, remedy: str) -> None:
+    """Raise a `UserError` where a vocabulary has not all that it needs; `remedy` says with what a corpus is built."""
+    if lacking := objective.lacking(special):
+        raise UserError(
+            f"objective {objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
+            f"{remedy}, or take another objective."
+        )
+
+
+def refuse_document_mask(objective: Objective, document_mask: bool) -> None:
+    """Raise a `UserError` where the mask would hide what one whose `unit` is `lane` goes on from."""
+    if document_mask:
+        raise UserError(
+            f"objective {objective.name} remembers what was before a row, whatever document it is of, and "
+            "data.document_mask hides other documents: set data.document_mask=false."
+        )
 
 
 def weights_at(objective: Objective, step: int) -> dict[str, float]:

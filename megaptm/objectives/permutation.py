@@ -13,7 +13,16 @@ from pydantic import Field as Option
 
 from megaptm.batch import IGNORED, BatchSpec, Field, fields
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowWindow, Sample, SampleContext, Share
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    Share,
+    refuse_document_mask,
+)
 from megaptm.objectives.vocabulary import SpecialTokens
 
 LONGEST = 5
@@ -69,11 +78,7 @@ class PermutationLM(Objective):
         return RowWindow(stride=half, lookahead=sequence - half - 3, slots=1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        if document_mask:
-            raise UserError(
-                f"objective {self.name} remembers what was before a row, whatever document it is of, and "
-                "data.document_mask hides other documents: set data.document_mask=false."
-            )
+        refuse_document_mask(self, document_mask)
         asked = fields((self._slots(sequence),), "masked_positions", "labels")
         row = fields((sequence,), "tokens", "segments", "order")
         return BatchSpec({"": sequence}, {**row, **asked, "begins": Field(()), "backward": Field(())})

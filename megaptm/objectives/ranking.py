@@ -16,21 +16,14 @@ from pydantic import Field
 from megaptm.batch import BatchSpec, fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
-from megaptm.objectives.objective import (
-    DocumentSlice,
-    Objective,
-    Piece,
-    RowWindow,
-    Sample,
-    SampleContext,
-    documents_of,
-)
+from megaptm.objectives.objective import DocumentSlice, Piece, Sample, SampleContext
+from megaptm.objectives.windows import PlainRows
 
 DictionarySize = Annotated[int, Field(ge=2)]
 
 
 @dataclass(frozen=True)
-class WindowRanking(Objective):
+class WindowRanking(PlainRows):
     """A window of text is told from the same with another word of the dictionary in its middle; and words may be asked
     for their tags, too, by the same vectors (Collobert & Weston, 2008, section 5)."""
 
@@ -42,9 +35,6 @@ class WindowRanking(Objective):
 
     tags: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Labels of the corpus (`annotate.tags`), which each word has one of, or none; 0: words are not asked for them."""
-
-    template = ("A", "A B")
-    prompts = ()
 
     @cached_property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]  # a constant of other objectives
@@ -63,12 +53,6 @@ class WindowRanking(Objective):
         """Of the dictionary at a step; None: all."""
         return next((words for first, words in reversed(self.dictionary) if first <= step), None)
 
-    def raw_length(self, sequence: int) -> int:
-        return sequence
-
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=sequence)
-
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         # From which numbers, 0 to below 1, words are drawn: how many there are depends on the step.
         others = BatchField((sequence,), "float64")
@@ -77,10 +61,8 @@ class WindowRanking(Objective):
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        lengths = [len(part.tokens) for part in piece]
-        text = np.concatenate([part.tokens for part in piece]).astype(np.int64)
-        documents, _ = documents_of(lengths if context.document_mask else [len(text)], len(text))
-        made = {"tokens": text, "document_ids": documents, "others": context.rng.random(len(text))}
+        made = self.text_of(piece, context.document_mask)
+        made["others"] = context.rng.random(len(made["tokens"]))
         return made | {"tags": np.concatenate([self._tags(part) for part in piece])} if self.tags else made
 
     def _tags(self, part: DocumentSlice) -> np.ndarray:

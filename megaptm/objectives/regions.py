@@ -16,6 +16,7 @@ from megaptm.batch import BOX_NUMBERS, IGNORED, MASKED_REGION, REGION, BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.hide import HIDES
+from megaptm.objectives.masked import ROW
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -27,13 +28,22 @@ from megaptm.objectives.objective import (
     Share,
     documents_of,
     padded,
+    refuse_lacking_tokens,
 )
 from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
-from megaptm.objectives.show_ask import SHOWS, hidden_in_place
+from megaptm.objectives.show_ask import SHOWS, check_shares, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
 """An option: of regions, or of what a detector says of one."""
+
+
+def region_fields(regions: int, features: int) -> dict[str, Field]:
+    """What a row holds of its regions."""
+    return {
+        "region_features": Field((regions, features), "float16"),
+        "region_boxes": Field((regions, BOX_NUMBERS), "float32"),
+    }
 
 
 @dataclass(frozen=True)
@@ -78,17 +88,12 @@ class RegionObjective(Objective):
         return max(sequence - self.regions, 0)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        read = fields((sequence,), "tokens", "segments", "positions", "document_ids")
-        read["region_features"] = Field((self.regions, self.features), "float16")
-        read["region_boxes"] = Field((self.regions, BOX_NUMBERS), "float32")
+        read = fields((sequence,), *ROW) | region_fields(self.regions, self.features)
         return BatchSpec({"": sequence}, read | self.asked(sequence))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        if lacking := self.lacking(special):
-            raise UserError(
-                f"objective {self.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
-                "`megaptm corpus images ... regions=true`, whose texts have them, or with tokenizer.kind=wordpiece."
-            )
+        remedy = "`megaptm corpus images ... regions=true`, whose texts have them, or with tokenizer.kind=wordpiece"
+        refuse_lacking_tokens(self, special, remedy=remedy)
         if (words := self.words(sequence)) < 3:
             raise UserError(
                 f"data.sequence ({sequence}) leaves {words} places to a text before {self.regions} regions: make it "
@@ -158,8 +163,7 @@ class RegionMaskedLM(RegionObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask + self.random > 1:
-            raise UserError(f"mask ({self.mask:g}) and random ({self.random:g}) are more than all: lower one.")
+        check_shares(self.mask, self.random)
 
     def most_asked(self, sequence: int) -> int:
         """A"""
@@ -196,6 +200,11 @@ class MaskedRegions(RegionObjective):
 
     prompts = ()
     LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
+    ANSWERS: ClassVar = {
+        "features": "hidden_features",
+        "class": "region_labels",
+        "distribution": "region_distributions",
+    }
 
     @property
     def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
@@ -213,11 +222,11 @@ class MaskedRegions(RegionObjective):
     def asked(self, sequence: int) -> dict[str, Field]:
         most = self.most_asked
         answers = {
-            "features": ("hidden_features", Field((most, self.features), "float16")),
-            "class": ("region_labels", Field((most,))),
-            "distribution": ("region_distributions", Field((most, self.classes), "float16")),
+            "features": Field((most, self.features), "float16"),
+            "class": Field((most,)),
+            "distribution": Field((most, self.classes), "float16"),
         }
-        return {"masked_positions": Field((most,)), **dict([answers[self.ask_for]])}
+        return {"masked_positions": Field((most,)), self.ANSWERS[self.ask_for]: answers[self.ask_for]}
 
     def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
         """Numbers of regions, in their order."""
@@ -227,14 +236,17 @@ class MaskedRegions(RegionObjective):
         words, hidden = self.words(context.sequence), self.hidden(found, context.rng)
         row["tokens"][words + hidden] = MASKED_REGION
         row["region_features"][hidden] = 0
-        [(answers, field)] = [(name, one) for name, one in self.asked(context.sequence).items() if "masked" not in name]
+        answers = self.ANSWERS[self.ask_for]
+        field = self.asked(context.sequence)[answers]
         asked = np.full(field.shape, IGNORED, dtype=field.dtype)
-        asked[: len(hidden)] = {
-            "features": lambda: found.features,
-            "class": lambda: found.likely[:, 1:].argmax(1) + 1,
-            "distribution": lambda: found.likely,
-        }[self.ask_for]()[hidden]
+        asked[: len(hidden)] = self._known(found)[hidden]
         return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
+
+    def _known(self, found: Regions) -> np.ndarray:
+        """[R, ...]: what is asked of hidden ones, of all."""
+        if self.ask_for == "class":
+            return found.likely[:, 1:].argmax(1) + 1
+        return found.features if self.ask_for == "features" else found.likely
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.hide import everything, one_span, random_tokens, second_part, single_count
 from megaptm.objectives.objective import Rate, Share
-from megaptm.objectives.show_ask import hidden_in_place, kept, masked, shuffled, whole
+from megaptm.objectives.show_ask import check_shares, hidden_in_place, kept, masked, shuffled, whole
 from megaptm.objectives.spans import RATE
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -55,9 +55,8 @@ class MaskedText(_Restored):
     prompts = ("masks",)
 
     def __post_init__(self) -> None:
-        if (told := self.mask + self.random) > 1 + 1e-9:
-            raise UserError(f"mask and random ({told:g} together) are more than all that is hidden: lower one.")
-        if not told:
+        check_shares(self.mask, self.random)
+        if not self.mask + self.random:
             raise UserError("mask and random are both 0, so that all that is asked would be shown: raise one.")
 
     @property

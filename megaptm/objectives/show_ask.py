@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from megaptm.errors import UserError
 from megaptm.objectives.denoise import Show
 from megaptm.objectives.similar import Similar
 from megaptm.objectives.vocabulary import SpecialTokens
+
+
+def check_shares(mask: float, random: float) -> None:
+    """Raise a `UserError` where these shares of what is hidden are more than all of it."""
+    if mask + random > 1 + 1e-9:
+        raise UserError(f"mask ({mask:g}) and random ({random:g}) are more than all that is hidden: lower one.")
 
 
 def masked(*, mask: float, random: float) -> Show:

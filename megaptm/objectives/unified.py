@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import BOX_NUMBERS, COMPARED_TEXTS, IGNORED, MASKED_REGION, BatchSpec, Field, fields
+from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION, BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.fragments import FragmentGeneration, FragmentOptions
@@ -35,7 +35,7 @@ from megaptm.objectives.objective import (
     padded,
 )
 from megaptm.objectives.region_files import Regions
-from megaptm.objectives.regions import MaskedRegions, RegionMaskedLM, RegionNumber, RegionObjective
+from megaptm.objectives.regions import MaskedRegions, RegionMaskedLM, RegionNumber, RegionObjective, region_fields
 from megaptm.objectives.rewriting import tokens_of
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -101,14 +101,6 @@ class TextBeforeRegions(Objective):
         # What stands there is no region, whatever pads a text.
         row["tokens"][words:] = 0
         return row
-
-
-def region_fields(regions: int, features: int) -> dict[str, Field]:
-    """What a row holds of its regions."""
-    return {
-        "region_features": Field((regions, features), "float16"),
-        "region_boxes": Field((regions, BOX_NUMBERS), "float32"),
-    }
 
 
 @dataclass(frozen=True)

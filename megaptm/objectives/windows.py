@@ -17,7 +17,15 @@ from pydantic import Field
 from megaptm.batch import BatchSpec, fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, documents_of
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Objective,
+    Piece,
+    RowWindow,
+    Sample,
+    SampleContext,
+    documents_of,
+)
 from megaptm.objectives.vocabulary import SpecialTokens
 
 WindowWords = Annotated[int, Field(ge=1, le=100)]
@@ -29,8 +37,29 @@ MinimumCount = Annotated[int, Field(ge=1)]
 HUFFMAN, SOFTMAX = "hierarchical-softmax", "softmax"
 
 
+class PlainRows(Objective):
+    """Base of tasks whose rows are text as it stands, full of words, and numbers by which something is drawn."""
+
+    template = ("A", "A B")
+    prompts = ()
+
+    def raw_length(self, sequence: int) -> int:
+        return sequence
+
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        return RowWindow(stride=sequence)
+
+    @staticmethod
+    def text_of(parts: list[DocumentSlice], document_mask: bool) -> Sample:
+        """int64 [S] twice: `tokens`, and the document of each."""
+        lengths = [len(part.tokens) for part in parts]
+        text = np.concatenate([part.tokens for part in parts]).astype(np.int64)
+        documents, _ = documents_of(lengths if document_mask else [len(text)], len(text))
+        return {"tokens": text, "document_ids": documents}
+
+
 @dataclass(frozen=True)
-class WordWindows(Objective):
+class WordWindows(PlainRows):
     """What skip-gram and CBOW have in common; the defaults are those of the released code."""
 
     window: WindowWords = 5
@@ -51,24 +80,12 @@ class WordWindows(Objective):
     sigmoid: Literal["table", "exact"] = "table"
     """From a table of 1,000 numbers, and no update beyond ±6, as the released code has it; or exact."""
 
-    template = ("A", "A B")
-    prompts = ()
-
-    def raw_length(self, sequence: int) -> int:
-        return sequence
-
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=sequence)
-
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        lengths = [len(part.tokens) for part in piece]
-        text = np.concatenate([part.tokens for part in piece]).astype(np.int64)
-        documents, _ = documents_of(lengths if context.document_mask else [len(text)], len(text))
-        return {"tokens": text, "document_ids": documents, "seed": np.array(context.rng.integers(1 << 62))}
+        return self.text_of(piece, context.document_mask) | {"seed": np.array(context.rng.integers(1 << 62))}
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

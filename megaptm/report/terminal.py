@@ -12,6 +12,7 @@ import psutil
 
 from megaptm.config import Config, Layout, resolve
 from megaptm.config.uses import uses
+from megaptm.families import RECURRENT
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import count
 from megaptm.shell import command_line, typed_path
@@ -81,15 +82,12 @@ def clock(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-EXPORTED_AS = {"elmo": "elmo", "cove": "cove"}
-"""Family -> the command that exports it, of those that Hugging Face has not."""
-
-
 def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
     """Three commands to go on with after a run has ended, or has stopped half-way: then `start` is what starts it."""
     run = typed_path(config.run)
     spec = resolve(config)
-    form = "words" if isinstance(spec, WordSpec) else EXPORTED_AS.get(spec.name, "hf")
+    # Hugging Face has no recurrent family: each is exported by a command that has its name.
+    form = "words" if isinstance(spec, WordSpec) else spec.name if spec.name in RECURRENT else "hf"
     last = ["export", form, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         last = ["generate", run, "--prompt", prompt]

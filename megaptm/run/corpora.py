@@ -15,6 +15,7 @@ from megaptm.data.order import check_annotated
 from megaptm.data.statistics import texts_of, token_counts
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.objective import refuse_lacking_tokens
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, is_remote, join
@@ -128,10 +129,7 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
         lacking = task.objective.lacking(tokenizer.special)
         if lacking and {*lacking} <= {*known}:
             options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
-            raise UserError(
-                f"objective {task.objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
-                f"{options}, as {family.name} has it, or take another objective."
-            )
+            refuse_lacking_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
 
 
 def check_corpora(config: Config) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Layout
@@ -21,7 +20,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
-from megaptm.words.vocabulary import COUNTS, WordTables, read_counts, word_tables, words_to_learn
+from megaptm.words.vocabulary import WordTables, counts_piece, read_counts, word_tables, words_to_learn
 
 NONE = np.zeros(0, np.int64)
 
@@ -96,8 +95,7 @@ class WordEngine:
         yield self._in.piece()
         yield self._out.piece()
         if self.exchange.rank == 0:
-            shape = self.counts.shape
-            yield TensorPiece(COUNTS, shape, (0,), shape, torch.from_numpy(self.counts))
+            yield counts_piece(self.counts)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._know(read_counts(reader, self.spec.vocabulary))

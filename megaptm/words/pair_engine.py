@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Config
@@ -17,12 +16,12 @@ from megaptm.objectives.pairs import GloVe
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.run.corpora import RunCorpora
-from megaptm.words import kernels
 from megaptm.words.engine import DIVERGED
+from megaptm.words.pair_kernels import learn_pairs
 from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, unit_of
 from megaptm.words.rotating_table import RotatingTable
 from megaptm.words.sharded_table import Exchange, ShardedTable
-from megaptm.words.vocabulary import COUNTS, words_to_learn
+from megaptm.words.vocabulary import counts_piece, words_to_learn
 
 
 class PairEngine:
@@ -85,8 +84,7 @@ class PairEngine:
         yield self._words.piece()
         yield self._contexts.piece()
         if self.exchange.rank == 0:
-            shape = self.counts.shape
-            yield TensorPiece(COUNTS, shape, (0,), shape, torch.from_numpy(self.counts))
+            yield counts_piece(self.counts)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._words.restore(reader)
@@ -122,7 +120,7 @@ class PairEngine:
         for round_ in range(LANES):
             for pairs in steps:
                 mine = slice(*pairs.rounds[round_ : round_ + 2])
-                kernels.learn_pairs(
+                learn_pairs(
                     *(self._words.flat, self._contexts.flat, pairs.words[mine], pairs.contexts[mine]),
                     *(pairs.counts[mine], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
                 )

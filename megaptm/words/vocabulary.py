@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from megaptm.checkpoint.tensors import TensorReader
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.pairs import GloVe
@@ -22,6 +22,11 @@ COUNTS = "counts"
 """The tensor of a checkpoint that says how often each word came in the corpus."""
 
 ALWAYS = 1 << 32
+
+
+def counts_piece(counts: np.ndarray) -> TensorPiece:
+    """How a checkpoint holds them, which one rank writes."""
+    return TensorPiece(COUNTS, counts.shape, (0,), counts.shape, torch.from_numpy(counts))
 
 
 def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:

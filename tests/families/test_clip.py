@@ -28,14 +28,14 @@ from megaptm.families.clip import CLIP
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.models import Model, build_model, fill, image_text, initial_value
+from megaptm.models import build_model, fill, image_text, initial_value
 from megaptm.models.image_text import LARGEST
-from megaptm.models.model import even_chunks
 from megaptm.plan.count import count, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
 from tests.families.vision import pixel_values, theirs_in, weights_of
+from tests.models.test_parts import equals_the_whole
 from tests.models.vision import TEXT, clip_batch, clip_model
 
 CONFIGS = Path(__file__).parents[2] / "configs/clip"
@@ -156,16 +156,7 @@ def test_what_stands_behind_a_text_changes_nothing():
 
 
 def test_parts_of_a_pipeline_are_the_whole():
-    model, batch = clip_model(), clip_batch(4, seed=4)
-    stream, weights = None, weights_of(model)
-    for chunk in even_chunks(model.spec, 4):
-        part = Model(model.spec, chunk).eval()
-        part.load_state_dict({name: weights[name] for name in part.state_dict()})
-        with torch.no_grad():
-            stream = part(batch, stream)
-    with torch.no_grad():
-        whole = model(batch)
-    assert stream[HEAD][0].item() == pytest.approx(whole[HEAD][0].item(), rel=1e-6)
+    equals_the_whole(clip_model(), clip_batch(4, seed=4), 4)
 
 
 def test_an_untrained_model_begins_as_the_papers():

@@ -26,7 +26,7 @@ from megaptm.models.model import even_chunks
 from megaptm.plan.count import count
 from megaptm.spec import ModelSpec, Size, change, published
 from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
-from tests.models.tiny import mean_losses
+from tests.models.test_parts import equals_the_whole
 
 CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_losses.safetensors"
@@ -289,27 +289,15 @@ def test_regions_have_no_order_and_a_text_needs_none():
 
 
 def test_parts_of_a_pipeline_are_the_whole_and_share_the_map_of_features():
-    """The last one turns it around: gradients of both copies are the whole one's."""
-    model, batch = uniter_model(layers=4), uniter_batch(4, seed=4)
-    whole = model(batch)
-    mean_losses(whole).backward()
-    weights, stream, parts = model.state_dict(), None, []
-    for chunk in even_chunks(model.spec, 2):
-        part = Model(model.spec, chunk).eval()
-        part.load_state_dict({name: weights[name] for name in part.state_dict()})
-        stream = part(batch, stream)
-        parts.append(part)
-    assert {*stream} == {*whole} == {*ALL.heads}
-    for loss, (ours, number) in stream.items():
-        assert number == whole[loss][1]
-        assert torch.allclose(ours, whole[loss][0], rtol=1e-5), loss
-    mean_losses(stream).backward()
-    name = "embed.region.project.weight"
-    gradients = [dict(part.named_parameters())[name].grad for part in parts]
-    assert all(gradient.count_nonzero() for gradient in gradients)
-    assert torch.allclose(sum(gradients), dict(model.named_parameters())[name].grad, atol=1e-6)
-    assert {name.partition(".")[0] for name, _ in parts[1].named_parameters()} == {"embed", "encoder", "head"}
-    assert not any("region.box" in name for name, _ in parts[1].named_parameters())
+    """The last one turns it around."""
+    model = uniter_model(layers=4)
+    equals_the_whole(model, uniter_batch(4, seed=4), 2)
+    first, last = (
+        {name for name, _ in Model(model.spec, chunk).named_parameters()} for chunk in even_chunks(model.spec, 2)
+    )
+    assert "embed.region.project.weight" in first & last
+    assert {name.partition(".")[0] for name in last} == {"embed", "encoder", "head"}
+    assert not any("region.box" in name for name in last)
 
 
 def test_rows_of_nothing_hidden_begin_at_zero():

@@ -26,13 +26,13 @@ from megaptm.errors import UserError
 from megaptm.families.vit import VIT
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
-from megaptm.models.model import even_chunks
 from megaptm.plan.count import count, step_flops
 from megaptm.spec import change, published
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 from tests.data_pipeline.images.pictures import digits
 from tests.families.vision import pixel_values, theirs_in, weights_of
+from tests.models.test_parts import equals_the_whole
 from tests.models.vision import GRID, SIDE, VOCABULARY, tiny_vit, vit_batch, vit_model
 
 CONFIGS = Path(__file__).parents[2] / "configs/vit"
@@ -164,18 +164,7 @@ def test_a_hidden_patch_is_not_seen():
 
 
 def test_parts_of_a_pipeline_are_the_whole():
-    model, batch = vit_model(layers=4), vit_batch(3, seed=4)
-    stream, weights = None, weights_of(model)
-    for chunk in even_chunks(model.spec, 4):
-        part = Model(model.spec, chunk).eval()
-        part.load_state_dict({name: weights[name] for name in part.state_dict()})
-        with torch.no_grad():
-            stream = part(batch, stream)
-    with torch.no_grad():
-        whole = model(batch)
-    assert {name: loss.item() for name, (loss, _) in stream.items()} == pytest.approx(
-        {name: loss.item() for name, (loss, _) in whole.items()}, rel=1e-6
-    )
+    equals_the_whole(vit_model(layers=4), vit_batch(3, seed=4), 4)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_what_cannot_be_served_is_refused():
         OBJECTIVES["token-corruption"].check(SPECIAL, 1143)
     with pytest.raises(UserError, match="bert-style needs a tokenizer with a `mask` token, or with sentinels"):
         OBJECTIVES["bert-style"].check(replace(SPECIAL, mask=None, sentinels=()), 128)
-    with pytest.raises(UserError, match=r"objective\.masked-text: mask and random \(1\.1 together\)"):
+    with pytest.raises(UserError, match=r"objective\.masked-text: mask \(1\) and random \(0\.1\) are more than all"):
         objective_of({"masked-text": {"mask": 1.0}})
     with pytest.raises(UserError, match=r"mean \(5\) is the length of spans, and tokens are hidden"):
         objective_of({"span-corruption": {"hide": "tokens", "mean": 5}})

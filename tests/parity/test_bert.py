@@ -44,6 +44,17 @@ def test_logits_loss_and_gradient() -> None:
     assert ours[model.spec.vocabulary :].abs().max() == 0
 
 
+def test_vectors_of_tokens_and_of_the_row_are_theirs() -> None:
+    model, batch = tiny_model("bert"), tiny_batch("bert")
+    real = batch["document_ids"] > 0
+    theirs = reference_of(model).bert
+    out = theirs(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=real.long())
+    vectors_BSD = model.encode(batch)
+    assert_close(vectors_BSD[real], out.last_hidden_state[real])
+    pooler = model.head["next-sentence"].pooler
+    assert_close(torch.tanh(pooler(vectors_BSD[:, 0])), out.pooler_output)
+
+
 def test_asking_some_positions_equals_labeling_them() -> None:
     model, batch = tiny_model("bert"), tiny_batch("bert")
     labels = torch.full_like(batch["tokens"], -100)

@@ -17,6 +17,7 @@ from megaptm.launch.ray.supervisor import command_of
 from megaptm.report.terminal import STARTED_BY, clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import train
 from tests.train.runs import CONFIGS, build, save_untrained, settings, write_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -110,6 +111,13 @@ def test_commands_to_go_on_with_can_be_pasted(family, objective, last, corpora, 
         said = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
         assert said.exit_code == 0
         assert said.output.strip()
+
+
+@pytest.mark.parametrize(("family", "form"), [("elmo", "elmo"), ("word2vec", "words"), ("vit", "hf")])
+def test_what_gives_vectors_or_labels_alone_is_exported_in_its_own_form(family, form):
+    tokenizer = train("words", ["a few words"], vocabulary=20)
+    *_, last = next_commands(load(CONFIGS / family / "tiny.yaml"), tokenizer, done=True)
+    assert shlex.split(last)[len(shlex.split(command_line([]))) :][:2] == ["export", form]
 
 
 def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):

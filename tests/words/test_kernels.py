@@ -10,8 +10,9 @@ import torch
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
+from megaptm.objectives.windows import SkipGram
 from megaptm.words import kernels
-from megaptm.words.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds
+from megaptm.words.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds, word_tables
 from tests.docs.page_edits import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")
@@ -137,14 +138,27 @@ def test_an_update_of_the_softmax_is_the_gradient_of_the_closed_form(cbow):
         assert np.abs(table - wanted.numpy()).max() < 1e-6
 
 
-def test_noise_is_drawn_by_the_power_of_counts():
-    weights = np.array([900, 250, 80, 40, 11, 3], float) ** 0.75
-    accept, alias = alias_table(weights)
-    drawn = draws(accept, alias, 400_000)
+@pytest.mark.parametrize("power", [0.75, 0.3])
+def test_noise_is_drawn_by_the_power_of_counts(power):
+    counts = np.array([500, 900, 250, 80, 40, 11, 6, 4])
+    tables = word_tables(counts, special=[0], task=SkipGram(noise_power=power))
+    drawn = draws(tables.accept, tables.alias, 400_000)
+    assert not drawn[[0, 7]].any(), "no special token, and none that comes too seldom"
+    weights = counts[1:7] ** power
     wanted = weights / weights.sum() * drawn.sum()
-    chi = ((drawn - wanted) ** 2 / wanted).sum()
+    chi = ((drawn[1:7] - wanted) ** 2 / wanted).sum()
     assert chi < 20.5  # of 5 degrees of freedom: one in a thousand is larger
-    assert drawn.min() > 0
+
+
+def test_each_width_of_a_window_comes_as_often():
+    borders, state, widths = np.ones(11, np.int64), np.uint64(3), np.zeros(6, np.int64)
+    for _ in range(10_000):
+        first, last, state = kernels._window(borders, 11, 5, 5, True, np.uint64(state))
+        assert (5 - first) == (last - 6)
+        widths[5 - first] += 1
+    assert widths[0] == 0
+    assert ((widths[1:] - 2000) ** 2 / 2000).sum() < 18.5  # of 4 degrees of freedom: one in a thousand is larger
+    assert kernels._window(borders, 11, 5, 5, False, np.uint64(3))[:2] == (0, 11)
 
 
 def draws(accept, alias, number):

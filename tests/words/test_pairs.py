@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from megaptm.objectives.pairs import GloVe
-from megaptm.words import kernels, pairs
+from megaptm.words import pairs
+from megaptm.words.pair_kernels import learn_pairs
 from megaptm.words.sharded_table import Exchange
 from tests.docs.page_edits import ROOT
 from tests.ranks import run_ranks
@@ -116,9 +117,7 @@ def rows() -> list[np.ndarray]:
 
 def learn(tables, words, contexts, counts, rate=0.05) -> float:
     losses = np.zeros(128)
-    kernels.learn_pairs(
-        *(*tables, words, contexts, counts, 128, 0, 0, SETTINGS["x_max"], SETTINGS["alpha"], rate, 1.0, losses)
-    )
+    learn_pairs(*(*tables, words, contexts, counts, 128, 0, 0, SETTINGS["x_max"], SETTINGS["alpha"], rate, 1.0, losses))
     return losses.sum()
 
 

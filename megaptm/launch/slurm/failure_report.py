@@ -53,14 +53,18 @@ def hung(run: Path) -> bool:
 
     Its processes leave with code 75, but for one that cannot: Slurm kills it, and counts that.
     """
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, HangEvent.kind)]
-    return kinds[-1:] == [HangEvent.kind]
+    return _since_last_start(run, HangEvent.kind)
 
 
 def saved(run: Path) -> bool:
     """Whether the last start saved anything."""
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, CheckpointEvent.kind)]
-    return kinds[-1:] == [CheckpointEvent.kind]
+    return _since_last_start(run, CheckpointEvent.kind)
+
+
+def _since_last_start(run: Path, kind: str) -> bool:
+    """Whether the last start wrote down such an event."""
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, kind)]
+    return kinds[-1:] == [kind]
 
 
 def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:

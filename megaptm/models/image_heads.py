@@ -1,0 +1,48 @@
+"""What is asked of an image by itself: its label, and the colors of hidden patches (ViT, arXiv:2010.11929)."""
+
+# S places of a row, B batch, A places asked, V labels
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from megaptm.bricks import HeadBrick
+from megaptm.layers.split import Embedding, Linear, VocabularyBias
+from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
+from megaptm.models.places import asked_places
+from megaptm.spec import ModelSpec
+
+
+class ImageLabelHead(nn.Module):
+    """Which label an image has: what is said at its own place, the first, times a table of labels."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.table = Embedding(spec.padded_vocabulary, brick.width, split="vocabulary")
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
+        self.project = token_loss(spec)
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        labels_B = batch[self.answers]
+        return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, V]"""
+        return self.project.logits(x_SBD[0], self.table.weight, self.vocabulary.bias)
+
+
+class MaskedPatchHead(nn.Module):
+    """The mean color of patches that were hidden; read where asked only."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.classify = Linear.of(brick.maps["classify"])
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        return class_loss(self.classify(asked_places(x_SBD, batch, self.answers)), batch[self.answers])
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """[B, S, colors], for every place."""
+        return self.classify(x_SBD.transpose(0, 1))
