@@ -70,6 +70,8 @@ def _told(words: Sequence[str]) -> tuple[list[str], list[str], Build]:
     """Sources, settings of a recipe, and how it is built."""
     settings = [word for word in words if _is_setting(word)]
     asked = [word for word in settings if word.partition("=")[0] in Build.__annotations__]
+    if not any(word.startswith("out=") for word in asked):
+        raise UserError("out is missing, the folder or URL that the corpus is to have: add out=corpora/NAME.")
     options = typed(Build, {key: value for word in asked for key, value in read_override(word).values.items()}, "build")
     rest = [word for word in settings if word not in asked]
     return [word for word in words if not _is_setting(word)], rest, options

@@ -172,6 +172,18 @@ def test_a_mistake_in_a_build_is_one_sentence(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_build_without_a_place_says_how_to_give_one(tmp_path):
+    done = megaptm("corpus", "build", "nowhere", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "add out=corpora/NAME" in done.stderr
+
+
+def test_a_family_that_is_mistyped_is_told_the_nearest():
+    done = megaptm("families", "gtp2")
+    assert done.returncode == 2
+    assert done.stderr == "error: gtp2 is no family; did you mean gpt2?\n"
+
+
 def commands(group, above=()):
     """Every command there is, with its words."""
     for name, command in group.commands.items():

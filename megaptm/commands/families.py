@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megaptm.commands.output import print_json
-from megaptm.errors import UserError
+from megaptm.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from megaptm.config import Layout
@@ -35,7 +35,7 @@ def families(name: str | None, as_json: bool) -> None:
     elif (found := find_family(name)) is not None:
         chosen = [found]
     else:
-        raise UserError(f"{name} is no family: it may be {', '.join(FAMILIES)}, or package.module:NAME.")
+        raise UserError(f"{name} is no family; {nearest(name, FAMILIES, 'there are {}, or package.module:NAME.')}")
     if as_json:
         print_json(
             {

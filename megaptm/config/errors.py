@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
@@ -54,6 +55,9 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: unknown key {key}{_nearest(path)}"
     if details["type"] == "invalid_key":
         return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
+    if details["type"] == "dict_type" and key == "data.mix" and isinstance(details["input"], str):
+        said = details["input"].strip("{}") or "corpora/books"
+        return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{said}: 1}}'."
     return f"{where}: {key} {must_be(details)}"
 
 
@@ -128,10 +132,11 @@ def _meant_of_number(path: tuple[str, ...]) -> str | None:
 
 
 def _meant(path: tuple[str, ...]) -> str | None:
-    """The same name in another section, else what was meant of this section, else another library's name of a key in
-    another section."""
+    """A name of this section but for a letter, else the same name in another section, else what was meant of this
+    section, else another library's name of a key in another section."""
     here, name = path[:-1], path[-1]
+    mistyped = [".".join((*here, one)) for one in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
     elsewhere = [f"{section}.{name}" for section in fields() if name in fields((section,))]
     close = [".".join((*here, one)) for one in [suggest(name, fields(here))] if one]
     called = [f"{section}.{ELSEWHERE[name]}" for section in fields() if ELSEWHERE.get(name) in fields((section,))]
-    return next(iter([*elsewhere, *close, *called]), None)
+    return next(iter([*mistyped, *elsewhere, *close, *called]), None)

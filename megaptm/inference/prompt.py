@@ -34,7 +34,8 @@ def require(loaded: LoadedModel, way: Use) -> None:
         raise UserError(f"{loaded.spec.name} reads images, and cannot {way}: `megaptm evaluate` says how well it does.")
     if way not in (found := uses_of(loaded)):
         stacks, other = " and ".join(loaded.spec.family.stacks), " or ".join(found or ("encode",))
-        raise UserError(f"{loaded.spec.name} is {stacks}, which cannot {way}: let it {other}.")
+        how = "" if found else " (`megaptm.load(RUN).encode(texts)` in Python)"
+        raise UserError(f"{loaded.spec.name} is {stacks}, which cannot {way}: let it {other}{how}.")
 
 
 def use_of(loaded: LoadedModel, prompt: str) -> Use:

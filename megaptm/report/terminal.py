@@ -50,6 +50,15 @@ def device_title() -> str:
     return f"CPU, {threads} thread{'s' if threads > 1 else ''} a process"
 
 
+def begins(config: Config, *, imported: bool) -> str:
+    """What a run of step 0 begins with: `imported` weights lie in its folder as a checkpoint of that step."""
+    if imported:
+        return "begins at step 0, with the weights that lie in the run folder"
+    if config.train.init_from is not None:
+        return f"begins at step 0, with the weights of {config.train.init_from}"
+    return "begins at step 0"
+
+
 def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
     """What is continued from: `before` is the layout that the checkpoint was written on."""
     if step >= config.train.steps:

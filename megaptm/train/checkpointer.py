@@ -80,6 +80,8 @@ class Checkpointer:
         """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
         self.layout_before: Mapping[str, int] = {}
         """Of the checkpoint that was restored."""
+        self.found = False
+        """Whether there was a checkpoint to restore, which of an imported model is of step 0."""
         self.held_out = HeldOutLoss()
         """What validation found; kept up by the loop."""
         self._background, self._copies = Background(), HostStaging()
@@ -91,6 +93,7 @@ class Checkpointer:
             self.store.take_over()
             self._go_back(self.events)
         checkpoint = newest(self.store, self.place)
+        self.found = checkpoint is not None
         if checkpoint is not None:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)

@@ -13,7 +13,7 @@ from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.plan.kernels import attention_kernels
 from megaptm.processes import end_with_parent
-from megaptm.report.terminal import STARTED_BY, TimedLog, device_title, next_commands, resumed
+from megaptm.report.terminal import STARTED_BY, TimedLog, begins, device_title, next_commands, resumed
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -102,7 +102,7 @@ def _work(
     with stop.ends_waiting(), heartbeat.during("loading"):
         start = checkpointer.restore()
     heartbeat.continues_from(start)
-    tell(resumed(start, checkpointer.layout_before, config) if start else "begins at step 0")
+    tell(resumed(start, checkpointer.layout_before, config) if start else begins(config, imported=checkpointer.found))
     report = None
     if events:
         source.tokenizer.save(run / "tokenizer")

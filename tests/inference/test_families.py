@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.inference.generate import Draw, Sampling, answer_ids
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.prompt import asked, fields_of_texts, read_prompt, use_of, uses_of
+from megaptm.inference.prompt import asked, fields_of_texts, read_prompt, require, use_of, uses_of
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.training import train
@@ -103,6 +103,12 @@ def test_it_can_be_asked_what_its_heads_answer(loaded: LoadedModel) -> None:
     for other in ask:
         with pytest.raises(UserError, match=f"which cannot {other}: let it {way}"):
             ask[other]()
+
+
+def test_a_model_that_gives_vectors_alone_says_how_they_are_had():
+    loaded = tiny("xlnet")
+    with pytest.raises(UserError, match=r"which cannot guess: let it encode \(`megaptm.load"):
+        require(loaded, "guess")
 
 
 def prompt_of(loaded: LoadedModel) -> str:

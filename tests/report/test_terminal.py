@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from megaptm.commands.generate import generate
 from megaptm.config import load
 from megaptm.launch.ray.supervisor import command_of
-from megaptm.report.terminal import STARTED_BY, clock, layout_title, next_commands, resumed, title
+from megaptm.report.terminal import STARTED_BY, begins, clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers import train
@@ -44,6 +44,14 @@ def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
         "run folder runs/gpt2-tiny",
     ]
     assert layout_title(load(CONFIGS / "gpt2/tiny.yaml").layout.model_dump()) == "data=1"
+
+
+def test_a_run_of_step_0_says_whose_weights_it_begins_with():
+    config = load("gpt2/tiny")
+    assert begins(config, imported=False) == "begins at step 0"
+    assert begins(config, imported=True) == "begins at step 0, with the weights that lie in the run folder"
+    other = load("gpt2/tiny", ["train.init_from=runs/first"])
+    assert begins(other, imported=False) == "begins at step 0, with the weights of runs/first"
 
 
 def test_a_resumed_run_says_from_where():

@@ -93,7 +93,7 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     if counterpart is None:
         known = _known("family", exported=True)
         raise UserError(
-            f"{spec.name} has no counterpart at Hugging Face; the blocks of {known} have. Use "
+            f"{spec.name} has no counterpart at Hugging Face; those that have: {known}. Use "
             "it by `megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 4)."
         )
     check_sharing(counterpart, spec)
