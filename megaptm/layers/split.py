@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Map
 from megaptm.layers.accumulate import Lookup
+from megaptm.layers.product import WideLinear, widens
 
 
 class Linear(nn.Linear):
@@ -44,6 +45,12 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: values come from `models.initial`, a function of the seed and the parameter's name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not widens(x) or self.weight.dtype != x.dtype:
+            return super().forward(x)
+        mapped: Tensor = WideLinear.apply(x, self.weight, self.bias)
+        return mapped
 
 
 class Embedding(nn.Module):
