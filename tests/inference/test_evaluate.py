@@ -152,7 +152,7 @@ def test_who_guesses_takes_any_of_the_rows_that_are_compared(corpora, tmp_path):
     asked = ("objective={words: {task: masked-lm, share: 1}, infomax: {share: 1}}", "train.batch=8", "data.sequence=64")
     trained = open_run(save_untrained("bert", tmp_path / "run", corpora["bert"], *asked)[0])
     torch.nn.init.zeros_(trained.model.head["infomax"].project.weight)
-    loss = evaluate(trained, rows=24).losses["infomax"]
+    loss = trained.evaluate(rows=24).losses["infomax"]
     assert 6 < loss.asked < 18
     assert loss.model == pytest.approx(loss.unigram)
     assert loss.unigram == loss.uniform < math.log(8)
