@@ -17,7 +17,7 @@ from data_pipeline.annotate.meanings import read_meanings, write_meanings
 from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, choose
 from data_pipeline.corpus.parts import read_parts
-from data_pipeline.corpus.training import train_tokenizer
+from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.images.build import build_images
@@ -160,7 +160,7 @@ def tokenizer_train(
         work = JobRunner(Path(scratch), InProcess(), stages)
         parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
         selection = choose(replace(recipe, validation=0.0), parts, work, dropped)
-        tokenizer = train_tokenizer(wanted, selection, work)
+        tokenizer = load(train_tokenizer(wanted, DocumentSample.of(selection, kind), work))
     tokenizer.save(folder)
     console.print(f"{folder}: {tokenizer.kind} tokenizer of {tokenizer.vocabulary:,} ids", highlight=False)
     return tokenizer

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from megaptm.data.dataset import MixDataset
     from megaptm.inference.loaded_model import LoadedModel
     from megaptm.models import Model
-    from megaptm.objectives import Objective
+    from megaptm.objectives import BaseObjective
     from megaptm.words.vectors import WordVectors
 
 PathLike = str | os.PathLike[str]
@@ -28,7 +28,8 @@ def load(folder: PathLike, *, step: int | None = None, device: str | torch.devic
     """A trained model, from the folder of a run or of an exported model (`megaptm export hf`): it can generate, fill,
     guess, encode and evaluate.
 
-    `step` is the checkpoint to take, the newest by default; `device` the GPU, if there is one.
+    `step` is the checkpoint to take, the newest by default; `device` the GPU, if there is one. A `UserError` where the
+    folder holds neither, or the checkpoint is damaged.
     """
     from megaptm.inference.loaded_model import load_model
 
@@ -86,7 +87,7 @@ def _device(said: str | torch.device | None) -> torch.device | None:
 def open_dataset(
     corpora: PathLike | Mapping[Any, float],
     *,
-    objective: str | Mapping[str, Any] | Objective,
+    objective: str | Mapping[str, Any] | BaseObjective,
     sequence: int,
     split: str = "train",
     epochs: int = 1,
@@ -103,14 +104,14 @@ def open_dataset(
     from megaptm.data import open_mix
     from megaptm.data.dataset import MixDataset
     from megaptm.data.shards import Corpus
-    from megaptm.objectives import Objective, objective_of
+    from megaptm.objectives import BaseObjective, objective_of
     from megaptm.run.corpora import tokenizer_of
     from megaptm.storage import Cache
 
     sequence, epochs = _integer("sequence", sequence, least=4), _integer("epochs", epochs, least=1)
     seed = _integer("seed", seed, least=0)
     if document_mask is None:
-        found = objective if isinstance(objective, Objective) else objective_of(objective)
+        found = objective if isinstance(objective, BaseObjective) else objective_of(objective)
         document_mask = found.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")

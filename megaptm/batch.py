@@ -176,7 +176,7 @@ def _kind(value: object) -> str:
 
 
 def fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
-    """Several fields of one shape."""
+    """Several int64 fields, each of this shape in a sample (a batch puts B before it)."""
     return dict.fromkeys(names, Field(shape))
 
 

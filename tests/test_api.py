@@ -16,6 +16,7 @@ from megaptm.config import override_of
 from megaptm.data import open_mix
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.evaluate import evaluate
+from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.models import build_model as build_of_spec
 from megaptm.models import fill
 from megaptm.run.checkpoint import open_checkpoint
@@ -71,7 +72,7 @@ def test_commands_take_an_export_as_they_take_a_run(places):
 def test_evaluate_is_the_commands(places):
     corpus, run, _ = places["gpt2"]
     model = megaptm.load(run)
-    assert model.evaluate(rows=4) == evaluate(model, rows=4)
+    assert model.evaluate(rows=4) == evaluate(model, EvaluationOptions(rows=4))
     assert model.evaluate(corpus, rows=4).losses == model.evaluate({str(corpus): 1.0}, rows=4).losses
 
 

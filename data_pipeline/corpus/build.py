@@ -20,7 +20,7 @@ from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
 from data_pipeline.corpus.tokenizing import ShardResult, stored_as, stored_fields, write_shards
-from data_pipeline.corpus.training import train_tokenizer
+from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
@@ -64,7 +64,10 @@ def build_corpus(
         if not any(part.documents for part in parts):
             raise _nothing_left(recipe, dropped)
         selection = choose(recipe, parts, work, dropped)
-        tokenizer = given or train_tokenizer(recipe.tokenizer, selection, work)
+        tokenizer = given
+        if tokenizer is None:
+            sample = DocumentSample.of(selection, recipe.tokenizer.kind)
+            tokenizer = load(train_tokenizer(recipe.tokenizer, sample, work))
         tokenizer.save(output.scratch / "tokenizer")  # where workers find it
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
         annotations = complete(recipe, tokenizer)

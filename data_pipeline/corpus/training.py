@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -13,10 +14,35 @@ from data_pipeline.corpus.selection import Selection
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
-from megaptm.tokenizers import KINDS, Tokenizer, load, train
+from megaptm.tokenizers import KINDS, train
 
 # Text a tokenizer is trained on. More changes few of its pieces and takes longer; Unigram is slow, words are counted.
 TRAINING_BYTES = dict.fromkeys(KINDS, 20 << 20) | {"unigram": 4 << 20, "words": 200 << 20}
+
+
+class TrainingText(Protocol):
+    """Where a worker finds the text to train on: a frozen dataclass, of whose fields the job's name is made."""
+
+    def read(self) -> Iterator[str]:
+        """One text after the other."""
+
+
+@dataclass(frozen=True)
+class DocumentSample:
+    """Documents of the parts of a build."""
+
+    rows: tuple[tuple[str, np.ndarray], ...]
+    """Stem of a part, int64 rows of it."""
+
+    @classmethod
+    def of(cls, selection: Selection, kind: str) -> DocumentSample:
+        """As much of the training split as a kind of tokenizer is trained on."""
+        parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
+        places = selection.sample("train", TRAINING_BYTES[kind])
+        return cls(tuple((parts[number].stem, rows) for number, rows in places))
+
+    def read(self) -> Iterator[str]:
+        return (document.text for stem, rows in self.rows for document in read_part(stem, rows))
 
 
 @dataclass(frozen=True)
@@ -26,31 +52,26 @@ class TokenizerJob:
     folder: str
     """Where to write it, under a name made of what it learned from."""
     recipe: TokenizerRecipe
-    sample: tuple[tuple[str, np.ndarray], ...]
-    """Stem of a part, int64 rows of it."""
+    text: TrainingText
 
     @property
     def path(self) -> Path:
         return Path(self.folder, key_of(_train, self))
 
 
-def train_tokenizer(recipe: TokenizerRecipe, selection: Selection, work: JobRunner) -> Tokenizer:
-    """As the recipe says; an earlier build may have done it."""
-    parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
-    places = selection.sample("train", TRAINING_BYTES[recipe.kind])
-    sample = tuple((parts[number].stem, rows) for number, rows in places)
-    job = TokenizerJob(str(work.folder / "tokenizers"), recipe, sample)
+def train_tokenizer(recipe: TokenizerRecipe, text: TrainingText, work: JobRunner) -> Path:
+    """Train one as the recipe says, unless an earlier build has done it; returns its folder."""
+    job = TokenizerJob(str(work.folder / "tokenizers"), recipe, text)
     work.run("tokenizer", _train, [job])
-    return load(job.path)
+    return job.path
 
 
 def _train(job: TokenizerJob) -> int:
     """Train and write one; returns its number of ids."""
     recipe = job.recipe
-    texts = (document.text for stem, rows in job.sample for document in read_part(stem, rows))
     tokenizer = train(
         recipe.kind,
-        texts,
+        job.text.read(),
         vocabulary=recipe.vocabulary,
         specials=recipe.specials,
         lowercase=recipe.lowercase,

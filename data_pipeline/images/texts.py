@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.corpus.training import TRAINING_BYTES
+from data_pipeline.corpus.training import TRAINING_BYTES, train_tokenizer
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
@@ -28,7 +28,7 @@ from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
 from megaptm.storage import AtomicFile, hash_of, write_whole
-from megaptm.tokenizers import Tokenizer, load, train
+from megaptm.tokenizers import Tokenizer, load
 
 MOST_TEXT_BYTES = 1 << 20
 """Of a `.txt` or `.json`."""
@@ -163,43 +163,23 @@ def read_texts(folder: str, shard: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class LearnJob:
-    """What a worker needs to train a tokenizer."""
+class ShardTexts:
+    """The texts of shards, as many as a tokenizer is trained on."""
 
     folder: str
     shards: tuple[tuple[str, str], ...]
     """Name, and the hash of what was noted of it."""
-    recipe: TokenizerRecipe
+    limit_bytes: int
+    """The text with which there are more is the last."""
 
-    @property
-    def path(self) -> Path:
-        return Path(self.folder, f"tokenizer-{key_of(learn, self)}")
-
-
-def learn(job: LearnJob) -> int:
-    """Train a tokenizer and write it; returns its number of ids."""
-    recipe = job.recipe
-    tokenizer = train(
-        recipe.kind,
-        _sample(job),
-        vocabulary=recipe.vocabulary,
-        specials=recipe.specials,
-        lowercase=recipe.lowercase,
-        sentinels=recipe.sentinels,
-        digits=recipe.digits,
-    )
-    tokenizer.save(job.path)
-    return tokenizer.vocabulary
-
-
-def _sample(job: LearnJob) -> Iterator[str]:
-    left = TRAINING_BYTES[job.recipe.kind]
-    for name, _ in job.shards:
-        for text in read_texts(job.folder, name):
-            yield text
-            left -= len(text.encode())
-            if left < 0:
-                return
+    def read(self) -> Iterator[str]:
+        left = self.limit_bytes
+        for name, _ in self.shards:
+            for text in read_texts(self.folder, name):
+                yield text
+                left -= len(text.encode())
+                if left < 0:
+                    return
 
 
 @dataclass(frozen=True)
@@ -255,9 +235,8 @@ def text_tokenizer(
         place = str(Path(recipe.folder).expanduser())
     else:
         known = tuple((info.name, info.index_sha256) for info in infos)
-        job = LearnJob(str(work.folder / SHARDS), known, recipe)
-        work.run("tokenizer", learn, [job])
-        place = str(job.path)
+        text = ShardTexts(str(work.folder / SHARDS), known, TRAINING_BYTES[recipe.kind])
+        place = str(train_tokenizer(recipe, text, work))
     tokenizer = load(Path(place))
     if regions:
         if None in (tokenizer.special.cls, tokenizer.special.sep, tokenizer.special.mask):

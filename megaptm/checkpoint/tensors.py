@@ -169,7 +169,10 @@ def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
 
 
 class TensorReader:
-    """Reads any block of any tensor from the pieces that overlap it, whatever layout wrote them; in one thread."""
+    """Reads any block of any tensor from the pieces that overlap it, whatever layout wrote them; in one thread.
+
+    A `UserError` names the tensor and the folder where files disagree on a shape, or do not hold what is asked.
+    """
 
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
         self.folder = folder
@@ -192,7 +195,8 @@ class TensorReader:
         return DTYPES[self._stored(name)[0][1].dtype]
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, block: tuple[int, ...] | None = None) -> Tensor:
-        """The block of this shape at this offset; without them, from the beginning and to the end."""
+        """The block of this shape at this offset, both one number a dimension; absent: from the beginning, and to the
+        end. A new tensor on the CPU, in the dtype of the file."""
         pieces, shape, dtype = self._stored(name), self.shape(name), self.dtype(name)
         start = offset if offset is not None else (0,) * len(shape)
         size = block if block is not None else tuple(whole - at for whole, at in zip(shape, start, strict=True))

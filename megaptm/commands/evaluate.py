@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from megaptm.commands.output import print_json
 from megaptm.errors import UserError
+from megaptm.inference.evaluation_options import EvaluationOptions
 
 if TYPE_CHECKING:
     from megaptm.inference.image_text import Retrieval, ZeroShot
@@ -19,14 +22,20 @@ FREQUENT = 100
 """Of so many words, the most frequent, none is asked for: they are of every company."""
 
 
+def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives the command an option for each field of `EvaluationOptions`."""
+    for one in reversed(fields(EvaluationOptions)):
+        kind: dict[str, Any] = (
+            {"is_flag": True} if one.default is False else {"type": click.IntRange(one.metadata["least"])}
+        )
+        command = click.option(f"--{one.name.replace('_', '-')}", help=one.metadata["help"], **kind)(command)
+    return command
+
+
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--corpus", multiple=True, help="Corpus to measure on, in place of the run's own; may be given again.")
-@click.option("--rows", type=click.IntRange(1), help="Held-out rows to measure on; all by default.")
-@click.option("--sequence", type=click.IntRange(4), help="Tokens of a row; as in training by default, or 512.")
-@click.option("--memory", type=click.IntRange(0), help="Places that are remembered before a row; as in training.")
-@click.option("--farthest", type=click.IntRange(1), help="Distance that farther ones are taken for; none by default.")
-@click.option("--same-length", is_flag=True, help="Each place sees as many places before it as are remembered.")
+@_with_evaluation_options
 @click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
 @click.option("--word", "words", multiple=True, help="Of word vectors: show what is near it; may be given again.")
 @click.option(
@@ -42,17 +51,13 @@ FREQUENT = 100
 def evaluate(
     model: Path,
     corpus: tuple[str, ...],
-    rows: int | None,
-    sequence: int | None,
-    memory: int | None,
-    farthest: int | None,
-    same_length: bool,
     step: int | None,
     words: tuple[str, ...],
     analogies: Path | None,
     zero_shot: str | None,
     templates: tuple[str, ...],
     as_json: bool,
+    **measured: Any,
 ) -> None:
     """Measure a MODEL, the folder of a run or of an exported model, on held-out text.
 
@@ -81,6 +86,7 @@ def evaluate(
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
+    options = EvaluationOptions(**measured)
     a_run = is_run(model, step)
     if words or analogies or (a_run and _of_words(model)):
         _ask_words(model, words, analogies, step, as_json)
@@ -99,18 +105,8 @@ def evaluate(
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(
-        loaded,
-        corpora=corpora,
-        rows=rows,
-        sequence=sequence,
-        memory=memory,
-        farthest=farthest,
-        same_length=same_length,
-        console=bars,
-        tell=tell,
-    )
-    matched, classified = _match(loaded, corpora, rows, zero_shot, templates)
+    found = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
+    matched, classified = _match(loaded, corpora, options.rows, zero_shot, templates)
     if as_json:
         more = [one.plain() for one in (matched, classified) if one is not None]
         print_json({key: value for said in (found.plain(), *more) for key, value in said.items()})
@@ -120,7 +116,7 @@ def evaluate(
             if one is not None:
                 one.show(Console())
     sys.stdout.flush()
-    if not (corpora or same_length) and sequence is None and memory is None and farthest is None:
+    if not corpora and options.as_trained:
         tell("recording the result in the run folder" + (" and in MLflow" if loaded.config.track.enabled else ""))
         evaluation.record(loaded.config, found)
 

@@ -18,7 +18,7 @@ from megaptm.config.word_rules import word_rules, word_shape
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
 from megaptm.families.words import WordFamily
-from megaptm.objectives import Composed, Objective, weights_at
+from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import tasks_of
 from megaptm.spec import Family, ModelSpec, change
 
@@ -102,7 +102,7 @@ def _read_by_tasks(objective: Composed, mix: Mapping[str, float]) -> Iterator[st
             yield f"data.mix has {name}, which no task reads: add it to the corpora of one, or remove it."
 
 
-def _told_apart(task: Objective, family: Family) -> Iterator[str]:
+def _told_apart(task: BaseObjective, family: Family) -> Iterator[str]:
     """Segments and ids of tasks are rows of the family's tables."""
     if "segment" in family.inputs and task.segments > family.segments:
         known = f"{family.name} {family.segments}"

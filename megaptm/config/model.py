@@ -43,8 +43,10 @@ def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:
-    """The model or the word vectors that a config names, with what it changes; `check` has already refused what cannot
-    be."""
+    """The model or the word vectors that a config names, with what it changes.
+
+    Of a config that was checked (`config.load`); an unknown family is a `UserError`.
+    """
     family = find_family(config.model.family)
     if not isinstance(family, WordFamily):
         return resolve_model(config)
@@ -53,7 +55,7 @@ def resolve(config: Config) -> ModelSpec | WordSpec:
 
 
 def resolve_model(config: Config) -> ModelSpec:
-    """The same, for who has no use for word vectors: these are a `UserError`."""
+    """The model that a config names, with what it changes; word vectors are a `UserError`."""
     if isinstance(find_family(config.model.family), WordFamily):
         raise UserError(
             f"{config.model.family} is a table of words and no stack of layers: train it, export it with `megaptm "
@@ -63,7 +65,7 @@ def resolve_model(config: Config) -> ModelSpec:
 
 
 def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
-    """Word vectors, of the section alone."""
+    """The word vectors that a section `model` names."""
     table = family.sizes.get(model.size, next(iter(family.sizes.values())))
     said = {name: value for name in family.numbers if (value := getattr(model, name)) is not None}
     vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
@@ -71,7 +73,7 @@ def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
-    """The same of the section alone, with a head for each of these losses."""
+    """The model that a section `model` names, with a head for each of these losses."""
     family = find_family(model.family)
     assert isinstance(family, Family)
     # What the objective asks is answered by a head, whether or not the paper has it.

@@ -9,7 +9,7 @@ from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
 from megaptm.families.words import WordFamily
-from megaptm.objectives import OBJECTIVES, Objective
+from megaptm.objectives import OBJECTIVES, BaseObjective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.ranking import WindowRanking
@@ -26,7 +26,7 @@ def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     return {stack: family.places(stack, tokens, asked) for stack, tokens in batch.lengths(family.prefixes).items()}
 
 
-def objective_mismatch(task: Objective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
+def objective_mismatch(task: BaseObjective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
     reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
     why = next(reasons, None)
@@ -34,7 +34,7 @@ def objective_mismatch(task: Objective, batch: BatchSpec, family: Family | WordF
         yield f"objective ({name}) does not fit {family.name}: {why}; {_instead(task, family, name)}"
 
 
-def _instead(task: Objective, family: Family | WordFamily, name: str) -> str:
+def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str:
     """The same in one row, where that fits; or what the family's papers have."""
     if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
         joined = replace(task, joined=True)
@@ -43,12 +43,12 @@ def _instead(task: Objective, family: Family | WordFamily, name: str) -> str:
     return nearest(name, family.objectives)
 
 
-def _reasons_of_words(task: Objective, family: WordFamily) -> Iterator[str]:
+def _reasons_of_words(task: BaseObjective, family: WordFamily) -> Iterator[str]:
     if not any(type(OBJECTIVES[known]) is type(task) for known in family.objectives):
         yield "it is no task of its paper"
 
 
-def _reasons(task: Objective, batch: BatchSpec, family: Family) -> Iterator[str]:
+def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[str]:
     if isinstance(task, WordWindows | GloVe | WindowRanking):
         yield "word vectors learn by it, and this family has layers"
     read, made = ({f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams))

@@ -138,12 +138,15 @@ def _with_teacher(config: Config) -> Config:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told."""
+    """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told.
+
+    A `UserError` says all that is wrong with it, a sentence for each mistake.
+    """
     return UncheckedConfig.read(path, overrides).load()
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
-    """The same, with all mistakes kept apart; a file that is no YAML at all is a `UserError`."""
+    """As `load`, but the mistakes are in what it returns; a file that is no YAML at all is a `UserError`."""
     return UncheckedConfig.read(path, overrides).draft()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.config.schema import Config, ModelConfig
-from megaptm.objectives import Composed, Objective
+from megaptm.objectives import BaseObjective
+from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.regions import RegionObjective
 from megaptm.objectives.unified import TextBeforeRegions
 from megaptm.spec import ModelSpec
@@ -56,7 +57,6 @@ def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield f"objective: tasks have places for different numbers of regions ({told}): give `regions` one value."
 
 
-def _parts(objective: Objective) -> dict[str, RegionObjective | TextBeforeRegions]:
-    tasks = {task.label: task.objective for task in objective.tasks} if isinstance(objective, Composed) else {}
-    found = tasks or {objective.name: objective}
+def _parts(objective: BaseObjective) -> dict[str, RegionObjective | TextBeforeRegions]:
+    found = {task.label or objective.name: task.objective for task in tasks_of(objective)}
     return {label: task for label, task in found.items() if isinstance(task, RegionObjective | TextBeforeRegions)}

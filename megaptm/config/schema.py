@@ -21,7 +21,7 @@ from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.objectives import Objective, objective_of
+from megaptm.objectives import BaseObjective, objective_of
 
 __all__ = [
     "AdafactorConfig",
@@ -238,7 +238,7 @@ class Config(Section):
         }
 
     @property
-    def built_objective(self) -> Objective:
+    def built_objective(self) -> BaseObjective:
         """What `objective` says, made."""
         return objective_of(self.objective)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import queue
 import threading
@@ -14,9 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megaptm.batch import MicroBatch
+from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
-from megaptm.data.batch_memory import BatchMemory
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
 JOIN_SECONDS = 5.0
+ALIGNED = 64
+"""Bytes at a multiple of which an array of a micro-batch begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,38 @@ def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
     """The same memory as tensors; `pin` copies it to where a GPU can fetch it by itself."""
     tensors = {field: torch.from_numpy(array) for field, array in batch.items()}
     return {field: tensor.pin_memory() for field, tensor in tensors.items()} if pin else tensors
+
+
+class BatchMemory:
+    """Room for some micro-batches, which this process has in common with those that it forks from here on.
+
+    It has no name: a folder of shared memory, which containers keep small, does not bound it. A pipe would
+    take it in pieces, and copy it four times.
+    """
+
+    def __init__(self, batch: BatchSpec, *, rows: int, number: int):
+        self.number = number
+        self._places: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
+        self._size = 0
+        for name, field in batch.fields.items():
+            shape, dtype = (rows, *field.shape), np.dtype(field.dtype)
+            self._places[name] = (self._size, shape, dtype)
+            self._size += -(-int(np.prod(shape)) * dtype.itemsize // ALIGNED) * ALIGNED
+        try:
+            self._memory = mmap.mmap(-1, self._size * number)
+        except (OSError, OverflowError, ValueError) as error:
+            raise UserError(
+                f"{number} micro-batches of {self._size:,} bytes, which workers are ahead, do not fit into memory "
+                f"({error}): lower data.workers or layout.microbatch."
+            ) from None
+
+    def arrays(self, micro_batch: int) -> Sample:
+        """Field -> [rows, ...] of a micro-batch, in the place of the one that came `number` before it."""
+        first = micro_batch % self.number * self._size
+        return {
+            name: np.frombuffer(self._memory, dtype, int(np.prod(shape)), first + at).reshape(shape)
+            for name, (at, shape, dtype) in self._places.items()
+        }
 
 
 class _SharedBatches(Dataset):

@@ -16,7 +16,7 @@ from megaptm.data.order import Order
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 from megaptm.objectives import Task
-from megaptm.objectives.objective import Objective, Sample, SampleContext, has_plugin
+from megaptm.objectives.objective import BaseObjective, Sample, SampleContext, has_plugin
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_ours, plugin_error
 
@@ -66,7 +66,7 @@ class Mix:
         self,
         sources: Sequence[MixSource],
         *,
-        objective: Objective,
+        objective: BaseObjective,
         sequence: int,
         seed: int,
         document_mask: bool,
@@ -159,7 +159,10 @@ class Mix:
         return self.fresh_samples // batch
 
     def sample(self, number: int) -> Sample:
-        """Sample `number`, 0 or more."""
+        """Sample `number`, 0 or more: the fields of `batch`, one array each without a batch's axis.
+
+        A `UserError` names the sample where an objective of the user's fails, or a file beside a document is damaged.
+        """
         place = self.locate(number)
         source = self.sources[place.source]
         task = source.task.objective

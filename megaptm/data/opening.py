@@ -21,7 +21,7 @@ from megaptm.data.stream_order import DocumentOrder, StreamOrder
 from megaptm.errors import UserError
 from megaptm.objectives import Task, objective_of
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.objective import Objective
+from megaptm.objectives.objective import BaseObjective, Objective, SampleObjective
 from megaptm.objectives.region_files import SUFFIX
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import Cache
@@ -31,7 +31,7 @@ def open_mix(
     mix: Mapping[str, float],
     *,
     split: str = "train",
-    objective: str | Mapping[str, Any] | Objective,
+    objective: str | Mapping[str, Any] | BaseObjective,
     sequence: int,
     seed: int,
     document_mask: bool = True,
@@ -57,7 +57,7 @@ def open_mix(
     it. After `dupe_factor` epochs the same rows come again, with the same noise. `lanes`: rows of a batch, of
     objectives whose rows go on from batch to batch; absent: one for each corpus.
     """
-    whole = objective if isinstance(objective, Objective) else objective_of(objective)
+    whole = objective if isinstance(objective, BaseObjective) else objective_of(objective)
     if split != "train":
         whole = whole.held_out()
     if not mix:
@@ -132,7 +132,7 @@ def _refuse_lanes_beside_others(tasks: tuple[Task, ...]) -> None:
                 )
 
 
-def _refuse_longer(own: Objective, asked: Objective, corpus: str, sequence: int, document_mask: bool) -> None:
+def _refuse_longer(own: BaseObjective, asked: BaseObjective, corpus: str, sequence: int, document_mask: bool) -> None:
     """What is asked of a corpus in an objective's place makes rows that fit into its own."""
     room, wanted = (one.batch(sequence, document_mask).streams for one in (asked, own))
     for prefix, length in wanted.items():
@@ -151,7 +151,7 @@ def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) 
     return weight * float(documents) ** exponent * held.tokens / held.samples
 
 
-def _check_images(corpus: Corpus, objectives: Iterable[Objective]) -> None:
+def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
     """A `UserError` where images are read and there are none, or where there are images alone and text is read."""
     for objective in objectives:
         if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
@@ -176,14 +176,14 @@ def _check_images(corpus: Corpus, objectives: Iterable[Objective]) -> None:
             )
 
 
-def annotations_of(objective: Objective) -> tuple[str, ...]:
+def annotations_of(objective: BaseObjective) -> tuple[str, ...]:
     """What a corpus must have been built with."""
     pieces = (objective.pieces,) if objective.unit == "sentence-group" else ()
     return (*dict.fromkeys((*pieces, *objective.annotations)),)
 
 
 def _order(
-    task: Objective,
+    task: SampleObjective,
     corpus: Corpus,
     split: str,
     sequence: int,
@@ -201,6 +201,7 @@ def _order(
     if task.unit == "sentence-group":
         length, pieces = task.raw_length(sequence), task.pieces
         return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
+    assert isinstance(task, Objective), f"{task.name} reads {task.unit}s, and says not how a stream is cut"
     cut = task.cut(sequence, document_mask)
     if task.unit == "lane":
         if task.from_both_ends:

@@ -305,7 +305,8 @@ class Corpus:
 
     @classmethod
     def open(cls, place: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
-        """A folder, or a URL whose shards will be kept in `cache`."""
+        """The corpus in a folder, or at a URL whose shards will be kept in `cache` (absent: the usual one); a
+        `UserError` where there is none, or its manifest is damaged. Shards are opened later."""
         if is_remote(place):
             mirror = Mirror.open(str(place), cache or Cache())
             return cls(mirror.folder, read_manifest(mirror.folder), mirror)

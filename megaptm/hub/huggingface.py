@@ -22,7 +22,7 @@ from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
-from megaptm.objectives import Objective, objective_of
+from megaptm.objectives import BaseObjective, objective_of
 from megaptm.spec import ModelSpec
 from megaptm.storage import AtomicFile, read_object
 from megaptm.tokenizers import Tokenizer
@@ -89,7 +89,7 @@ def to_hugging_face(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
-    objective: Objective | None = None,
+    objective: BaseObjective | None = None,
     sequence: int | None = None,
 ) -> ExportedModel:
     """Writes config, generation config, weights and tokenizer to a new folder.

@@ -93,8 +93,11 @@ def narrow_tables(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """`{n}` in a name stands for every layer's number; in `encoder.shared.{n}` for that of every layer that has what
-    others share, which `{group}` and `{turn}` number in another way: by its group, and from 0 there."""
+    """Which tensor of ours is made of which of theirs (Hugging Face's), and the other way round.
+
+    `{n}` in a name stands for every layer's number; in `encoder.shared.{n}` for that of every layer that has what
+    others share, which `{group}` and `{turn}` number in another way: by its group, and from 0 there.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -115,7 +118,7 @@ def pair(
     bias: Form = SAME,
     when: Callable[[ModelSpec], bool] = always,
 ) -> tuple[TensorRule, TensorRule]:
-    """Rows for `.weight` and `.bias`."""
+    """Two rules, for the `.weight` and the `.bias` of a linear map or a norm."""
     return (
         TensorRule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight, when),
         TensorRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias, when),

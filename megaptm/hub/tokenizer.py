@@ -10,7 +10,7 @@ from typing import Any
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.hub.library import transformers
-from megaptm.objectives import Objective, SpecialTokens
+from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -40,7 +40,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return load_tokenizer(converted)
 
 
-def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Objective, sequence: int) -> Tokenizer:
+def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:
     """The same ids, with all that `AutoTokenizer` must know to give a model what it was trained on.
 
     Special tokens stand where the objective puts them. Texts are cut at `sequence`, the longest row of the training, or
@@ -78,7 +78,7 @@ def _longest(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
     return longest if spec.longest is None else min(longest, spec.longest)
 
 
-def _laid_out(tokenizer: Tokenizer, objective: Objective, *, segments: bool) -> dict[str, Any]:
+def _laid_out(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool) -> dict[str, Any]:
     """tokenizer.json with the objective's special tokens around a text, and two; as it is where it has them.
 
     Two texts are the tokenizer's to lay out (RoBERTa's: two `</s>` between them) where training never showed two, and
@@ -101,7 +101,7 @@ def _samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], l
     ]
 
 
-def _template(objective: Objective, special: SpecialTokens, library: Any) -> dict[str, Any]:
+def _template(objective: BaseObjective, special: SpecialTokens, library: Any) -> dict[str, Any]:
     """`TemplateProcessing` of the tokenizers library, as its JSON is."""
     ids: dict[str, int] = {}
 

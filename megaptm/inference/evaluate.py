@@ -23,6 +23,7 @@ from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
+from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models.loss import Loss
 from megaptm.objectives.objective import Sample, weights_at
@@ -85,42 +86,22 @@ class Evaluation:
 
 def evaluate(
     loaded: LoadedModel,
+    options: EvaluationOptions,
     *,
     corpora: dict[str, float] | None = None,
-    rows: int | None = None,
-    sequence: int | None = None,
-    memory: int | None = None,
-    farthest: int | None = None,
-    same_length: bool = False,
     console: Console | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Evaluation:
-    """Measure the model on the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
-
-    A row is of `sequence` tokens; absent: as many as in training, and of an exported model 512, or its context. A model
-    that remembers what was before a row remembers `memory` places of it; absent: as many as in training; distances
-    above `farthest` are taken for it, absent: none; with `same_length` each place of a decoder sees as many before it
-    as are remembered, however far behind in its row it stands. `tell` is called with what begins.
-    """
-    if sequence is not None:
-        data = loaded.config.data.model_copy(update={"sequence": sequence})
+    """Measure the model on held-out rows of the run's corpora, or of others; a `UserError` where an option does not go
+    with the model. `console` shows progress, `tell` is called with what begins."""
+    if options.sequence is not None:
+        data = loaded.config.data.model_copy(update={"sequence": options.sequence})
         loaded = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
     config, corpora = loaded.config, corpora or loaded.config.data.mix
     goes_on = config.built_objective.unit == "lane"
-    if not goes_on and (memory is not None or farthest is not None):
-        raise UserError(
-            f"memory and farthest are for rows that go on; {config.built_objective.name} has no such: leave them out."
-        )
-    if farthest is not None and loaded.spec.family.is_recurrent:
-        raise UserError(f"farthest is for what attends to distances, and {loaded.spec.name} does not: leave it out.")
-    block = loaded.spec.family.first_block
-    if same_length and not (goes_on and block.relative and block.visibility == "causal"):
-        raise UserError(
-            f"same_length is for a decoder that attends to what it remembers, and {loaded.spec.name} is none: leave it "
-            "out."
-        )
+    _refuse_options(loaded, options)
     held_out, training = (_open(loaded, corpora, split) for split in ("validation", "train"))
-    rows = held_out.fresh_samples if rows is None else min(rows, held_out.fresh_samples)
+    rows = held_out.fresh_samples if options.rows is None else min(options.rows, held_out.fresh_samples)
     if not rows:
         raise UserError(
             f"the validation split of {', '.join(corpora)} is shorter than one row of {config.data.sequence} tokens: "
@@ -141,9 +122,9 @@ def evaluate(
         each = min(each, rows)
         held_out = _open(loaded, corpora, "validation", lanes=each)
         rows = min(rows // each * each, held_out.fresh_samples)
-    pasts = loaded.model.empty_pasts(each, places=memory, farthest=farthest) if goes_on else {}
+    pasts = loaded.model.empty_pasts(each, places=options.memory, farthest=options.farthest) if goes_on else {}
     for past in pasts.values():
-        past.same_length = same_length
+        past.same_length = options.same_length
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, 1)
     chance = dict.fromkeys(contrasts, 0.0)
@@ -240,6 +221,21 @@ def show(evaluation: Evaluation, console: Console) -> None:
         highlight=False,
     )
     console.print(table)
+
+
+def _refuse_options(loaded: LoadedModel, options: EvaluationOptions) -> None:
+    """Raise a `UserError` where an option is for models of another kind."""
+    objective, block = loaded.config.built_objective, loaded.spec.family.first_block
+    goes_on = objective.unit == "lane"
+    if not goes_on and (options.memory is not None or options.farthest is not None):
+        raise UserError(f"memory and farthest are for rows that go on; {objective.name} has no such: leave them out.")
+    if options.farthest is not None and loaded.spec.family.is_recurrent:
+        raise UserError(f"farthest is for what attends to distances, and {loaded.spec.name} does not: leave it out.")
+    if options.same_length and not (goes_on and block.relative and block.visibility == "causal"):
+        raise UserError(
+            f"same_length is for a decoder that attends to what it remembers, and {loaded.spec.name} is none: leave it "
+            "out."
+        )
 
 
 def _open(loaded: LoadedModel, corpora: dict[str, float], split: str, *, lanes: int | None = None) -> Mix:

@@ -216,6 +216,8 @@ def retrieval(loaded: LoadedModel, corpora: dict[str, float] | None = None, *, r
     return Retrieval(number, *found)
 
 
+BATCH_ROWS = 64
+"""Pairs that pass at once; without gradients they are small."""
 MOST_PAIRS = 5000
 TIE = 1e-6
 """Cosines that differ by less are the same, but for the order of sums."""
@@ -237,9 +239,9 @@ def _content(image: Image) -> bytes:
         raise UserError(f"{image} cannot be read ({error.strerror}): name a file of an image.") from None
 
 
-def _batches(mix: Mix, number: int, each: int = 64) -> Iterator[dict[str, Tensor]]:
-    for at in range(0, number, each):
-        yield as_tensors(stacked(mix, range(at, min(at + each, number))))
+def _batches(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
+    for at in range(0, number, BATCH_ROWS):
+        yield as_tensors(stacked(mix, range(at, min(at + BATCH_ROWS, number))))
 
 
 def _text_side(loaded: LoadedModel, rows: Sequence[tuple[np.ndarray, int]]) -> Tensor:

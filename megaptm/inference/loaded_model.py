@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from megaptm.config import Config
 from megaptm.errors import UserError
+from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.folder import is_run
 from megaptm.models import Model, build_model
 from megaptm.objectives.objective import Prompt
@@ -147,37 +148,18 @@ class LoadedModel:
 
         return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
 
-    def evaluate(
-        self,
-        corpora: str | Path | Mapping[str, float] | None = None,
-        *,
-        rows: int | None = None,
-        sequence: int | None = None,
-        memory: int | None = None,
-        farthest: int | None = None,
-        same_length: bool = False,
-    ) -> Evaluation:
-        """How well it predicts the first `rows` held-out rows (absent: all) of the run's corpora, or of others.
+    def evaluate(self, corpora: str | Path | Mapping[str, float] | None = None, **options: Any) -> Evaluation:
+        """How well it predicts held-out rows of the run's corpora, or of others.
 
-        Rows are of `sequence` tokens; absent: as in training, and of an exported model 512, or its context; of what was
-        before it `memory` places are remembered (absent: as in training), distances above `farthest` taken for it, and
-        with `same_length` as many places seen from each. Unlike `megaptm evaluate` it writes nothing to the run's
-        folder.
+        `options` are those of `inference.evaluation_options.EvaluationOptions`, as of `megaptm evaluate`: `rows` to
+        measure on (absent: all), `sequence`, `memory`, `farthest`, `same_length`. Unlike the command it writes nothing
+        to the run's folder.
         """
         from megaptm.inference.evaluate import evaluate
 
         if corpora is not None and not isinstance(corpora, Mapping):
             corpora = {str(corpora): 1.0}
-        places = None if corpora is None else dict(corpora)
-        return evaluate(
-            self,
-            corpora=places,
-            rows=rows,
-            sequence=sequence,
-            memory=memory,
-            farthest=farthest,
-            same_length=same_length,
-        )
+        return evaluate(self, EvaluationOptions(**options), corpora=None if corpora is None else dict(corpora))
 
 
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:

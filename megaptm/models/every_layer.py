@@ -108,9 +108,10 @@ class TaskWithLayers(nn.Module):
         return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 
-def _normed(x_BSD: Tensor, here_BS: Tensor, eps: float = 1e-12) -> Tensor:
+def _normed(x_BSD: Tensor, here_BS: Tensor) -> Tensor:
+    """Of a layer, by the mean and variance of all that it says of words (arXiv:1802.05365, 3.2)."""
     here_BS1 = here_BS[:, :, None].to(x_BSD.dtype)
     count = here_BS1.sum() * x_BSD.shape[-1]
     mean = (x_BSD * here_BS1).sum() / count
     variance = ((x_BSD - mean) * here_BS1).square().sum() / count
-    return (x_BSD - mean) / (variance + eps).sqrt()
+    return (x_BSD - mean) / (variance + 1e-12).sqrt()

@@ -228,11 +228,9 @@ class Model(nn.Module):
             return batch
         return {field: value for field, value in batch.items() if field != "masked_positions"}
 
-    def empty_pasts(
-        self, rows: int, *, places: int | None = None, farthest: int | None = None, like: Tensor | None = None
-    ) -> dict[str, Past]:
+    def empty_pasts(self, rows: int, *, places: int | None = None, farthest: int | None = None) -> dict[str, Past]:
         """Of the stacks that remember: room for `places` (absent: as many as the size says) and nothing in it yet."""
-        found, like = {}, next(self.parameters()) if like is None else like
+        found, like = {}, next(self.parameters())
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
             length = size.remembered if places is None else places

@@ -6,17 +6,27 @@ from typing import Any
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.compose import compose
 from megaptm.objectives.composed import Composed, Task
-from megaptm.objectives.objective import Objective, weights_at
+from megaptm.objectives.objective import BaseObjective, Objective, SampleObjective, weights_at
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import in_words, is_plugin, load_plugin
 from megaptm.suggest import suggest
 
-__all__ = ["OBJECTIVES", "Composed", "Objective", "SpecialTokens", "Task", "objective_of", "weights_at"]
+__all__ = [
+    "OBJECTIVES",
+    "BaseObjective",
+    "Composed",
+    "Objective",
+    "SampleObjective",
+    "SpecialTokens",
+    "Task",
+    "objective_of",
+    "weights_at",
+]
 
 
-def objective_of(said: str | Mapping[str, Any]) -> Objective:
+def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
     """An objective by its name, or the user's own, `package.module:NAME`; or composed, as `compose` says."""
     if isinstance(said, Mapping):
         return compose(said)
@@ -27,14 +37,14 @@ def objective_of(said: str | Mapping[str, Any]) -> Objective:
             raise UserError(f"objective ({said}) {_remedy(said)}")
         return OBJECTIVES[said]
     found = load_plugin(said, "objective", "objective")
-    if isinstance(found, type) and issubclass(found, Objective):
+    if isinstance(found, type) and issubclass(found, BaseObjective):
         try:
             return found()
         except UserError as error:
             raise UserError(f"objective: `{said}`: {error}") from None
         except Exception as error:  # abstract, of options that have no default, or with a bug
             raise UserError(f"objective: `{said}` cannot be made ({in_words(error)}): mend it.") from None
-    if not isinstance(found, Objective):
+    if not isinstance(found, BaseObjective):
         raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
     return found
 

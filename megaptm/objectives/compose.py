@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from megaptm.errors import UserError, must_be, nearest, told_value
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
-from megaptm.objectives.objective import Objective
+from megaptm.objectives.objective import BaseObjective, SampleObjective
 from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
@@ -29,7 +29,7 @@ FILES = ("similar", "meanings")
 """Options of tasks that name a file, or a function of the user's."""
 
 
-def compose(said: Mapping[str, Any]) -> Objective:
+def compose(said: Mapping[str, Any]) -> BaseObjective:
     """The objective that a mapping describes; raises a `UserError` that names the key.
 
     `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
@@ -54,9 +54,12 @@ def compose(said: Mapping[str, Any]) -> Objective:
             raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
     asked = {label: _question(label, tasks[label], questions) for label in made}
     made = {label: _with_question(label, task, asked[label]) if asked[label] else task for label, task in made.items()}
+    makers = {label: task for label, task in made.items() if isinstance(task, SampleObjective)}
+    if len(makers) < len(made):
+        return _alone(next(label for label in made if label not in makers), made, tasks)
     parts = tuple(
         Task(label, task, _shares(label, said), _task_id(label, said), _corpora(label, said))
-        for (label, task), said in zip(made.items(), tasks.values(), strict=True)
+        for (label, task), said in zip(makers.items(), tasks.values(), strict=True)
     )
     weights = _weights(entries, parts)
     _refuse_nothing("task has a share", [part.share for part in parts])
@@ -67,6 +70,15 @@ def compose(said: Mapping[str, Any]) -> Objective:
     if parts == (alone,) and all(weight == usual[loss] for loss, weight in weights.items()):
         return alone.objective
     return Composed(parts, weights)
+
+
+def _alone(label: str, made: Mapping[str, BaseObjective], options: Mapping[str, Mapping[str, Any]]) -> BaseObjective:
+    """One that makes no samples, so that it has no share of them and nothing beside it."""
+    if len(made) > 1:
+        raise UserError(f"objective.{label} makes no samples of text, to be mixed with those of others: name it alone.")
+    if said := [key for key in OF_EVERY_TASK if key != "task" and key in options[label]]:
+        raise UserError(f"objective.{label} makes no samples of text, and {said[0]} means nothing to it: remove it.")
+    return made[label]
 
 
 def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], step: int) -> bool:
@@ -115,14 +127,14 @@ def _entry(label: Any, options: Any) -> dict[str, Any]:
     return dict(options)
 
 
-def _task(label: str, options: Mapping[str, Any]) -> Objective:
+def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
     name = options.get("task", label)
     defaults: dict[str, Any] = {}
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"objective.{label}.task", "objective")
-        if isinstance(kind, Objective):
+        if isinstance(kind, BaseObjective):
             kind, defaults = type(kind), dict(vars(kind))
-        if not (isinstance(kind, type) and issubclass(kind, Objective)):
+        if not (isinstance(kind, type) and issubclass(kind, BaseObjective)):
             raise UserError(f"objective.{label}.task: `{name}` is not a `megaptm.objectives.Objective`: correct it.")
     elif isinstance(name, str) and name in TASKS:
         kind = TASKS[name]
@@ -169,11 +181,11 @@ def _task(label: str, options: Mapping[str, Any]) -> Objective:
 
 
 @cache
-def _adapter(kind: type[Objective]) -> TypeAdapter[Objective]:
+def _adapter(kind: type[BaseObjective]) -> TypeAdapter[BaseObjective]:
     return TypeAdapter(kind)
 
 
-def _with_question(label: str, task: Objective, questions: list[str]) -> Objective:
+def _with_question(label: str, task: BaseObjective, questions: list[str]) -> BaseObjective:
     if len(questions) > 1:
         raise UserError(f"objective: {' and '.join(questions)} each choose the second text: keep one.")
     if not isinstance(task, MaskedLM):
@@ -217,7 +229,7 @@ def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) ->
     """Loss -> weight, where the task does not weigh it itself; tasks with one loss must agree."""
     found: dict[str, tuple[str, StepValue | None]] = {}
     for part in parts:
-        weighs_itself = type(part.objective).weights is not Objective.weights
+        weighs_itself = type(part.objective).weights is not BaseObjective.weights
         for loss, default in part.objective.losses.items():
             label = loss if loss in entries else part.label
             weight = None if weighs_itself else StepValue((0,), (default,))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError
-from megaptm.objectives.objective import Objective, Piece, Prompt, Sample, SampleContext, weights_at
+from megaptm.objectives.objective import BaseObjective, Prompt, Sample, SampleObjective, weights_at
 from megaptm.objectives.vocabulary import SpecialTokens
 
 TASK_IDS = "task_ids"
@@ -41,7 +42,7 @@ class Task:
     """One of the tasks of an objective, with the share of the samples that it makes."""
 
     label: str
-    objective: Objective
+    objective: SampleObjective
     share: StepValue = ONE
     task_id: int | None = None
     """What rows say of themselves, to a model that is told the task."""
@@ -54,7 +55,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Composed(Objective):
+class Composed(BaseObjective):
     """Tasks that each make some of the samples, and losses whose weights may change by step.
 
     A sample has the fields of all tasks, as long as the longest: what a task does not ask has no label.
@@ -93,7 +94,7 @@ class Composed(Objective):
     def every_token(self) -> bool:  # type: ignore[override]
         return all(task.objective.every_token for task in self.tasks)
 
-    def of_prompt(self, kind: Prompt) -> Objective:
+    def of_prompt(self, kind: Prompt) -> SampleObjective:
         return self._asked(kind).objective
 
     def text_fields(self, length: int) -> Sample:
@@ -103,7 +104,7 @@ class Composed(Objective):
     def _asked(self, kind: Prompt) -> Task:
         return next((task for task in self.tasks if kind in task.objective.prompts), self.tasks[0])
 
-    def held_out(self) -> Objective:
+    def held_out(self) -> Self:
         tasks = tuple(replace(task, objective=task.objective.held_out()) for task in self.tasks)
         return self if tasks == self.tasks else replace(self, tasks=tasks)
 
@@ -142,20 +143,20 @@ class Composed(Objective):
             all_fields[TASK_IDS] = Field(())
         return BatchSpec(streams, all_fields)
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
-        raise NotImplementedError("its tasks make samples, each of its own pieces: see data.mix.Mix.sample")
-
     def check(self, special: SpecialTokens, sequence: int) -> None:
         for task in self.tasks:
             task.objective.check(special, sequence)
 
 
-def tasks_of(objective: Objective) -> tuple[Task, ...]:
-    """Those that an objective is composed of; any other is the only one, without a label."""
-    return objective.tasks if isinstance(objective, Composed) else (Task("", objective),)
+def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:
+    """Those that make the samples: of an objective that is composed, its tasks; else it is the only one, without a
+    label; none where it reads no text."""
+    if isinstance(objective, Composed):
+        return objective.tasks
+    return (Task("", objective),) if isinstance(objective, SampleObjective) else ()
 
 
-def by_step(objective: Objective) -> dict[tuple[str, str], StepValue]:
+def by_step(objective: BaseObjective) -> dict[tuple[str, str], StepValue]:
     """("share", task) and ("weight", loss) -> what a config says of it."""
     if not isinstance(objective, Composed):
         return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field as Option
@@ -71,7 +71,7 @@ class ImageObjective(Objective):
         if self.area[0] > self.area[1]:
             raise UserError(f"area ({self.area[0]:g}, {self.area[1]:g}) must rise: a smallest share, then a largest.")
 
-    def held_out(self) -> Objective:
+    def held_out(self) -> Self:
         return replace(self, crop="middle" if self.crop in ("random", "square") else self.crop, flip=False)
 
     def raw_length(self, sequence: int) -> int:

@@ -12,7 +12,7 @@ from pydantic import Field
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.masked import ROW, MaskedRow
-from megaptm.objectives.objective import Objective, Piece, Sample, SampleContext, SentenceGroup
+from megaptm.objectives.objective import Piece, Sample, SampleContext, SampleObjective, SentenceGroup
 from megaptm.objectives.vocabulary import SpecialTokens
 
 SPECIALS = 4
@@ -22,7 +22,7 @@ Tokens = Annotated[int, Field(ge=1, le=10**4)]
 
 
 @dataclass(frozen=True)
-class DeepInfoMax(Objective):
+class DeepInfoMax(SampleObjective):
     """Sentences with one n-gram masked, and that n-gram by itself: two documents of a row, neither of which sees the
     other."""
 

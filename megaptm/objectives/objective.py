@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -147,8 +147,9 @@ class SampleContext:
     """Whether tokens see those of their own document alone."""
 
 
-class Objective(ABC):
-    """A pre-training task: numpy only, no state; all randomness comes from the generator handed in.
+class BaseObjective(ABC):
+    """What a model is trained for: one task (`Objective`), several (`composed.Composed`), or one that reads pairs that
+    were counted, and no text (`pairs.GloVe`). numpy only, no state.
 
     A frozen dataclass where it has options: its fields are what a config may say of it.
     """
@@ -208,11 +209,7 @@ class Objective(ABC):
         is asked stands in the text itself."""
         return not {"parts", "labels"}.isdisjoint(self.annotations)
 
-    def of_corpus(self, annotations: Collection[str]) -> Objective:
-        """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
-        return self
-
-    def held_out(self) -> Objective:
+    def held_out(self) -> Self:
         """What is asked of a split that is not learned from: the same, but for what is done to data so that the same is
         seen in many ways, as images are cropped and turned."""
         return self
@@ -226,7 +223,7 @@ class Objective(ABC):
         words = (word.partition(":")[0] for word in self.template[0].split())
         return [id_ for word in words for id_ in (ids if word == "A" else special.ids_of((word,)))]
 
-    def of_prompt(self, kind: Prompt) -> Objective:
+    def of_prompt(self, kind: Prompt) -> BaseObjective:
         """The task whose special tokens stand around such a prompt: of several the first that knows it."""
         return self
 
@@ -242,18 +239,6 @@ class Objective(ABC):
     @abstractmethod
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         """What every sample holds."""
-
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        """How the stream is cut into rows (`stream`), or into stretches whose documents a row takes (`document`)."""
-        raise NotImplementedError(f"{self.name} reads {self.unit}s, not a stream")
-
-    @abstractmethod
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
-        """The sample, noised: what `batch` says."""
-
-    def has_room(self, document: DocumentSlice, sequence: int) -> bool:
-        """Whether a row takes a whole document, of one whose `unit` that is; others are never read."""
-        return True
 
     def lacking(self, special: SpecialTokens) -> list[str]:
         """Those of `needs` that a vocabulary has not."""
@@ -276,7 +261,31 @@ class Objective(ABC):
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
 
 
-def refuse_lacking_tokens(objective: Objective, special: SpecialTokens, *, remedy: str) -> None:
+class SampleObjective(BaseObjective):
+    """A task that makes samples, each of one piece of text: of sentences (unit `sentence-group`), or an `Objective`."""
+
+    @abstractmethod
+    def make(self, piece: Piece, context: SampleContext) -> Sample:
+        """The sample, noised: what `batch` says. All randomness comes from `context.rng`."""
+
+    def of_corpus(self, annotations: Collection[str]) -> SampleObjective:
+        """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
+        return self
+
+    def has_room(self, document: DocumentSlice, sequence: int) -> bool:
+        """Whether a row takes a whole document, of one whose `unit` that is; others are never read."""
+        return True
+
+
+class Objective(SampleObjective):
+    """A task whose pieces are cut from documents laid end to end (all units but `sentence-group` and `pairs`)."""
+
+    @abstractmethod
+    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+        """How the stream is cut into rows (`stream`), or into stretches whose documents a row takes (`document`)."""
+
+
+def refuse_lacking_tokens(objective: BaseObjective, special: SpecialTokens, *, remedy: str) -> None:
     """Raise a `UserError` where a vocabulary has not all that it needs; `remedy` says with what a corpus is built."""
     if lacking := objective.lacking(special):
         raise UserError(
@@ -285,7 +294,7 @@ def refuse_lacking_tokens(objective: Objective, special: SpecialTokens, *, remed
         )
 
 
-def refuse_document_mask(objective: Objective, document_mask: bool) -> None:
+def refuse_document_mask(objective: BaseObjective, document_mask: bool) -> None:
     """Raise a `UserError` where the mask would hide what one whose `unit` is `lane` goes on from."""
     if document_mask:
         raise UserError(
@@ -294,7 +303,7 @@ def refuse_document_mask(objective: Objective, document_mask: bool) -> None:
         )
 
 
-def weights_at(objective: Objective, step: int) -> dict[str, float]:
+def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
     """Loss -> weight at a step; a `UserError` where an objective of the user's does not give each loss a number."""
     whose = f"objective {objective.name}: weights({step})"
     try:
@@ -315,10 +324,10 @@ def weights_at(objective: Objective, step: int) -> dict[str, float]:
     return {loss: float(said[loss]) for loss in objective.losses}
 
 
-def has_plugin(objective: Objective) -> bool:
+def has_plugin(objective: BaseObjective) -> bool:
     """Whether its samples are made by code of the user's: its class, or an option that names a function."""
     return not is_ours(type(objective)) or any(
-        has_plugin(value) if isinstance(value, Objective) else isinstance(value, str) and is_plugin(value)
+        has_plugin(value) if isinstance(value, BaseObjective) else isinstance(value, str) and is_plugin(value)
         for value in vars(objective).values()
     )
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from megaptm.batch import BatchSpec
 from megaptm.batch import Field as BatchField
-from megaptm.objectives.objective import Objective, Piece, Sample, SampleContext
+from megaptm.objectives.objective import BaseObjective
 from megaptm.objectives.windows import MinimumCount
 
 PairWindow = Annotated[int, Field(ge=1, le=20)]
@@ -22,7 +22,7 @@ Power = Annotated[float, Field(ge=0, le=2)]
 
 
 @dataclass(frozen=True)
-class GloVe(Objective):
+class GloVe(BaseObjective):
     """The dot product of two words is the logarithm of how often they come near each other; the defaults are the
     paper's (section 4.2)."""
 
@@ -55,6 +55,3 @@ class GloVe(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         integers = {name: BatchField((sequence,)) for name in ("words", "contexts")}
         return BatchSpec({"": sequence}, {**integers, "counts": BatchField((sequence,), "float64")})
-
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
-        raise NotImplementedError(f"{self.name} reads pairs that were counted, no text")

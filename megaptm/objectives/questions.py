@@ -19,6 +19,7 @@ from megaptm.objectives.objective import (
     RowWindow,
     Sample,
     SampleContext,
+    SampleObjective,
     SentenceGroup,
     marked,
     padded,
@@ -85,7 +86,7 @@ class Capitalization(Objective):
 
 
 @dataclass(frozen=True)
-class TokenDocument(Objective):
+class TokenDocument(SampleObjective):
     """Of each token of a stretch of a document whether the rest of the document has it as well (4.2.1)."""
 
     name: ClassVar = "token-document"

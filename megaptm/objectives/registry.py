@@ -11,7 +11,7 @@ from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
 from megaptm.objectives.infomax import DeepInfoMax
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import ERNIE_2, UNILM, UNIMO, UNITER
-from megaptm.objectives.objective import Objective
+from megaptm.objectives.objective import BaseObjective
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.permutation import PermutationLM
@@ -35,7 +35,7 @@ from megaptm.objectives.unified import (
 )
 from megaptm.objectives.windows import CBOW, SkipGram
 
-TASKS: dict[str, type[Objective]] = {
+TASKS: dict[str, type[BaseObjective]] = {
     "bidirectional-lm": BidirectionalLM,
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
@@ -74,7 +74,7 @@ TASKS: dict[str, type[Objective]] = {
     "translation-lm": TranslationLM,
     "window-ranking": WindowRanking,
 }
-OBJECTIVES: dict[str, Objective] = {
+OBJECTIVES: dict[str, BaseObjective] = {
     objective.name: objective
     for objective in (
         CausalLM(),

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from megaptm.batch import IGNORED
-from megaptm.objectives.objective import Objective, SentenceGroup
+from megaptm.objectives.objective import SampleObjective, SentenceGroup
 
 # arXiv:1810.04805, appendix A.2, and the released code.
 SHORTER = 0.1
@@ -229,7 +229,7 @@ QUESTIONS: dict[str, Question] = {
 
 
 @dataclass(frozen=True)
-class QuestionObjective(Objective):
+class QuestionObjective(SampleObjective):
     """Base of objectives whose rows are the texts of a question: what the question says of them."""
 
     question: str = "next-sentence"

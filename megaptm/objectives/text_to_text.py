@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, Objective, RowWindow
+from megaptm.objectives.objective import DocumentSlice, RowWindow, SampleObjective
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.translation import FILL, Translation
 
@@ -44,5 +44,5 @@ class TextToText(Translation):
         source, target = super().texts(document, sequence, targets)
         return [source[: sequence - 1], target[: targets - 1]]
 
-    def of_corpus(self, annotations: Collection[str]) -> Objective:
+    def of_corpus(self, annotations: Collection[str]) -> SampleObjective:
         return self if "parts" in annotations else SpanCorruption()

@@ -146,7 +146,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _connected(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The places and the dots of straight lines between neighbours."""
+    """The places and the dots of straight lines between neighbors."""
     dots = list(places[:1])
     for (x0, y0), (x1, y1) in pairwise(places):
         length = max(abs(x1 - x0), abs(y1 - y0), 1)

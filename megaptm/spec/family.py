@@ -211,5 +211,5 @@ Table = TypeVar("Table", Family, Block, Size)
 
 
 def change(table: Table, **differences: Any) -> Table:
-    """The same table with a few rows changed: how a family is written as a difference from its neighbour."""
+    """The same table with a few rows changed: how a family is written as a difference from its neighbor."""
     return replace(table, **differences)

@@ -69,7 +69,7 @@ class AtomicFile:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path`, all of it or nothing, for good."""
+    """Put `content` at `path`, all of it or nothing; it is on the disk when this returns."""
     with AtomicFile(path) as part:
         part.write_bytes(content)
 

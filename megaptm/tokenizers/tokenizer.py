@@ -175,7 +175,8 @@ def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-    """Read a tokenizer folder, or a bare tokenizer.json."""
+    """The tokenizer in a folder, or in a bare tokenizer.json; a `UserError` where there is none, or none that can be
+    read."""
     file, content, config = read_tokenizer_files(path)
     tokenizer = Tokenizer(content, config)
     try:

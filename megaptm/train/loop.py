@@ -12,7 +12,7 @@ from typing import Any
 from megaptm.config import Config
 from megaptm.config.learning_rate import rate_of
 from megaptm.errors import EXIT_CONTINUE, UserError
-from megaptm.objectives import Objective, weights_at
+from megaptm.objectives import BaseObjective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.plugins import PluginError
@@ -31,7 +31,7 @@ class Training:
     """What the loop works on, opened by `train.run`."""
 
     config: Config
-    objective: Objective
+    objective: BaseObjective
     engine: TrainingEngine
     microbatches: Iterator[Any]
     """Each step's micro-batches on tensor rank 0, `None` elsewhere."""

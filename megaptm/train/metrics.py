@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from megaptm.config import Config
 from megaptm.families.words import WordSpec
-from megaptm.objectives import Composed, Objective, weights_at
+from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import by_step
 from megaptm.plan.count import count, step_flops
 from megaptm.report.terminal import clock
@@ -91,7 +91,7 @@ class StepReport:
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)
         # An objective of the user's may say another weight at each step: that is in the metrics alone.
-        self._weights_change = type(self.objective).weights is not Objective.weights and (
+        self._weights_change = type(self.objective).weights is not BaseObjective.weights and (
             not isinstance(self.objective, Composed)
             or any(len(one.steps) > 1 for one in self.objective.by_step.values())
             or len(self.objective.by_step) < len(self.objective.losses)

@@ -14,7 +14,8 @@ from megaptm.config import load
 from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.errors import UserError
-from megaptm.inference.evaluate import evaluate, record
+from megaptm.inference.evaluate import record
+from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.loaded_model import open_run
 from megaptm.resilience.events import read_events
 from megaptm.run.time_spent import job_times, time_spent
@@ -50,7 +51,7 @@ def held_out(trained):
 def test_the_loss_is_the_mean_over_all_that_is_asked(family, corpora, tmp_path):
     run, model = save_untrained(family, tmp_path / "run", corpora[family])
     trained = open_run(run)
-    found = evaluate(trained)
+    found = trained.evaluate()
     mix = held_out(trained)
     assert found.rows == mix.fresh_samples
     nats, asked = 0.0, 0
@@ -75,13 +76,28 @@ def test_what_is_remembered_of_rows_before_is_an_option(text, corpora, tmp_path)
         parameter.mul_(10)  # as it begins, it hardly heeds what it sees
 
     def loss(**options):
-        return evaluate(trained, rows=24, **options).losses["lm"].model
+        return trained.evaluate(rows=24, **options).losses["lm"].model
 
     said = [loss(), loss(memory=0), loss(memory=20), loss(farthest=3), loss(same_length=True)]
     assert len({round(loss, 4) for loss in said}) == len(said), said
     assert loss(memory=trained.spec.size.memory) == said[0]
     with pytest.raises(UserError, match="same_length is for a decoder that attends to what it remembers, and gpt2"):
-        evaluate(open_run(save_untrained("gpt2", tmp_path / "gpt2", corpora["gpt2"])[0]), same_length=True)
+        open_run(save_untrained("gpt2", tmp_path / "gpt2", corpora["gpt2"])[0]).evaluate(same_length=True)
+
+
+@pytest.mark.parametrize(("option", "least"), [("rows", 1), ("sequence", 4), ("memory", 0), ("farthest", 1)])
+def test_a_number_that_is_too_small_is_told_by_the_command_and_in_python(option, least):
+    with pytest.raises(UserError, match=rf"^{option} \({least - 1}\) must be {least} or more\.$"):
+        EvaluationOptions(**{option: least - 1})
+    said = CliRunner().invoke(command, ["here", f"--{option}", str(least - 1)])
+    assert said.exit_code == 2
+    assert f"{least - 1} is not in the range x>={least}" in said.output
+
+
+def test_only_what_was_read_as_in_training_is_kept_with_the_run():
+    assert EvaluationOptions(rows=4).as_trained
+    assert not EvaluationOptions(memory=0).as_trained
+    assert not EvaluationOptions(same_length=True).as_trained
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -90,7 +106,7 @@ def test_a_model_without_an_opinion_is_as_good_as_uniform(family, corpora, tmp_p
     trained = open_run(run)
     for parameter in trained.model.parameters():
         parameter.zero_()
-    found = evaluate(trained, rows=8)
+    found = trained.evaluate(rows=8)
     for name, loss in found.losses.items():
         # The model chooses among all rows of its table, uniform among the ids of the tokenizer.
         possible = 2 if name == "next-sentence" else trained.spec.vocabulary
@@ -100,7 +116,7 @@ def test_a_model_without_an_opinion_is_as_good_as_uniform(family, corpora, tmp_p
 
 def test_unigram_knows_how_often_each_answer_comes_and_no_more(corpora, tmp_path):
     trained = open_run(save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])[0])
-    found = evaluate(trained)
+    found = trained.evaluate()
     special, size = trained.tokenizer.special, trained.tokenizer.vocabulary
     ids = {}
     for split in ("train", "validation"):
@@ -124,7 +140,7 @@ def test_unigram_knows_what_share_of_the_tokens_is_replaced(corpora, tmp_path):
     classify = trained.model.head["replaced-token"].classify
     torch.nn.init.zeros_(classify.weight)
     torch.nn.init.ones_(classify.bias)
-    loss = evaluate(trained, rows=20).losses["replaced-token"]
+    loss = trained.evaluate(rows=20).losses["replaced-token"]
     share = math.log(1 + math.e) - loss.model
     assert 0.05 < share < 0.25
     assert loss.unigram == pytest.approx(-share * math.log(share) - (1 - share) * math.log(1 - share), rel=1e-4)
@@ -136,7 +152,7 @@ def test_who_guesses_takes_any_of_the_rows_that_are_compared(corpora, tmp_path):
     asked = ("objective={words: {task: masked-lm, share: 1}, infomax: {share: 1}}", "train.batch=8", "data.sequence=64")
     trained = open_run(save_untrained("bert", tmp_path / "run", corpora["bert"], *asked)[0])
     torch.nn.init.zeros_(trained.model.head["infomax"].project.weight)
-    loss = evaluate(trained, rows=24).losses["infomax"]
+    loss = trained.evaluate(rows=24).losses["infomax"]
     assert 6 < loss.asked < 18
     assert loss.model == pytest.approx(loss.unigram)
     assert loss.unigram == loss.uniform < math.log(8)
@@ -144,26 +160,26 @@ def test_who_guesses_takes_any_of_the_rows_that_are_compared(corpora, tmp_path):
 
 def test_bits_per_byte_count_the_text_that_was_predicted(corpora, tmp_path):
     trained = open_run(save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])[0])
-    found = evaluate(trained)
+    found = trained.evaluate()
     folder = corpora["gpt2"]
     split = json.loads((folder / "manifest.json").read_text())["splits"]["validation"]
     bits = found.losses["lm"].model / math.log(2) * (split["tokens"] + split["samples"])
     assert found.bits_per_byte("model") == pytest.approx(bits / split["bytes"])
     bert = open_run(save_untrained("bert", tmp_path / "bert", corpora["bert"])[0])
-    assert evaluate(bert, rows=4).plain()["bits_per_byte"] is None
+    assert bert.evaluate(rows=4).plain()["bits_per_byte"] is None
 
 
 def test_the_first_rows_are_the_same_rows_every_time(corpora, tmp_path):
     trained = open_run(save_untrained("bert", tmp_path / "run", corpora["bert"])[0])
-    assert evaluate(trained, rows=3) == evaluate(trained, rows=3)
-    assert evaluate(trained, rows=3) != evaluate(trained, rows=5)
+    assert trained.evaluate(rows=3) == trained.evaluate(rows=3)
+    assert trained.evaluate(rows=3) != trained.evaluate(rows=5)
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(corpora, text, tmp_path):
     trained = open_run(save_untrained("gpt2", tmp_path / "run", corpora["gpt2"])[0])
     other = build(write_text(tmp_path / "others", seed=1), tmp_path / "other", "gpt2")
     with pytest.raises(UserError, match=r"was built with another tokenizer than the run's: build it with tokenizer="):
-        evaluate(trained, corpora={str(other): 1.0})
+        trained.evaluate(corpora={str(other): 1.0})
 
 
 def test_what_was_found_is_kept_with_the_run_and_costs_it_no_time(corpora, tmp_path):
@@ -175,7 +191,7 @@ def test_what_was_found_is_kept_with_the_run_and_costs_it_no_time(corpora, tmp_p
     ]
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in job))
     trained = open_run(run)
-    found = evaluate(trained, rows=4)
+    found = trained.evaluate(rows=4)
     record(trained.config, found)
     assert json.loads((run / "evaluation.json").read_text()) == found.plain()
     (metrics,) = read_metrics(run)
@@ -221,10 +237,10 @@ def test_a_question_that_no_row_asks_is_told(tmp_path):
     asked = ("objective={masked-lm: {}, sentence-order: {}}", "data.sequence=16")
     run, _ = save_untrained("bert", tmp_path / "run", corpus, *asked)
     with pytest.raises(UserError, match=r"^nothing is asked for sentence-order in 2 held-out rows of .*: take more\.$"):
-        evaluate(open_run(run), rows=2)
+        open_run(run).evaluate(rows=2)
 
 
 def test_the_weights_are_those_of_the_step_that_was_trained_last(corpora, tmp_path):
     changing = "objective={causal-lm: {weight: {0: 1.0, 6: 2.0, 7: 3.0}}}"  # step 7 is the eighth
     run, _ = save_untrained("gpt2", tmp_path / "run", corpora["gpt2"], changing)
-    assert evaluate(open_run(run), rows=2).weights == {"lm": 2.0}
+    assert open_run(run).evaluate(rows=2).weights == {"lm": 2.0}

@@ -9,7 +9,8 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, Composed, objective_of
-from megaptm.objectives.objective import SampleContext, SentenceGroup
+from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.objective import SampleContext, SampleObjective, SentenceGroup
 from tests.objectives.rows import SPECIAL, part
 
 
@@ -197,6 +198,35 @@ def test_weights_and_shares_change_at_their_steps():
 def test_a_mistake_is_one_sentence_that_names_the_key(said, sentence):
     with pytest.raises(UserError, match=sentence):
         objective_of(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            {"glove": {"share": 1}, "causal-lm": {"share": 1}},
+            r"^objective\.glove makes no samples of text, to be mixed",
+        ),
+        (
+            {"glove": {"weight": 2}},
+            r"^objective\.glove makes no samples of text, and weight means nothing to it: remove",
+        ),
+    ],
+)
+def test_what_makes_no_samples_has_no_share_of_them(said, sentence):
+    with pytest.raises(UserError, match=sentence):
+        objective_of(said)
+    assert objective_of({"glove": {"x_max": 20}}).x_max == 20
+
+
+def test_no_objective_has_a_method_that_it_cannot_answer():
+    """Who makes samples says how, who cuts a stream says how, and nobody else is asked."""
+    for name, one in OBJECTIVES.items():
+        makes, cuts = (hasattr(one, method) for method in ("make", "cut"))
+        assert makes == isinstance(one, SampleObjective) == bool(tasks_of(one) and not isinstance(one, Composed)), name
+        assert cuts == (makes and one.unit != "sentence-group"), name
+        if cuts:
+            assert one.cut(512, True).stride > 0, name
 
 
 def test_tasks_that_ask_at_other_places_share_no_batch():

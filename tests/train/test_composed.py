@@ -77,7 +77,7 @@ def test_stopped_in_its_midst_it_goes_on_with_the_same_samples_on_another_layout
 
 def test_it_is_evaluated_and_its_head_is_counted(whole, monkeypatch):
     monkeypatch.setattr(evaluation, "COUNTED_ROWS", 20)
-    found = evaluation.evaluate(open_run(whole), rows=8)
+    found = open_run(whole).evaluate(rows=8)
     assert {*found.losses} == {"mlm", "sentence-order"}
     assert found.losses["sentence-order"].uniform == pytest.approx(math.log(2))
     assert found.total("model") == pytest.approx(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_pipeline.annotate import Annotations
-from megaptm.inference.evaluate import Loss, evaluate
+from megaptm.inference.evaluate import EvaluatedLoss
 from megaptm.inference.loaded_model import open_run
 from megaptm.track import read_metrics
 from tests.forked import SAVED, megaptm
@@ -37,11 +37,11 @@ def objective(*, masks_later: float) -> str:
     return f"objective={json.dumps(tasks)}"
 
 
-def held_out(run: Path, task: dict[str, object], step: int) -> Loss:
+def held_out(run: Path, task: dict[str, object], step: int) -> EvaluatedLoss:
     """How a checkpoint answers what one task asks."""
     loaded = open_run(run, step=step, device="cpu")
     asked = loaded.config.model_copy(update={"objective": {"it": task}})
-    (loss,) = evaluate(replace(loaded, config=asked)).losses.values()
+    (loss,) = replace(loaded, config=asked).evaluate().losses.values()
     return loss
 
 
@@ -78,7 +78,7 @@ def test_a_task_is_not_forgotten_while_another_is_learned(tmp_path: Path) -> Non
         steps = [record["step"] for record in read_metrics(run) if "loss/capitalization" in record]
         assert steps == [*range(STAGE + 10, STEPS + 1, 10)]
     # Of what is asked no longer nothing is measured.
-    assert {*evaluate(open_run(capitals_alone, device="cpu")).losses} == {"capitalization"}
+    assert {*open_run(capitals_alone, device="cpu").evaluate().losses} == {"capitalization"}
     measured = [record for record in read_metrics(capitals_alone) if "validation/loss" in record][-1]
     assert "validation/mlm" not in measured
     assert measured["validation/capitalization"] == measured["validation/loss"]
