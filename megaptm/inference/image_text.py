@@ -57,7 +57,7 @@ def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 
                 loaded.spec.grid,
                 np.random.default_rng(0),
                 whose=f"images[{number}]",
-                remedy="give a JPEG, PNG, WebP or another image that Pillow reads",
+                remedy="give a JPEG, PNG, WebP, GIF, BMP or TIFF",
             )
             for number, image in enumerate(images[at : at + batch], at)
         ]
