@@ -1,5 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and tried again."""
 
+from megaptm.errors import shown
 from megaptm.storage.atomic_file import AtomicFile, appeared, sync, write_whole
 from megaptm.storage.cache import Cache, default_folder
 from megaptm.storage.files import (
@@ -25,7 +26,6 @@ from megaptm.storage.untrusted import (
     file_name,
     parse_json,
     read_object,
-    shown,
     validated,
 )
 
