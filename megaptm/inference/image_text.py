@@ -25,6 +25,7 @@ from megaptm.errors import UserError
 from megaptm.inference.loaded_model import TEMPLATES, Image, LoadedModel
 from megaptm.objectives.images import TEXT, ImageLabels, ImageText, shown_text
 from megaptm.run.corpora import cache_of
+from megaptm.storage import plain_file
 from megaptm.tokenizers import load as load_tokenizer
 
 HEAD = "image-text"
@@ -232,7 +233,7 @@ def _content(image: Image) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
-        return Path(image).read_bytes()
+        return plain_file(image).read_bytes()
     except OSError as error:
         raise UserError(f"{image} cannot be read ({error.strerror}): name a file of an image.") from None
 
