@@ -43,6 +43,12 @@ def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}."
     return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
 
 
+def shown(value: Any, most: int = 80) -> str:
+    """A value in a sentence: in quotes, on one line, cut where it is long."""
+    text = ascii(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 WANTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path
 
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 SETTING = "annotate.chinese"
 
@@ -37,7 +37,7 @@ def dictionary_of(path: str) -> Dictionary:
 def read_words(path: str, setting: str) -> list[str]:
     """The lines of a file that say something: blank ones and those that begin with # are passed over."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = plain_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{setting}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."

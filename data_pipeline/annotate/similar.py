@@ -67,6 +67,8 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, li
     """
     words, vectors = _vectors(path)
     lengths = np.array([len(_tokens(word, tokenizer)) for word in words])
+    # By the largest number first: squares of large ones are beyond any number.
+    vectors /= np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-12)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     found: dict[str, list[str]] = {}
     for length in np.unique(lengths[lengths > 0]).tolist():
@@ -96,9 +98,14 @@ def _vectors(path: Path) -> tuple[list[str], np.ndarray]:
         if not word or (number == 1 and len(numbers) == 1):
             continue
         try:
-            row = np.array(numbers, dtype=np.float32)
+            with np.errstate(over="ignore"):
+                row = np.array(numbers, dtype=np.float32)
         except ValueError:
             raise UserError(f"line {number} of {path} is not a word and its numbers: correct it.") from None
+        if not np.isfinite(row).all():
+            raise UserError(
+                f"line {number} of {path} has a number that is not finite: correct it, or leave that line out."
+            )
         if not len(row) or (rows and len(row) != len(rows[0])):
             raise UserError(f"line {number} of {path} has {len(row)} numbers, unlike the others: correct it.")
         words.append(word)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 
 from data_pipeline.annotate.words import word_begins
 from data_pipeline.document import Document
 from data_pipeline.functions import function_named, is_function
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 Tag = tuple[int, int, str]
 SETTING = "annotate.tags"
@@ -63,7 +63,7 @@ def tagger_named(name: str) -> Tagger:
 def read_phrases(path: str) -> dict[str, str]:
     """phrase -> label, from lines of `label<TAB>phrase`; blank lines and lines that begin with # say nothing."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = plain_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{SETTING}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."

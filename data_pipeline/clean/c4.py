@@ -14,6 +14,7 @@ from data_pipeline.clean.step import require, stamp, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 TERMINAL = (".", "!", "?", '"', "'", "\u201d", "\u2019")
 CITATION = re.compile(r"\[(?:\d+|edit|citation needed)\]", re.IGNORECASE)
@@ -109,7 +110,7 @@ def _has_fewer_sentences(text: str, least: int) -> bool:
 def _phrases(path: str, _: tuple[int, int]) -> dict[int, Known]:
     """Number of words -> the phrases of a file that have as many."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with plain_file(path).open(encoding="utf-8") as file:
             phrases = [Words(line) for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"c4-quality: bad_words ({path}) cannot be read ({error}): correct the path.") from None

@@ -19,6 +19,7 @@ from data_pipeline.clean.step import CleaningStep, Filter, batches, require, sta
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 LEAST_WORDS = 8
 """An evaluation text of fewer words is common speech: it says nothing (as in GPT-3's appendix C)."""
@@ -167,7 +168,7 @@ def _matching(pattern: str) -> list[str]:
 
 def _texts(path: str, step: Decontaminate) -> Iterator[str]:
     try:
-        content = Path(path).read_text(encoding="utf-8")
+        content = plain_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"decontaminate: {path} cannot be read as text ({error}): correct `against`.") from None
     if path.endswith((".jsonl", ".ndjson")):

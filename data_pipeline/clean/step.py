@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from data_pipeline.annotate.parts import parts_of, with_parts
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
@@ -172,7 +172,7 @@ def require_shares(step: object, name: str, *fields: str) -> None:
 def stamp(path: str) -> tuple[int, int]:
     """Changes when the file does; zeros for one that is not there."""
     try:
-        status = os.stat(path)
+        status = plain_file(path).stat()
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size

@@ -20,6 +20,8 @@ from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped
 from data_pipeline.recipe import Recipe
 from data_pipeline.sources import InputFile, OnError, Span, deal, read
+from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 PART_BYTES = 4 << 20
 """Input of one part: small enough that workers finish together, large enough that handing it out costs nothing."""
@@ -98,5 +100,10 @@ def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _hash(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with plain_file(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(
+            f"{path}, which the recipe names, cannot be read ({error.strerror}): correct the path."
+        ) from None

@@ -39,7 +39,7 @@ from data_pipeline.images.thumbnails import DroppedImages
 from megaptm import __version__
 from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError
-from megaptm.storage import is_remote
+from megaptm.storage import is_remote, plain_file
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 
@@ -202,7 +202,7 @@ def _names(recipe: ImageRecipe, results: Results) -> list[str]:
     if recipe.classes is None:
         return [str(label) for label in range(number)]
     try:
-        names = Path(recipe.classes).expanduser().read_text(encoding="utf-8").splitlines()
+        names = plain_file(recipe.classes).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"classes ({recipe.classes}) cannot be read ({error}): name a text file.") from None
     if len(names) < number:

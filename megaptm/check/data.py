@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config
@@ -30,7 +29,7 @@ from megaptm.run.corpora import (
 )
 from megaptm.run.initial import check_initial, initial_run
 from megaptm.run.teacher import check_teacher
-from megaptm.storage import RetryPolicy, hash_of, join, listed
+from megaptm.storage import RetryPolicy, hash_of, join, listed, plain_file
 
 TIMEOUT_SECONDS = 20.0
 """For a server of corpora: a run waits longer (data.patience), who sits before a screen does not."""
@@ -64,7 +63,7 @@ def _vectors(config: Config) -> Iterator[Finding]:
     if (path := config.model.vectors) is None:
         return
     try:
-        with Path(path).expanduser().open("rb"):
+        with plain_file(path).open("rb"):
             yield Finding("data", "good", f"model.vectors ({path}) can be read.")
     except OSError as error:
         yield Finding("data", "fault", f"model.vectors ({path}) cannot be read ({error.strerror}): correct the path.")

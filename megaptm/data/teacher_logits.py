@@ -40,6 +40,8 @@ PER_FILE = 256
 """Samples: of 512 places and 32 words each 25 MB."""
 MOST = 1_000_000
 """Places of a row, words of a place, samples of a file."""
+DTYPES = ("float16", "float32")
+"""Of logits."""
 OPEN = 2
 """Files that are held."""
 IDS, LOGITS = "teacher_ids", "teacher_logits"
@@ -120,6 +122,10 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
     for name in ("per_file", "top", "sequence"):
         if not 0 < (number := getattr(manifest, name)) <= MOST:
             raise UserError(f"{path}: {name} ({number}) must be 1 to {MOST:,}: {COMMAND}.")
+    if manifest.top > manifest.vocabulary:
+        raise UserError(f"{path}: top ({manifest.top:,}) is more than vocabulary ({manifest.vocabulary:,}): {COMMAND}.")
+    if manifest.dtype not in DTYPES:
+        raise UserError(f"{path}: dtype ({shown(manifest.dtype)}) must be {' or '.join(DTYPES)}: {COMMAND}.")
     return manifest
 
 
@@ -138,13 +144,14 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def holds(path: Path, samples: int, first: np.ndarray) -> bool:
-    """Whether a file, which may not be there, is of so many samples, the first of which is known by this."""
+def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
+    """Whether a file, which may not be there, can be read, and is of so many samples, the first of which is known by
+    this."""
     try:
-        digests = load(path.read_bytes())["samples"]
-    except (OSError, KeyError, SafetensorError):
+        found = _arrays(path.read_bytes(), manifest)
+    except OSError:
         return False
-    return len(digests) >= samples and np.array_equal(digests[0], first)
+    return found is not None and len(found["samples"]) >= samples and np.array_equal(found["samples"][0], first)
 
 
 @dataclass(frozen=True)
@@ -208,22 +215,31 @@ class SplitLogits:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         if hashlib.sha256(content).hexdigest() != self.whole.manifest.files.get(name):
             raise UserError(f"{path} does not hold what was written: remove it, and {COMMAND}.")
-        with suppress(SafetensorError, KeyError):
-            found: dict[str, np.ndarray] = load(content)
-            if _fits(found, self.whole.manifest):
-                return found
-        raise UserError(f"{path} is no file of logits: remove it, and {COMMAND}.")
+        if (found := _arrays(content, self.whole.manifest)) is None:
+            raise UserError(f"{path} is no file of logits: remove it, and {COMMAND}.")
+        return found
+
+
+def _arrays(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.ndarray] | None:
+    """What is in a file; None where it is not what `write_file` writes."""
+    try:
+        found: dict[str, np.ndarray] = load(content)
+        return found if _fits(found, manifest) else None
+    except (SafetensorError, KeyError):
+        return None
 
 
 def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
     """Whether arrays are what `write_file` writes, and lead nowhere else."""
     samples, begins = found["samples"], found["begins"]
     places, ids, logits = (found[name] for name in KeptLogits._fields)
+    rows, kept = samples.shape[:1], places.shape[:1]  # an array of no axes has no length
     shapes = (
-        (samples.ndim, begins.shape) == (2, (len(samples) + 1,))
-        and places.shape == (len(ids),)
-        and ids.shape == logits.shape == (len(places), manifest.top)
-        and [one.dtype.kind for one in (begins, places, ids, logits)] == [*"iiif"]
+        (samples.ndim, places.ndim) == (2, 1)
+        and begins.shape == (rows[0] + 1,)
+        and ids.shape == logits.shape == (*kept, manifest.top)
+        and [one.dtype.kind for one in (begins, places, ids)] == [*"iii"]
+        and logits.dtype.name == manifest.dtype
         and bool(np.isfinite(logits).all())
     )
     return shapes and all(

@@ -25,6 +25,7 @@ from megaptm.errors import UserError
 from megaptm.inference.loaded_model import TEMPLATES, Image, LoadedModel
 from megaptm.objectives.images import TEXT, ImageLabels, ImageText, shown_text
 from megaptm.run.corpora import cache_of
+from megaptm.storage import plain_file
 from megaptm.tokenizers import load as load_tokenizer
 
 HEAD = "image-text"
@@ -57,7 +58,7 @@ def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 
                 loaded.spec.grid,
                 np.random.default_rng(0),
                 whose=f"images[{number}]",
-                remedy="give a JPEG, PNG, WebP or another image that Pillow reads",
+                remedy="give a JPEG, PNG, WebP, GIF, BMP or TIFF",
             )
             for number, image in enumerate(images[at : at + batch], at)
         ]
@@ -234,7 +235,7 @@ def _content(image: Image) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
-        return Path(image).read_bytes()
+        return plain_file(image).read_bytes()
     except OSError as error:
         raise UserError(f"{image} cannot be read ({error.strerror}): name a file of an image.") from None
 

@@ -37,7 +37,7 @@ from megaptm.models import Model
 from megaptm.models.distill import Projected, compared_places, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
-from megaptm.run.teacher import checkpoint_id, teacher_run
+from megaptm.run.teacher import checkpoint_id, places_of, prefix_of, teacher_run
 from megaptm.spec import ModelSpec
 from megaptm.storage import write_whole
 from megaptm.tokenizers import load as load_tokenizer
@@ -90,13 +90,13 @@ def cache_logits(
     ]
     done, asked, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
     for path, mix, numbers in files[part::parts]:
-        if not _is_there(path, mix, numbers):
+        if not _is_there(path, mix, numbers, manifest):
             kept = [*_of_samples(model, mix, numbers, manifest, rows=config.layout.microbatch)]
             write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
             asked += len(numbers)
         done += len(numbers)
         tell(done, total)
-    missing = sum(not _is_there(*file) for file in files) if parts > 1 else 0
+    missing = sum(not _is_there(*file, manifest) for file in files) if parts > 1 else 0
     if not missing:
         manifest = manifest.model_copy(update={"files": {path.name: file_hash(path) for path, _, _ in files}})
         write_whole(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
@@ -104,9 +104,9 @@ def cache_logits(
     return CachedLogits(manifest, asked, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
 
 
-def _is_there(path: Path, mix: Mix, numbers: range) -> bool:
+def _is_there(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManifest) -> bool:
     """Whether logits of these samples are in a file."""
-    return holds(path, len(numbers), sample_digest(mix.sample(numbers.start)))
+    return holds(path, manifest, len(numbers), sample_digest(mix.sample(numbers.start)))
 
 
 def _folder(config: Config) -> Path:
@@ -130,7 +130,6 @@ def _manifest(
         raise UserError("distill.logits is 0: give it a weight, for logits of words are all that is kept of a teacher.")
     if teacher.differs(distillation.teacher):
         raise UserError(f"distill.model is not the model of {teacher.folder}: leave it out.")
-    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
     steps = validation_steps(held_out, batch=train.batch, most=train.validate_batches)
     return TeacherLogitsManifest(
         format=FORMAT,
@@ -140,17 +139,12 @@ def _manifest(
         places=distillation.places,
         top=min(top, distillation.teacher.vocabulary),
         dtype=dtype,
-        sequence=batch.streams[_prefix(distillation.teacher, head)],
+        sequence=places_of(config, distillation.teacher, head),
         vocabulary=distillation.teacher.vocabulary,
         per_file=per_file,
         samples={"train": config.batch_schedule.first(train.steps), "validation": steps * train.batch},
         files={},
     )
-
-
-def _prefix(spec: ModelSpec, head: str) -> str:
-    """Of the stream that a head reads."""
-    return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
 def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
@@ -184,7 +178,7 @@ def _of_samples(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             said = head_projection(model, manifest.head, model.states(tensors))
-            asked_BS = compared_places(tensors, _prefix(model.spec, manifest.head), manifest.places)
+            asked_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.places)
             # Rows of what is projected are in the order (S, B).
             at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
             best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]

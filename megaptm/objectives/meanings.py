@@ -53,7 +53,7 @@ def meanings_named(name: str) -> MeaningTable:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ValueError(f"it has {size:,} bytes")
         return _table(json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError, UserError) as error:
+    except (OSError, ValueError, RuntimeError, UserError) as error:
         raise UserError(f"meanings: {name} is no table of meanings ({error}): {REMEDY}.") from None
 
 

@@ -24,6 +24,9 @@ SUFFIXES = ("jpg", "png", "webp")
 """Of files of images in a shard."""
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 """Pillow's name of a format -> its suffix; MPO is what some cameras write, a JPEG with another behind it."""
+OPENED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats that are opened, by Pillow's names; MPO comes with JPEG. Of the others that it knows some are no images, some
+have decoders that nobody looks after, and EPS is a program that it hands to Ghostscript."""
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 """Pillow's modes of grey with more than eight bits, whose own conversion cuts off all above 255."""
 TRIES = 10
@@ -42,8 +45,9 @@ class CropBox(NamedTuple):
 
 
 def open_image(content: bytes) -> Image:
-    """An image whose header was read, and no pixel yet. Raises what Pillow raises of a file that is none."""
-    image: Image = _pillow().open(io.BytesIO(content))
+    """An image whose header was read, and no pixel yet. Raises what Pillow raises of a file that is none, or none
+    of `OPENED`."""
+    image: Image = _pillow().open(io.BytesIO(content), formats=OPENED)
     return image
 
 

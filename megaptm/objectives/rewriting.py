@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, shown
 
 Text = tuple[Hashable, ...]
 """Words one after another: strings, or the tokens of each."""
@@ -53,7 +53,7 @@ class Rewriter:
         self._meanings: dict[Text, Meaning] = {}
         for kind, said in self._said.items():
             if kind not in KINDS:
-                raise UserError(f"rewriting: {kind!r} is no kind of phrases: use {', '.join(KINDS)}.")
+                raise UserError(f"rewriting: {shown(kind)} is no kind of phrases: use {', '.join(KINDS)}.")
             for number, phrases in enumerate(said):
                 if not phrases:
                     raise UserError(f"rewriting: meaning {number} of the {kind} has no phrases: give some, or drop it.")
@@ -62,8 +62,8 @@ class Rewriter:
                         raise UserError(f"rewriting: a phrase of the {kind} has no words: leave it out.")
                     if phrase in self._meanings:
                         raise UserError(
-                            f"rewriting: {phrase!r} is there twice, among the {self._meanings[phrase].kind} and the "
-                            f"{kind}: a phrase has one meaning; leave one out."
+                            f"rewriting: {shown(phrase)} is there twice, among the {self._meanings[phrase].kind} and "
+                            f"the {kind}: a phrase has one meaning; leave one out."
                         )
                     self._meanings[phrase] = Meaning(kind, number)
         self._longest = max(map(len, self._meanings), default=0)

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from megaptm.errors import UserError
-from megaptm.storage.untrusted import shown
+from megaptm.errors import UserError, shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
 """By which a launcher tells the processes that it starts, on whatever machine, which start they are."""

@@ -9,6 +9,8 @@ from megaptm.config import Config, distillation_of, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
 from megaptm.run.other_run import OtherRun
+from megaptm.spec import Distillation, ModelSpec
+from megaptm.storage import shown
 from megaptm.tokenizers import Tokenizer
 
 
@@ -29,7 +31,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
         run.check(otherwise="; for a student that has learned from it, put it back")
     if config.distill.cached is not None:
         kept = teacher_logits(config)
-        _check_kept(config, kept)
+        _check_kept(config, kept, distillation)
         if not needs_weights(config):  # its run may be gone
             run = OtherRun("distill.cached", kept.folder, "distill.step", config.distill.step)
     if differing := run.differs(distillation.teacher):
@@ -59,7 +61,18 @@ def teacher_logits(config: Config) -> TeacherLogits:
     return TeacherLogits.open(Path(config.distill.cached))
 
 
-def _check_kept(config: Config, kept: TeacherLogits) -> None:
+def prefix_of(spec: ModelSpec, head: str) -> str:
+    """Of the stream that a head reads."""
+    return spec.family.prefixes[spec.readings(head)[0].stack]
+
+
+def places_of(config: Config, spec: ModelSpec, head: str) -> int:
+    """Of a row of that stream, as the run's objective makes it."""
+    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    return batch.streams[prefix_of(spec, head)]
+
+
+def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation) -> None:
     """A `UserError` where what is kept is of another teacher, of other places, or of fewer samples than are read."""
     said, manifest = config.distill, kept.manifest
     assert said is not None
@@ -77,6 +90,17 @@ def _check_kept(config: Config, kept: TeacherLogits) -> None:
         raise UserError(
             f"distill.places ({said.places}): distill.cached ({kept.folder}) has logits of {manifest.places} places: "
             "set it to that, or write another folder."
+        )
+    head = distillation.head_of(resolve_model(config))
+    if head is None or manifest.head != head:
+        raise UserError(
+            f"distill.cached ({kept.folder}) has logits of the head {shown(manifest.head)}, and the student has "
+            f"{head or 'no words'}: write another folder."
+        )
+    if manifest.sequence != (row := places_of(config, distillation.teacher, head)):
+        raise UserError(
+            f"distill.cached ({kept.folder}) is of rows of {manifest.sequence:,} places, and those of this run have "
+            f"{row:,}: set data.sequence to what it was written with, or write another folder."
         )
     wanted = config.batch_schedule.first(config.train.steps)
     if (found := manifest.samples.get("train", 0)) < wanted:

@@ -1,5 +1,6 @@
 """Files here and on object stores: one way to read and write them, every call with a deadline, and tried again."""
 
+from megaptm.errors import shown
 from megaptm.storage.atomic_file import AtomicFile, appeared, sync, write_whole
 from megaptm.storage.cache import Cache, default_folder
 from megaptm.storage.files import (
@@ -10,6 +11,7 @@ from megaptm.storage.files import (
     join,
     listed,
     local_path,
+    plain_file,
     read,
     refuse_large,
     remove,
@@ -25,7 +27,6 @@ from megaptm.storage.untrusted import (
     file_name,
     parse_json,
     read_object,
-    shown,
     validated,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "local_path",
     "open_remote",
     "parse_json",
+    "plain_file",
     "read",
     "read_object",
     "refuse_large",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, shown
 from megaptm.storage.atomic_file import AtomicFile
 from megaptm.storage.remote import CHUNK, Remote
 from megaptm.storage.retry import RetryPolicy
@@ -25,6 +27,21 @@ def is_remote(place: str | os.PathLike[str]) -> bool:
 
 def local_path(place: str | os.PathLike[str]) -> Path:
     return Path(str(place).removeprefix("file://")).expanduser()
+
+
+def plain_file(name: str | os.PathLike[str]) -> Path:
+    """The path of a file that a config or a user names. An `OSError` where there is none: nor is a folder one, nor a
+    pipe, which would be waited for, nor a device, which may have no end."""
+    try:
+        path = Path(name).expanduser()
+        mode = path.stat().st_mode
+    except (ValueError, RuntimeError):  # a name with NUL; the home of who has none
+        raise FileNotFoundError(errno.ENOENT, "No file has such a name", shown(str(name))) from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path
 
 
 def join(place: str | os.PathLike[str], *names: str) -> str:

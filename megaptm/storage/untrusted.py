@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, shown
 
 T = TypeVar("T")
 
@@ -65,9 +65,3 @@ def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, rem
         problem = first["msg"].removeprefix("Value error, ")
         problem = problem[:1].lower() + problem[1:]
         raise UserError(f"{place}: {field and field + ': '}{problem}: {remedy}.") from None
-
-
-def shown(value: Any, most: int = 80) -> str:
-    """A value in a sentence: in quotes, on one line, cut where it is long."""
-    text = ascii(value)
-    return text if len(text) <= most else text[: most - 3] + "..."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 KEY = "model.vectors"
 LONGEST_LINE = 1 << 20
@@ -22,7 +22,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     rows, width, found = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
     table_VD = table_VD.clone()
     try:
-        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+        with plain_file(path).open(encoding="utf-8", errors="replace") as file:
             first = 1
             for number, line in _lines(file, path):
                 word, *numbers = line.rstrip().split(" ")

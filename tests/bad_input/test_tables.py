@@ -29,3 +29,13 @@ def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -
     (path := tmp_path / "table.json").write_text(json.dumps({"inside": [], "meanings": {"objects": [[[2**70]]]}}))
     with pytest.raises(UserError, match="is no table of meanings"):
         meanings_named(str(path))
+
+
+def test_a_phrase_without_end_is_not_told_whole(tmp_path: Path) -> None:
+    phrase = [*range(10_000)]
+    (path := tmp_path / "table.json").write_text(
+        json.dumps({"inside": [], "meanings": {"objects": [[phrase, phrase]]}})
+    )
+    with pytest.raises(UserError, match="is there twice, among the objects and the objects") as refused:
+        meanings_named(str(path))
+    assert len(str(refused.value)) < 400 + len(str(path))

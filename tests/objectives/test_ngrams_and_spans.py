@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -231,7 +233,17 @@ def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
         ("bomb", np.zeros((1 << 18, 1)), word),
     ):
         np.savez_compressed(tmp_path / f"{name}.npz", **{"words-1": words, "similar-1": similar})
+    for kind in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        # They unpack to whatever is there, whatever the archive says of its size.
+        with (
+            zipfile.ZipFile(tmp_path / "other.npz") as whole,
+            zipfile.ZipFile(tmp_path / f"{kind}.npz", "w", kind) as packed,
+        ):
+            for member in whole.infolist():
+                packed.writestr(member.filename, whole.read(member), kind)
     for name, said in (
+        (f"{zipfile.ZIP_BZIP2}.npz", "it is packed otherwise than numpy packs files"),
+        (f"{zipfile.ZIP_LZMA}.npz", "it is packed otherwise than numpy packs files"),
         ("bad.npz", "is no table of similar words"),
         ("none.npz", r"is no table of similar words \(there is no such file\)"),
         ("flat.npz", "it holds other arrays than tables of ids"),

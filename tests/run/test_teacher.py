@@ -8,6 +8,8 @@ import pytest
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST
 from megaptm.config import Config, dump, load
+from megaptm.data.teacher_logits import FORMAT, TeacherLogitsManifest
+from megaptm.data.teacher_logits import MANIFEST as KEPT
 from megaptm.errors import UserError
 from megaptm.run.folder import absolute_paths
 from megaptm.run.teacher import check_teacher
@@ -48,4 +50,42 @@ def test_a_step_that_is_not_there_is_one_sentence_with_its_key(tmp_path: Path) -
         saved(tmp_path / "teacher", step, config)
     wanted = student(tmp_path / "teacher", tmp_path / "run", ", step: 3")
     with pytest.raises(UserError, match=r"distill\.step \(3\): .*teacher has no checkpoint of that step, but of 2, 4"):
+        check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("sequence", 1_000_000, r"is of rows of 1,000,000 places, and those of this run have 64: set data\.sequence"),
+        ("sequence", 63, r"is of rows of 63 places, and those of this run have 64"),
+        ("head", "lm", r"has logits of the head 'lm', and the student has mlm"),
+    ],
+)
+def test_kept_logits_of_other_rows_are_refused(tmp_path: Path, name: str, value: object, said: str) -> None:
+    """Of a million places and words each an array takes terabytes: it is never made."""
+    config = load(BERT, ["model.vocabulary=300"])
+    saved(tmp_path / "teacher", 2, config)
+    (tmp_path / "kept").mkdir()
+    words = [
+        f"run={tmp_path / 'run'}",
+        f"distill={{teacher: {tmp_path / 'teacher'}, logits: 1, cached: {tmp_path / 'kept'}}}",
+        "model.vocabulary=300",
+    ]
+    wanted = absolute_paths(load(BERT, words))
+    manifest = TeacherLogitsManifest(
+        format=FORMAT,
+        teacher="it",
+        step=2,
+        head="mlm",
+        places="all",
+        top=300,
+        dtype="float16",
+        sequence=config.data.sequence,
+        vocabulary=300,
+        per_file=256,
+        samples={"train": 1 << 40},
+        files={},
+    ).model_copy(update={name: value})
+    (tmp_path / "kept" / KEPT).write_text(manifest.model_dump_json())
+    with pytest.raises(UserError, match=said):
         check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before

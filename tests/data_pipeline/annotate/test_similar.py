@@ -42,6 +42,13 @@ def test_words_whose_vectors_are_near(tokenizer, tmp_path):
     assert write_similar_words(near, tokenizer, tmp_path / "similar.npz") == 5
 
 
+def test_vectors_whose_squares_are_beyond_any_number_have_angles(tokenizer, tmp_path):
+    lines = ["cat 1e30 1e29", "dog 3 0.2", "sea 0 1e30", "mat 0.1 2"]
+    (tmp_path / "vectors.txt").write_text("\n".join(lines), encoding="utf-8")
+    near = read_vectors(tmp_path / "vectors.txt", tokenizer, most=1)
+    assert near == {"cat": ["dog"], "dog": ["cat"], "sea": ["mat"], "mat": ["sea"]}
+
+
 def test_bytes_know_a_word_with_and_without_its_space(tmp_path):
     tokenizer = train("byte-bpe", [TEXT], vocabulary=300)
     write_similar_words({"cat": ["dog"]}, tokenizer, tmp_path / "similar.npz")
@@ -62,7 +69,13 @@ def test_a_line_that_is_none(text, said, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("cat a b", "not a word and its numbers"), ("cat 1 2\ndog 1", "has 1 numbers, unlike the others")],
+    [
+        ("cat a b", "not a word and its numbers"),
+        ("cat 1 2\ndog 1", "has 1 numbers, unlike the others"),
+        ("cat 1 2\ndog nan 1", "line 2 of .* has a number that is not finite"),
+        ("cat 1 2\ndog 1 -inf", "line 2 of .* has a number that is not finite"),
+        ("cat 1 1e39", "line 1 of .* has a number that is not finite"),  # as one of 32 bits
+    ],
 )
 def test_vectors_that_are_none(text, said, tokenizer, tmp_path):
     (tmp_path / "vectors.txt").write_text(text, encoding="utf-8")

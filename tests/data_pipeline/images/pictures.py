@@ -82,6 +82,7 @@ GOOD: Mapping[str, bytes] = {
     "moving.webp": animated("WEBP"),
     "moving.gif": animated("GIF"),
     "old.bmp": picture("BMP"),
+    "scanned.tif": picture("TIFF"),
 }
 BAD: Mapping[str, tuple[bytes, str]] = {
     "cut.jpg": (picture(width=200, height=160)[:-900], "damaged"),
@@ -91,6 +92,9 @@ BAD: Mapping[str, tuple[bytes, str]] = {
     "line.png": (picture("PNG", 400, 10), "too long for its width"),
     "text.jpg": (b"no image at all", "no image that can be read"),
     "empty.png": (b"", "no image that can be read"),
+    # Pillow opens them; of the first it would start Ghostscript.
+    "program.jpg": (picture("EPS"), "no image that can be read"),
+    "other.png": (picture("PPM"), "no image that can be read"),
 }
 """Name -> bytes, and why it is left out."""
 

@@ -27,7 +27,7 @@ def test_kept_images_are_shown_with_labels_and_left_out_ones_by_their_reason(tmp
     content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
     assert content.count("<h1>") == 1
     kept, _, left_out = content.partition("<h2>Left out</h2>")
-    assert len(shown(kept)) == 22  # of six and six plain ones, and ten odd ones
+    assert len(shown(kept)) == 23  # of six and six plain ones, and eleven odd ones
     assert {caption for _, caption in shown(kept)} == {"cat", "dog"}
     for encoded, _ in shown(kept):
         with Image.open(io.BytesIO(base64.b64decode(encoded))) as one:

@@ -1,0 +1,77 @@
+"""Files that a config or a recipe names, and that are none: a pipe is not waited for, and no name is a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_pipeline.annotate.options import Annotations
+from data_pipeline.clean.c4 import C4Quality
+from data_pipeline.clean.decontaminate import Decontaminate
+from data_pipeline.corpus.parts import hashes_of
+from data_pipeline.document import Document, Dropped
+from megaptm.errors import UserError
+from megaptm.storage import plain_file
+from megaptm.words.text_file import with_vectors
+from tests.data_pipeline.images.pictures import build, picture, write_tar
+
+
+def images(path: str, folder: Path) -> None:
+    (folder / "given").mkdir()
+    write_tar(folder / "given/a.tar", {"1.jpg": picture(), "1.cls": b"0"})
+    build(folder / "given", folder / "corpus", validation=0.0, classes=path)
+
+
+NAMES: dict[str, Callable[[str, Path], object]] = {
+    "annotate.chinese": lambda path, _: Annotations(words=True, chinese=path).check(),
+    "annotate.phrases": lambda path, _: Annotations(phrases=path).check(),
+    "annotate.tags": lambda path, _: Annotations(tags=path).check(),
+    "c4-quality: bad_words": lambda path, _: [*C4Quality(bad_words=path)([Document("A page. " * 9, "")], Dropped())],
+    "which the recipe names": lambda path, _: hashes_of([path]),
+    "classes": images,
+    "model.vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
+}
+"""What is said -> what reads the file."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("setting", NAMES)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pipe.txt", "Not a regular file"),
+        ("folder.txt", "Is a directory"),
+        ("nu\0l.txt", "No file has such a name"),
+        ("none.txt", "No such file or directory"),
+    ],
+)
+def test_what_is_no_file_is_one_sentence(setting: str, name: str, said: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(UserError, match=said) as refused:
+        NAMES[setting](str(tmp_path / name), tmp_path)
+    assert setting in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_text_of_an_evaluation(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.txt")
+    step = Decontaminate(against=(str(pipe),))
+    with pytest.raises(UserError, match=r"decontaminate: .*pipe\.txt cannot be read as text \(.*Not a regular file"):
+        [*step([Document("A page.", "")], Dropped())]
+
+
+def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "it.txt").write_text("one")
+    (tmp_path / "link.txt").symlink_to("it.txt")
+    assert plain_file("~/it.txt") == tmp_path / "it.txt"
+    assert plain_file(tmp_path / "link.txt").read_text() == "one"
+    for name in ("~nobody-at-all/it.txt", "/dev/zero"):
+        with pytest.raises(OSError, match=r"No file has such a name|Not a regular file"):
+            plain_file(name)
