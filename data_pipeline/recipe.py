@@ -163,6 +163,8 @@ def _kind(name: Any, where: str) -> type:
         kind = load_plugin(name, f"{where}: step {name}", "step")
         if not (isinstance(kind, type) and is_dataclass(kind) and _is_called(kind)):
             raise UserError(f"{where}: step {name} is not a dataclass that takes documents (CleaningStep): correct it.")
+        if lacking := sorted(getattr(kind, "__abstractmethods__", ())):
+            raise UserError(f"{where}: step {name} has no method `{lacking[0]}`: write it.")
         return kind
     if not isinstance(name, str) or name not in STEPS:
         hint = nearest(name, STEPS, "use {}, or package.module:NAME.")

@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.clean.basic import piece
 from data_pipeline.clean.comparable import comparable, comparable_places
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import CleaningStep, Filter, batches, require, stamp
+from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, require, stamp
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -65,7 +65,7 @@ class Decontaminate:
 
     def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
         """The same, with evaluation texts changed as these steps change documents."""
-        changing = (step for step in steps if not isinstance(step, Filter | Decontaminate))
+        changing = (step for step in steps if not isinstance(step, Filter | BatchFilter | Decontaminate))
         return partial(self._run, before=tuple(changing))
 
     def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -39,7 +40,7 @@ def inputs_of(step: CleaningStep) -> tuple[str, ...]:
     return said if file is None else (*said, file)
 
 
-class Filter:
+class Filter(ABC):
     """A step that leaves documents out."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
@@ -50,12 +51,12 @@ class Filter:
             else:
                 dropped.add(reason, document.source, document.text)
 
+    @abstractmethod
     def reason(self, document: Document) -> str | None:
         """Why this document is left out; None keeps it."""
-        raise NotImplementedError
 
 
-class BatchFilter(Filter):
+class BatchFilter(ABC):
     """A filter that judges several documents at once, each by its own text alone: short ones are read faster so."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
@@ -66,9 +67,9 @@ class BatchFilter(Filter):
                 else:
                     dropped.add(reason, document.source, document.text)
 
+    @abstractmethod
     def reasons(self, documents: Sequence[Document]) -> Iterable[str | None]:
         """Why each document is left out; None keeps it."""
-        raise NotImplementedError
 
 
 def batches(
@@ -87,7 +88,7 @@ def batches(
         yield batch
 
 
-class Change:
+class Change(ABC):
     """A step that changes the text of documents, and of those in parts each by itself."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
@@ -97,8 +98,8 @@ class Change:
             else:
                 yield with_text(document, self.change(document.text))
 
-    def change(self, text: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def change(self, text: str) -> str: ...
 
 
 def with_text(document: Document, text: str, **notes: Any) -> Document:

@@ -123,6 +123,11 @@ class Plain:
     pass
 
 
+@dataclass(frozen=True)
+class Unfinished(Filter):
+    pass
+
+
 NUMBER = 3
 """
 
@@ -152,6 +157,7 @@ def test_a_recipe_may_name_a_step_of_the_user(steps_of_mine):
     ("written", "said"),
     [
         ("steps_of_mine:Plain", "step steps_of_mine:Plain is not a dataclass that takes documents"),
+        ("steps_of_mine:Unfinished", "step steps_of_mine:Unfinished has no method `reason`: write it"),
         ("steps_of_mine:NUMBER", "is not a dataclass that takes documents"),
         ("steps_of_mine:Gone", "module `steps_of_mine` has no step `Gone`"),
         ("nowhere:Step", "module `nowhere` cannot be imported"),
