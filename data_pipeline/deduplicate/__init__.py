@@ -18,10 +18,10 @@ them to other processes, in any order, and need not run a job again whose result
 from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.find import Duplicates, find_duplicates
 from data_pipeline.deduplicate.options import Deduplicate, Near, Paragraphs
-from data_pipeline.deduplicate.paragraphs import Cut, cut_paragraphs
+from data_pipeline.deduplicate.paragraphs import CutPart, cut_paragraphs
 
 __all__ = [
-    "Cut",
+    "CutPart",
     "Deduplicate",
     "Duplicates",
     "Near",

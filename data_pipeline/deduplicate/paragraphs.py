@@ -38,18 +38,18 @@ class CutJob:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A part after that."""
+class CutPart:
+    """A part without its repeated paragraphs."""
 
     stem: str
     documents: int
     dropped: Dropped
     paragraphs: int
-    """Cut out of documents that are not dropped as equal."""
+    """Left out of documents that are not dropped as equal."""
     characters: int
 
 
-def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> list[Cut]:
+def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> list[CutPart]:
     """New parts in `folder`, with the sketches that `find_duplicates` takes; in the order of `parts`."""
     assert options.paragraphs is not None
     listing = PartListing.write(folder, parts, options)
@@ -61,16 +61,16 @@ def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, fo
         CutJob(listing, number, begins[number], tuple(documents), tuple(paragraphs), options)
         for number in range(len(parts))
     ]
-    found: list[Cut] = run("repeated paragraphs", cut_part, jobs)
+    found: list[CutPart] = run("repeated paragraphs", cut_part, jobs)
     return [replace(cut, stem=job.stem) for cut, job in zip(found, jobs, strict=True)]
 
 
-def cut_part(job: CutJob) -> Cut:
+def cut_part(job: CutJob) -> CutPart:
     """Pure, but for the files of the new part."""
     cutting = _Cutting(job)
     # The documents are now what they will be, and near duplicates can be looked for.
     count = write_part(job.stem, cutting.documents(), replace(job.options, paragraphs=None))
-    return Cut(job.stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
+    return CutPart(job.stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
 
 
 class _Cutting:
