@@ -165,7 +165,7 @@ def comparable(length: int) -> dict[str, Counterpart]:
     """Families that Hugging Face has."""
     found = {}
     for name, table in KNOWN.items():
-        if table.drawn or any(block.visibility == "ordered" for block in table.stacks.values()):
+        if table.drawn or any(block.ordered for block in table.stacks.values()):
             continue
         try:
             found[name] = counterpart_of(spec_of(name, layers=2 * len(table.stacks), width=64, length=length))

@@ -80,7 +80,7 @@ def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> 
     fields: Fields = {}
     for prefix, numbers in documents.items():
         fields |= {f"{prefix}tokens": draw.tokens(*numbers.shape), f"{prefix}document_ids": numbers}
-        if any(block.visibility == "ordered" for block in family.stacks.values()):
+        if any(block.ordered for block in family.stacks.values()):
             rows, length = numbers.shape
             order = (torch.arange(length) - length // 3).clamp(min=0)
             if any(block.query_stream for block in family.stacks.values()):

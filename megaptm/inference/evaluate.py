@@ -231,7 +231,7 @@ def _refuse_options(loaded: LoadedModel, options: EvaluationOptions) -> None:
         raise UserError(f"memory and farthest are for rows that go on; {objective.name} has no such: leave them out.")
     if options.farthest is not None and loaded.spec.family.is_recurrent:
         raise UserError(f"farthest is for what attends to distances, and {loaded.spec.name} does not: leave it out.")
-    if options.same_length and not (goes_on and block.relative and block.visibility == "causal"):
+    if options.same_length and not (goes_on and block.relative and block.causal):
         raise UserError(
             f"same_length is for a decoder that attends to what it remembers, and {loaded.spec.name} is none: leave it "
             "out."

@@ -113,8 +113,8 @@ def _check_pattern(block: Block) -> None:
         raise UserError(
             f"Block.hash_buckets has {odd[0]}: half of them are the opposites of the others, so make it even."
         )
-    if block.visibility == "ordered" or block.attention_bias == "no-keys":
-        word = "visibility is ordered" if block.visibility == "ordered" else "attention_bias is no-keys"
+    if block.ordered or block.attention_bias == "no-keys":
+        word = f"visibility is {block.visibility}" if block.ordered else "attention_bias is no-keys"
         raise UserError(f"Block.attention is lsh, whose keys are queries, but Block.{word}: change either.")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +41,21 @@ def changed(batch: dict[str, Tensor], field: str, places: Tensor) -> dict[str, T
     """The batch with another token at each place, a boolean [B, S]."""
     tokens = batch[field]
     return {**batch, field: torch.where(places, tokens % (VOCABULARY - 1) + 1, tokens)}
+
+
+def test_nobody_infers_what_a_word_means_from_its_letters() -> None:
+    """A new word would pass for one that lets all be seen: `Block.causal` and `Block.ordered` are asked."""
+    root = Path(__file__).parents[2]
+    compared = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for folder in ("megaptm", "benchmarks")
+        for path in (root / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Attribute) and side.attr == "visibility"
+    ]
+    assert compared == []
 
 
 @pytest.mark.parametrize("word", VISIBILITIES)
