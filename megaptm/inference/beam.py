@@ -16,7 +16,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_generated, with_cache
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.prompt import asked, require, stack_of_words, text_ids
+from megaptm.inference.prompt import prepare_prompt, require, stack_of_words, text_ids
 from megaptm.layers.layer import Stack
 
 # Each is a row of what the model computes at once.
@@ -69,15 +69,15 @@ def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
 def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
     """Answers to a text, the best first, at most `beam.width`; where no answer ends within so many tokens, cut ones."""
     special = loaded.tokenizer.special
-    text, heard, tokens = asked(loaded, "text", ids, tokens)
-    said: list[list[int]] = [[] for _ in range(beam.width)]
+    text, decoder_start, tokens = prepare_prompt(loaded, "text", ids, tokens)
+    generated: list[list[int]] = [[] for _ in range(beam.width)]
     # All beams begin alike: only the first is followed.
     totals = [0.0] + [-math.inf] * (beam.width - 1)
     parents = list(range(beam.width))
     ended: list[Hypothesis] = []
-    with _reading(loaded, text, heard, beam.width) as step:
+    with _reading(loaded, text, decoder_start, beam.width) as step:
         for length in range(1, tokens + 1):
-            logits_BV = finite_logits(step(said, parents), loaded.tokenizer)
+            logits_BV = finite_logits(step(generated, parents), loaded.tokenizer)
             chances_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
             chances_BV[:, never_generated(special)] = -math.inf
             live: list[tuple[float, int, int]] = []
@@ -88,28 +88,28 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
                 if id_ != special.end:
                     live.append((chance, parent, id_))
                 elif place < beam.width and chance > -math.inf:
-                    ended.append(Hypothesis(said[parent], beam.score(chance, length)))
+                    ended.append(Hypothesis(generated[parent], beam.score(chance, length)))
             live = live[: beam.width]
             totals, parents = [chance for chance, _, _ in live], [parent for _, parent, _ in live]
-            said = [[*said[parent], id_] for _, parent, id_ in live]
+            generated = [[*generated[parent], id_] for _, parent, id_ in live]
             ended = sorted(ended, key=lambda one: one.score, reverse=True)[: beam.width]
             # What goes on loses probability, and gains by its length at most what the longest does.
             if len(ended) == beam.width and ended[-1].score >= beam.score(totals[0], tokens):
                 return ended
-    cut = [Hypothesis(ids, beam.score(total, tokens)) for ids, total in zip(said, totals, strict=True)]
+    cut = [Hypothesis(ids, beam.score(total, tokens)) for ids, total in zip(generated, totals, strict=True)]
     found = ended + [one for one in cut if one.score > -math.inf]
     return sorted(found, key=lambda one: one.score, reverse=True)[: beam.width]
 
 
 @contextmanager
-def _reading(loaded: LoadedModel, text: list[int], before: list[int], beams: int) -> Iterator[Step]:
-    """The model once it has read a text; it remembers what beams have said, where its places allow. `before`: what the
-    decoder hears first."""
+def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
+    """The model once it has read a text; it remembers what beams have said, where its places allow. `decoder_start`:
+    what the decoder begins with."""
     model = loaded.model
-    (encoder, reads), (decoder, says) = loaded.spec.family.prefixes.items()
+    (encoder, encoder_prefix), (decoder, decoder_prefix) = loaded.spec.family.prefixes.items()
     stack = model.stack(decoder)
     assert stack is not None
-    batch = {f"{reads}tokens": torch.tensor([text], device=loaded.device)}
+    batch = {f"{encoder_prefix}tokens": torch.tensor([text], device=loaded.device)}
     with torch.inference_mode():
         memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
@@ -117,15 +117,15 @@ def _reading(loaded: LoadedModel, text: list[int], before: list[int], beams: int
     caches = isinstance(stack, Stack) and not stack.block.score_bias
     with with_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 
-        def step(said: list[list[int]], parents: list[int]) -> Tensor:
-            heard = torch.tensor([[*before, *ids] for ids in said], device=loaded.device)
+        def step(generated: list[list[int]], parents: list[int]) -> Tensor:
+            decoder_ids = torch.tensor([[*decoder_start, *ids] for ids in generated], device=loaded.device)
             if cache is not None:
                 cache.follow(torch.tensor(parents, device=loaded.device))
-                new = heard.shape[1] if not said[0] else 1
-                places = torch.arange(heard.shape[1], device=loaded.device)
-                batch[f"{says}positions"] = places[-new:].expand(beams, -1)
-                heard = heard[:, -new:]
-            batch[f"{says}tokens"] = heard
+                new = decoder_ids.shape[1] if not generated[0] else 1
+                places = torch.arange(decoder_ids.shape[1], device=loaded.device)
+                batch[f"{decoder_prefix}positions"] = places[-new:].expand(beams, -1)
+                decoder_ids = decoder_ids[:, -new:]
+            batch[f"{decoder_prefix}tokens"] = decoder_ids
             with torch.inference_mode():
                 return model.logits(batch, ended={encoder: memory_SBD})["lm"][:, -1]
 

@@ -17,9 +17,9 @@ from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import (
-    asked,
     fields_of_texts,
     ids_with,
+    prepare_prompt,
     read_prompt,
     require,
     stack_of_words,
@@ -270,20 +270,20 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
 def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", tokens: int, draw: Draw) -> Iterator[int]:
     """What a model answers to a prompt, until the end or so many tokens."""
     special = loaded.tokenizer.special
-    text, said, tokens = asked(loaded, kind, ids, tokens)
-    if said is text:  # a decoder alone
+    text, decoder_ids, tokens = prepare_prompt(loaded, kind, ids, tokens)
+    if decoder_ids is text:  # a decoder alone
         yield from continue_ids(loaded, text, tokens=tokens, draw=draw)
         return
-    reads, says = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
+    encoder_field, decoder_field = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
     tokens_BS = torch.tensor([text], device=loaded.device)
     for _ in range(tokens):
-        batch = {reads: tokens_BS, says: torch.tensor([said], device=loaded.device)}
+        batch = {encoder_field: tokens_BS, decoder_field: torch.tensor([decoder_ids], device=loaded.device)}
         with torch.inference_mode():
             id_ = draw(loaded.model.logits(batch)["lm"][0, -1])
         if id_ == special.end:
             return
         yield id_
-        said.append(id_)
+        decoder_ids.append(id_)
 
 
 def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:

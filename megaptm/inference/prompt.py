@@ -100,19 +100,19 @@ def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
     raise UserError(f"the prompt needs a {mask} for the model to fill: 'The {mask} sat on the mat.'")
 
 
-def asked(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
-    """A prompt as it is read: by the encoder, and what the decoder hears before it speaks; a decoder alone hears all of
-    it. And how many tokens the answer may have."""
+def prepare_prompt(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
+    """Ids of the encoder, those that the decoder begins with, and how many tokens the answer may have; a decoder alone
+    begins with all of the prompt."""
     special, longest = loaded.tokenizer.special, loaded.spec.longest
     task = loaded.config.built_objective.of_prompt(kind)
     text = task.with_special_tokens(ids, special)
     alone = loaded.spec.family.stacks[stack_of_words(loaded)].cross is None
-    heard = text if alone else special.ids_of(task.decoder_start)
+    decoder_ids = text if alone else special.ids_of(task.decoder_start)
     if longest is not None:
         if len(text) > longest:
             raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
-        tokens = min(tokens, longest - len(heard) + 1)
-    return text, heard, tokens
+        tokens = min(tokens, longest - len(decoder_ids) + 1)
+    return text, decoder_ids, tokens
 
 
 def ids_with(tokenizer: Tokenizer, text: str, wanted: tuple[int, ...]) -> list[int]:

@@ -16,7 +16,7 @@ from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.beam import Beam, answer, search
 from megaptm.inference.generate import never_generated
 from megaptm.inference.loaded_model import LoadedModel, load_model
-from megaptm.inference.prompt import asked
+from megaptm.inference.prompt import prepare_prompt
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import train
 from tests.models.tiny import tiny_spec
@@ -56,18 +56,18 @@ def test_it_is_that_of_hugging_face_where_lengths_do_not_count(
     theirs.generation_config.forced_eos_token_id = None  # whose end BART's is made to say, likely or not
     for prompt in ("def wrap(text):", "return the lines", "width"):
         ids = ours.tokenizer.encode(prompt).tolist()
-        text, heard, _ = asked(ours, "text", ids, 9)
+        text, decoder_start, _ = prepare_prompt(ours, "text", ids, 9)
         said = theirs.generate(
             torch.tensor([text]),
             num_beams=width,
             length_penalty=0.0,
-            max_new_tokens=len(heard) - 1 + 9,  # all but the first, which it is made to say, are new to it
+            max_new_tokens=len(decoder_start) - 1 + 9,  # all but the first, which it is made to say, are new to it
             do_sample=False,
             bad_words_ids=[[id_] for id_ in never_generated(special)],
         )[0].tolist()
-        assert said[: len(heard)] == heard
+        assert said[: len(decoder_start)] == decoder_start
         best = search(ours, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]
-        assert best.ids == [id_ for id_ in said[len(heard) :] if id_ not in (special.end, special.pad)]
+        assert best.ids == [id_ for id_ in said[len(decoder_start) :] if id_ not in (special.end, special.pad)]
 
 
 def scored(loaded: LoadedModel, ids: list[int], answer_ids: list[int]) -> float:

@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.inference.generate import Draw, Sampling, answer_ids
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.prompt import asked, fields_of_texts, read_prompt, require, use_of, uses_of
+from megaptm.inference.prompt import fields_of_texts, prepare_prompt, read_prompt, require, use_of, uses_of
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.training import train
@@ -201,5 +201,5 @@ def test_a_prompt_of_several_tasks_stands_among_the_tokens_of_its_own() -> None:
     """BART's denoising begins a text, and what is said of it; a text that is continued has an end only."""
     bart = tiny("bart", "objective={denoising: {share: 1}, prefix-lm: {share: 1}}")
     special = bart.tokenizer.special
-    assert asked(bart, "masks", [9], 5)[:2] == ([special.begin, 9, special.end], [special.end, special.begin])
-    assert asked(bart, "text", [9], 5)[:2] == ([9, special.end], [special.pad])
+    assert prepare_prompt(bart, "masks", [9], 5)[:2] == ([special.begin, 9, special.end], [special.end, special.begin])
+    assert prepare_prompt(bart, "text", [9], 5)[:2] == ([9, special.end], [special.pad])
