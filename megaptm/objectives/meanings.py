@@ -15,6 +15,8 @@ from megaptm.errors import UserError
 from megaptm.objectives.rewriting import Rewriter, Text, words_of
 
 MOST_BYTES = 256 << 20
+MOST_IDS = 1 << 31
+"""No tokenizer has more; of larger numbers no array is made."""
 REMEDY = "make it with `megaptm corpus meanings`"
 
 Meanings = Mapping[str, Sequence[Sequence[Sequence[int]]]]
@@ -70,7 +72,7 @@ def _table(said: Any) -> MeaningTable:
 
 
 def _ids(said: Any) -> list[int]:
-    if not isinstance(said, list) or not all(type(one) is int and one >= 0 for one in said):
+    if not isinstance(said, list) or not all(type(one) is int and 0 <= one < MOST_IDS for one in said):
         raise ValueError("a phrase in it is no list of tokens")
     return said
 

@@ -29,6 +29,8 @@ NEEDED = {"features": 2, "norm_bb": 2, "soft_labels": 2}
 OF_A_BOX = 6
 BEYOND = 0.1
 """How far shares of an image's sides may be below 0 or above 1: detectors round."""
+PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How numpy packs members. Of others zipfile unpacks whatever is there at once: 1,300 bytes of bzip2 become 2 GiB."""
 
 
 class RefusedRegions(Exception):  # noqa: N818  # no end, a reason
@@ -113,6 +115,8 @@ def _arrays(content: bytes) -> dict[str, np.ndarray]:
                 raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB")
             there = {*file.namelist()}
             names = [name for name in (*NEEDED, "conf") if f"{name}.npy" in there]
+            if any(file.getinfo(f"{name}.npy").compress_type not in PACKED for name in names):
+                raise RefusedRegions("regions that are packed otherwise than numpy packs them")
             return {name: _array(_content(file, f"{name}.npy")) for name in names}
     except RefusedRegions:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 
@@ -70,6 +70,9 @@ def similar_named(name: str) -> Similar:
         with ZipFile(path) as archive:
             if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
                 raise ValueError(f"it unpacks to {size:,} bytes")
+            # Of other kinds zipfile unpacks whatever is there, whatever was said of its size.
+            if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in archive.infolist()):
+                raise ValueError("it is packed otherwise than numpy packs files")
         with np.load(path, allow_pickle=False) as tables:
             return SimilarWords(dict(tables))
     except Exception as error:  # numpy, zipfile and zlib each have kinds of their own

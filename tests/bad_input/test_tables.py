@@ -1,0 +1,31 @@
+"""Files of regions and meanings that were made to hurt who reads them."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.objectives.meanings import meanings_named
+from megaptm.objectives.region_files import RefusedRegions, read_regions
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_regions_are_not_unpacked_by_what_has_no_bounds(method: int) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name in ("features", "norm_bb", "soft_labels"):
+            array = io.BytesIO()
+            np.save(array, np.zeros((3, 6)))
+            archive.writestr(f"{name}.npy", array.getvalue())
+    with pytest.raises(RefusedRegions, match="packed otherwise than numpy"):
+        read_regions(file.getvalue(), features=6, classes=6)
+
+
+def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "table.json").write_text(json.dumps({"inside": [], "meanings": {"objects": [[[2**70]]]}}))
+    with pytest.raises(UserError, match="is no table of meanings"):
+        meanings_named(str(path))
