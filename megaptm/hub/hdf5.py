@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.hub.library import h5py
 from megaptm.storage import write_whole
+
+MOST_PACKED = 64
+"""Times the bytes of numbers are those that a file has of them: zeros in deflate alone are packed more."""
+MOST_OF_A_CHUNK = 1 << 24
+"""Numbers."""
 
 
 def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -52,4 +58,7 @@ def _read(library: Any, file: Any, name: str, shape: tuple[int, ...], path: Path
         raise UserError(f"{path}: {name} is not an array of numbers in this file: fetch it again.")
     if found.shape != shape:
         raise UserError(f"{path}: {name} is {found.shape}, and by the options {shape}: they are of two models.")
+    # What was never written takes no room in a file, and a chunk is unpacked whole, however little of it is asked for.
+    if found.id.get_storage_size() * MOST_PACKED < found.nbytes or math.prod(found.chunks or (0,)) > MOST_OF_A_CHUNK:
+        raise UserError(f"{path}: {name} takes far more memory than its file has bytes: fetch it again.")
     return torch.from_numpy(found[()].astype(np.float32))
