@@ -40,6 +40,8 @@ PER_FILE = 256
 """Samples: of 512 places and 32 words each 25 MB."""
 MOST = 1_000_000
 """Places of a row, words of a place, samples of a file."""
+TYPES = ("float16", "float32")
+"""Of a logit."""
 OPEN = 2
 """Files that are held."""
 IDS, LOGITS = "teacher_ids", "teacher_logits"
@@ -120,6 +122,10 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
     for name in ("per_file", "top", "sequence"):
         if not 0 < (number := getattr(manifest, name)) <= MOST:
             raise UserError(f"{path}: {name} ({number}) must be 1 to {MOST:,}: {COMMAND}.")
+    if manifest.top > manifest.vocabulary:
+        raise UserError(f"{path}: top ({manifest.top}) is more than its vocabulary ({manifest.vocabulary}): {COMMAND}.")
+    if manifest.dtype not in TYPES:
+        raise UserError(f"{path}: dtype ({shown(manifest.dtype)}) must be {' or '.join(TYPES)}: {COMMAND}.")
     return manifest
 
 
@@ -224,6 +230,7 @@ def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> b
         and places.shape == (len(ids),)
         and ids.shape == logits.shape == (len(places), manifest.top)
         and [one.dtype.kind for one in (begins, places, ids, logits)] == [*"iiif"]
+        and logits.dtype == manifest.dtype
         and bool(np.isfinite(logits).all())
     )
     return shapes and all(

@@ -37,7 +37,7 @@ from megaptm.models import Model
 from megaptm.models.distill import Projected, asked_places, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
-from megaptm.run.teacher import checkpoint_id, teacher_run
+from megaptm.run.teacher import checkpoint_id, stream_of, teacher_run
 from megaptm.spec import ModelSpec
 from megaptm.storage import write_whole
 from megaptm.tokenizers import load as load_tokenizer
@@ -140,17 +140,12 @@ def _manifest(
         places=distillation.places,
         top=min(top, distillation.teacher.vocabulary),
         dtype=dtype,
-        sequence=batch.streams[_prefix(distillation.teacher, head)],
+        sequence=batch.streams[stream_of(distillation.teacher, head)],
         vocabulary=distillation.teacher.vocabulary,
         per_file=per_file,
         samples={"train": config.batch_schedule.first(train.steps), "validation": steps * train.batch},
         files={},
     )
-
-
-def _prefix(spec: ModelSpec, head: str) -> str:
-    """Of the stream that a head reads."""
-    return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
 def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
@@ -184,7 +179,7 @@ def _of_samples(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             said = head_projection(model, manifest.head, model.states(tensors))
-            asked_BS = asked_places(tensors, _prefix(model.spec, manifest.head), manifest.places)
+            asked_BS = asked_places(tensors, stream_of(model.spec, manifest.head), manifest.places)
             # Rows of what is projected are in the order (S, B).
             at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
             best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]

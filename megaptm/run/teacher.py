@@ -9,6 +9,8 @@ from megaptm.config import Config, distillation_of, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
 from megaptm.run.other_run import OtherRun
+from megaptm.spec import ModelSpec
+from megaptm.storage import shown
 from megaptm.tokenizers import Tokenizer
 
 
@@ -73,6 +75,16 @@ def _check_kept(config: Config, kept: TeacherLogits) -> None:
             f"distill.cached ({kept.folder}) is of {manifest.vocabulary:,} words, and model.vocabulary is "
             f"{config.model.vocabulary:,}: both must read the same tokens."
         )
+    distillation, student = distillation_of(config), resolve_model(config)
+    if (head := distillation.head_of(student)) is not None:
+        batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+        places = batch.streams[stream_of(distillation.teacher, head)]
+        for name, theirs, ours in (("head", manifest.head, head), ("sequence", manifest.sequence, places)):
+            if theirs != ours:
+                raise UserError(
+                    f"distill.cached ({kept.folder}) was written with {name} {shown(theirs)}, and this config reads "
+                    f"{ours}: write another folder with it."
+                )
     if manifest.places not in ("all", said.places):
         raise UserError(
             f"distill.places ({said.places}): distill.cached ({kept.folder}) has logits of {manifest.places} places: "
@@ -84,6 +96,11 @@ def _check_kept(config: Config, kept: TeacherLogits) -> None:
             f"distill.cached ({kept.folder}) has logits of {found:,} samples, and {wanted:,} are read in "
             f"{config.train.steps:,} steps: go on writing it with `megaptm cache-logits` and this config."
         )
+
+
+def stream_of(spec: ModelSpec, head: str) -> str:
+    """What fields of the stream that a head reads begin with."""
+    return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
 def teacher_id(config: Config) -> str | None:

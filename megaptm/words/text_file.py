@@ -21,8 +21,10 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     spaces between (GloVe); a first line of two numbers says how many there are (word2vec)."""
     rows, width, found = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
     table_VD = table_VD.clone()
+    if (place := Path(path).expanduser()).exists() and not place.is_file():  # a pipe would be waited for
+        raise UserError(f"{KEY} ({path}) is no file: give a text file of vectors.")
     try:
-        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+        with place.open(encoding="utf-8", errors="replace") as file:
             first = 1
             for number, line in _lines(file, path):
                 word, *numbers = line.rstrip().split(" ")
