@@ -31,9 +31,7 @@ def test_regions_of_no_width_make_room_for_none() -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name in ("features", "norm_bb", "soft_labels"):
             array = io.BytesIO()
-            np.lib.format.write_array_header_1_0(
-                array, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 0)}
-            )
+            np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 0)})
             archive.writestr(f"{name}.npy", array.getvalue())
     with pytest.raises(RefusedRegions, match="regions of another shape"):
         read_regions(file.getvalue(), features=6, classes=6)

@@ -1,4 +1,4 @@
-"""The config that lies in a run's folder, by which its ranks train and its command goes on, is the one that was given."""
+"""The config in a run's folder, by which its ranks train and its command goes on, is the one that was given."""
 
 from __future__ import annotations
 
