@@ -12,6 +12,8 @@ from typing import Any
 
 from megaptm.errors import UserError
 
+ABSENT = object()
+"""In the place of a name that a module has not."""
 OUR_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
@@ -40,15 +42,17 @@ def load_plugin(name: str, setting: str, what: str) -> Any:
         sys.path.append(here)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = importlib.import_module(module)
-    except (Exception, SystemExit) as error:
+            found = getattr(importlib.import_module(module), attribute, ABSENT)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's code raises, as it is imported or asked for a name
         absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         why = str(error) if absent else in_words(error)
         remedy = "correct the name, or add the folder of the module to PYTHONPATH" if absent else "mend it"
         raise UserError(f"{setting}: module `{module}` cannot be imported ({why}): {remedy}.") from None
-    if not hasattr(found, attribute):
+    if found is ABSENT:
         raise UserError(f"{setting}: module `{module}` has no {what} `{attribute}`: correct the name.")
-    return getattr(found, attribute)
+    return found
 
 
 def is_ours(kind: type) -> bool:

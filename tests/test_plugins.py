@@ -194,6 +194,8 @@ def test_the_catalogue_is_listed():
             "objective={masked-lm: {hide: 'needs:IT'}}",
             r"`needs` cannot be imported \(ModuleNotFoundError: .*\): mend it",
         ),
+        ("model.family=odd:IT", r"`odd` cannot be imported \(Odd: no, .*odd.py:2\): mend it"),
+        ("objective=asked:IT", r"`asked` cannot be imported \(ValueError: IT, .*asked.py:2\): mend it"),
     ],
 )
 def test_what_cannot_be_had_is_told(folder, word, said):
@@ -201,8 +203,39 @@ def test_what_cannot_be_had_is_told(folder, word, said):
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     (folder / "lacks.py").write_text("import os\nos.nothing\n")
     (folder / "needs.py").write_text("import nowhere_at_all\n")
+    (folder / "odd.py").write_text("class Odd(BaseException): ...\nraise Odd('no')\n")
+    (folder / "asked.py").write_text("def __getattr__(name):\n    raise ValueError(name)\n")
     with pytest.raises(UserError, match=said):
         load(ROOT / "configs/bert/tiny.yaml", [word])
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("replace(GPT2, stacks={})", "stacks is empty"),
+        ("replace(GPT2, stacks={'decoder': 3})", r"stacks\.decoder: "),
+        ("replace(GPT2, sizes={'small': 3})", r"sizes\.small: "),
+        ("replace(GPT2, sizes={'small': Size(layers=0, width=8, heads=1, ffn=8)})", r"sizes\.small\.layers is 0"),
+        ("replace(GPT2, objectives=())", "objectives is empty"),
+        ("replace(GPT2, vocabulary='many')", "vocabulary: "),
+        ("replace(GPT2, context=-1)", "context is -1"),
+        ("replace(GPT2, reads={'lm': 'encoder'})", "reads has lm: encoder, which is no stack or layer of one"),
+        ("replace(GPT2, reads={'lm': 'decoder.last'})", r"reads has lm: decoder\.last"),
+        ("replace(GPT2, drawn={'decoder': 'lm'})", "drawn has decoder: lm"),
+        ("replace(WORD2VEC, sizes={})", "sizes is empty"),
+        ("replace(WORD2VEC, sizes={'small': 3})", r"sizes\.small: "),
+        ("replace(WORD2VEC, objectives=())", "objectives is empty"),
+    ],
+)
+def test_a_table_of_the_users_that_is_none_is_told(folder, table, said):
+    module = f"broken_{abs(hash(table))}"
+    (folder / f"{module}.py").write_text(
+        "from dataclasses import replace\nfrom megaptm.families.gpt import GPT2\n"
+        f"from megaptm.families.words import WORD2VEC\nfrom megaptm.spec import Size\nIT = {table}\n"
+    )
+    config = "word2vec" if "WORD2VEC" in table else "gpt2"
+    with pytest.raises(UserError, match=rf"model\.family: the table `{module}:IT` cannot be read \({said}"):
+        load(ROOT / f"configs/{config}/tiny.yaml", [f"model.family={module}:IT"])
 
 
 def test_what_a_module_prints_is_no_output_of_the_command(folder):

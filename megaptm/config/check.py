@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
+from megaptm.bricks import HEADS
 from megaptm.config.distillation import distillation_rules, teacher_rules
 from megaptm.config.image_rules import image_objective
 from megaptm.config.model import resolve_model
@@ -148,10 +149,21 @@ def _model(config: Config) -> Iterator[str]:
     elif spec.longest is not None:
         yield from _longest_stream(config, spec)
     yield from _memory(config, spec)
+    yield from _compared(config)
     if spec.family.reads_images:
         yield from image_objective(config, spec)
     if spec.family.reads_regions:
         yield from region_objective(config, spec)
+
+
+def _compared(config: Config) -> Iterator[str]:
+    """A row that is told from the others of its batch has some there: alone it is always right, and nothing is
+    learned."""
+    if config.train.batch > 1:
+        return
+    for loss in config.built_objective.losses:
+        if loss in HEADS and HEADS[loss].contrasts:
+            yield f"train.batch (1) must be 2 or more: {loss} tells the rows of a batch from each other."
 
 
 def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:

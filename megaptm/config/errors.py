@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -100,10 +100,23 @@ def _without_none(annotation: Any) -> Any:
 
 
 def _entries(path: tuple[str, ...]) -> int:
-    """Of a list of a length that is given."""
-    section = _section(path[:-1])
+    """Of a list of a length that is given, which may itself be an entry of lists."""
+    depth = max(place for place, step in enumerate(path) if not step.isdecimal())
+    section = _section(path[:depth])
     assert section is not None
-    return len(get_args(section.model_fields[path[-1]].annotation))
+    kind = _bare(section.model_fields[path[depth]].annotation)
+    for _ in path[depth + 1 :]:
+        kind = _bare(get_args(kind)[0])
+    return len(get_args(kind))
+
+
+def _bare(annotation: Any) -> Any:
+    """A kind without what is said of it besides, and without None."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _bare(next(kind for kind in get_args(annotation) if kind is not NoneType))
+    return annotation
 
 
 def _meanings(section: type[BaseModel]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from megaptm.config.check import broken_model_rules, broken_rules
 from megaptm.config.device_layouts import choose, device_mismatch, with_all_devices
@@ -193,8 +193,23 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
 
 def dump(config: Config) -> str:
     """The config as YAML that `load` reads back to an equal config."""
-    content = config.model_dump(mode="json", exclude_none=True)
+    content = _said(config, config.model_dump(mode="json"))
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
+
+
+def _said(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is there of a section; not what is absent, but where that is something else than to be left out."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(own := getattr(section, name), BaseModel):
+            found[name] = _said(own, value)
+        elif isinstance(own, dict):
+            found[name] = {
+                key: _said(own[key], one) if isinstance(own.get(key), BaseModel) else one for key, one in value.items()
+            }
+        elif value is not None or type(section).model_fields[name].default is not None:
+            found[name] = value
+    return found
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:

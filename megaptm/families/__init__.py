@@ -13,6 +13,7 @@ from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
 from megaptm.families.longformer import LONGFORMER
 from megaptm.families.macbert import MACBERT
+from megaptm.families.own import refuse_broken
 from megaptm.families.palm import PALM
 from megaptm.families.recurrent import RECURRENT
 from megaptm.families.reformer import REFORMER, REFORMER_NOVEL
@@ -79,4 +80,5 @@ def find_family(name: str) -> Family | WordFamily | None:
     found = load_plugin(name, "model.family", "family")
     if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")
+    refuse_broken(found, name)
     return found

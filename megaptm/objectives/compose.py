@@ -105,6 +105,18 @@ def with_files(said: Mapping[str, Any], place: Callable[[str], str]) -> dict[str
     }
 
 
+def files_of(said: str | Mapping[str, Any]) -> dict[str, str]:
+    """Label and option of a task, `masked-lm.similar` -> the file that it names."""
+    tasks = said.items() if isinstance(said, Mapping) else ()
+    return {
+        f"{label}.{key}": options[key]
+        for label, options in tasks
+        if isinstance(options, Mapping)
+        for key in FILES
+        if isinstance(options.get(key), str) and not is_plugin(options[key])
+    }
+
+
 def _as_tasks(said: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return {said: {}} if isinstance(said, str) else said
 

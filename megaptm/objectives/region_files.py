@@ -73,9 +73,9 @@ def read_regions(content: bytes, *, features: int, classes: int) -> Regions:
     ):
         raise RefusedRegions("regions of another shape", ", ".join(f"{n} {[*arrays[n].shape]}" for n in NEEDED))
     number, wide = arrays["features"].shape
-    confidence = arrays.get("conf", np.ones(number, dtype=np.float32)).reshape(-1)
     known = arrays["soft_labels"].shape[1]
-    if {len(arrays["norm_bb"]), len(arrays["soft_labels"]), len(confidence)} != {number}:
+    numbers = {len(arrays["norm_bb"]), len(arrays["soft_labels"]), arrays["conf"].size if "conf" in arrays else number}
+    if numbers != {number}:
         raise RefusedRegions("regions of another shape", f"{number} features, {len(arrays['norm_bb'])} boxes")
     if arrays["norm_bb"].shape[1] != OF_A_BOX:
         raise RefusedRegions("regions of another shape", f"boxes of {arrays['norm_bb'].shape[1]} numbers")
@@ -85,6 +85,8 @@ def read_regions(content: bytes, *, features: int, classes: int) -> Regions:
         )
     if not number:
         raise RefusedRegions("no regions")
+    # Made when it is known that there are so many: of features of no width a header says any number.
+    confidence = arrays.get("conf", np.ones(number, dtype=np.float32)).reshape(-1)
     with np.errstate(over="ignore"):  # what is too large is refused below
         boxes = arrays["norm_bb"].astype(np.float32)
         made = Regions(

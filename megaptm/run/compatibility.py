@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
+from megaptm.objectives.compose import files_of
 from megaptm.spec import ModelSpec
 from megaptm.storage import shown
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint, Store
+    from megaptm.config import Config
 
 
 def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
@@ -72,6 +76,25 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
             raise UserError(
                 f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
                 "that was there, or choose another run=FOLDER."
+            )
+
+
+def objective_files(config: Config) -> dict[str, str]:
+    """Of the files that tasks are told of (similar words, meanings): `masked-lm.similar` -> a hash of what is in it."""
+    found = {}
+    for name, path in files_of(config.objective).items():
+        with Path(path).expanduser().open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
+    """A `UserError` where such a file is another since: samples would not be those of a run that was never stopped."""
+    for name, known in state_of(checkpoint, "files").items():
+        if files.get(name) != known:
+            raise UserError(
+                f"objective.{name} is not the file that {checkpoint.folder} was trained with: put that one back, or "
+                "choose another run=FOLDER."
             )
 
 

@@ -33,8 +33,10 @@ from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import (
     compatibility,
     layout_of,
+    objective_files,
     refuse_another,
     refuse_another_teacher,
+    refuse_other_files,
     refuse_other_text,
     state_of,
     to_abandon,
@@ -69,6 +71,7 @@ class Checkpointer:
         self.place, self.events = place, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
         self.teacher = None if config.distill is None else teacher_id(config)
+        self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
         self.store = Store(
             run,
             keep=config.checkpoint.keep,
@@ -97,6 +100,7 @@ class Checkpointer:
         if checkpoint is not None:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
+            refuse_other_files(checkpoint, self.files)
             refuse_another_teacher(checkpoint, self.teacher)
             self.layout_before = layout_of(checkpoint)
             self.held_out.restore(state_of(checkpoint, HELD_OUT))
@@ -167,6 +171,7 @@ class Checkpointer:
             "samples": samples,
             "cursors": dict(self.source.train.cursors(samples)),
             "corpora": dict(self.source.train.corpora),
+            "files": self.files,
             HELD_OUT: asdict(self.held_out),
             "config": self.config.model_dump(),
             "version": __version__,

@@ -17,6 +17,8 @@ from megaptm.words.vocabulary import read_counts, words_of, written_word
 MAGIC, VERSION = 793712314, 12
 NEGATIVE_SAMPLING, FULL_SOFTMAX, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 3, 1, 2
 """Numbers of its enumerations."""
+MOST = (1 << 31) - 1
+"""Of its whole numbers."""
 RATE_UPDATES = 100
 """Words after which its trainer lowers the rate; nothing reads it in a model that is trained."""
 
@@ -37,7 +39,7 @@ def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     ids = words_of(counts, tokenizer.special.specials, task.min_count)
     model = CBOW_MODEL if isinstance(task, CBOW) else SKIP_GRAM_MODEL
     loss = FULL_SOFTMAX if task.output == SOFTMAX else NEGATIVE_SAMPLING
-    epochs = checkpoint.config.data.epochs or 1
+    epochs = min(checkpoint.config.data.epochs or 1, MOST)
     yield struct.pack("<ii", MAGIC, VERSION)
     yield struct.pack("<6i", size.width, task.window, epochs, task.min_count, task.negatives, 1)
     yield struct.pack("<6i", loss, model, size.buckets, *size.ngrams, RATE_UPDATES)

@@ -25,6 +25,18 @@ def test_regions_are_not_unpacked_by_what_has_no_bounds(method: int) -> None:
         read_regions(file.getvalue(), features=6, classes=6)
 
 
+def test_regions_of_no_width_make_room_for_none() -> None:
+    """2^40 regions of no features take no byte of a file, and 4 TiB where each is believed to be there."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("features", "norm_bb", "soft_labels"):
+            array = io.BytesIO()
+            np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 0)})
+            archive.writestr(f"{name}.npy", array.getvalue())
+    with pytest.raises(RefusedRegions, match="regions of another shape"):
+        read_regions(file.getvalue(), features=6, classes=6)
+
+
 def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -> None:
     (path := tmp_path / "table.json").write_text(json.dumps({"inside": [], "meanings": {"objects": [[[2**70]]]}}))
     with pytest.raises(UserError, match="is no table of meanings"):

@@ -309,6 +309,23 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["optimizer.betas=[0.9]"],
             "override 'optimizer.betas=[0.9]': optimizer.betas must be 2 entries, not [0.9].",
         ),
+        (
+            "elmo/tiny",
+            ["model.filters=[[1]]"],
+            "override 'model.filters=[[1]]': model.filters.0 must be 2 entries, not [1].",
+        ),
+        ("reformer/tiny", ["model.axial=[3]"], "model.axial must be 2 entries, not [3]."),
+        ("fasttext/tiny", ["model.buckets=4294967296"], "model.buckets must be at most 1000000000, not 4294967296."),
+        (
+            "gpt2/small",
+            ["objective={infomax: {}}"],
+            "what it asks (infomax) is answered from both sides of a place, and the decoder sees one",
+        ),
+        (
+            "clip/tiny",
+            ["train.batch=1", "layout.microbatch=1"],
+            "train.batch (1) must be 2 or more: image-text tells the rows of a batch from each other.",
+        ),
         ("gpt3/175b", ["model.size=175"], "model.size (175) is not a size of gpt3; did you mean 175b?"),
         (
             "gpt2/small",

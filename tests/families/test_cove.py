@@ -1,6 +1,7 @@
 """CoVe: its encoder is torch's LSTM over each text of a row, its decoder attends, and a translator learns by both."""
 
 import math
+import os
 from dataclasses import replace
 from functools import cache
 
@@ -233,5 +234,8 @@ def test_words_begin_with_vectors_of_a_file(tmp_path):
     ):
         with pytest.raises(UserError, match=f"model.vectors.*{sentence}"):
             with_vectors(table, str(tmp_path / f"{name}.txt"), names)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"model\.vectors .* is no file"):  # without waiting for who writes to it
+        with_vectors(table, str(tmp_path / "pipe"), names)
     with pytest.raises(UserError, match=r"model\.vectors means nothing to elmo"):
         load("configs/elmo/tiny.yaml", ["model.vectors=glove.txt"])

@@ -10,7 +10,14 @@ from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import load, resolve, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
-from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
+from megaptm.run.compatibility import (
+    compatibility,
+    objective_files,
+    refuse_another,
+    refuse_other_files,
+    refuse_other_text,
+    to_abandon,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,3 +80,20 @@ def test_a_corpus_that_was_built_again_is_refused(now):
 def test_an_imported_model_has_read_nothing_yet():
     imported = Checkpoint(step=0, folder=Path("run/checkpoints/step-00000000"), state={}, files=())
     refuse_other_text(imported, {"books": "1"})
+
+
+def test_a_file_that_a_task_reads_is_the_one_that_was_read(tmp_path):
+    """Similar words and meanings decide what samples say, as corpora do."""
+    table = tmp_path / "similar.npz"
+    table.write_bytes(b"one")
+    task = f"objective={{masked-lm: {{hide: ngrams, show: similar-words, similar: {table}}}}}"
+    config = load("bert/tiny", [task, "model.vocabulary=300"])
+    begun = objective_files(config)
+    assert [*begun] == ["masked-lm.similar"]
+    checkpoint = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={"files": begun}, files=())
+    refuse_other_files(checkpoint, objective_files(config))
+    table.write_bytes(b"two")
+    with pytest.raises(UserError, match=r"^objective\.masked-lm\.similar is not the file that run/checkpoints"):
+        refuse_other_files(checkpoint, objective_files(config))
+    older = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={}, files=())
+    refuse_other_files(older, objective_files(config))  # which does not say

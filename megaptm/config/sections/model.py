@@ -58,7 +58,7 @@ class ModelConfig(Shape):
     published one, 0.02. Narrow models learn sooner by about the root of one over their width."""
     tasks: Count | None = None
     """Ids of tasks, which a family with a table of them tells from each other; absent: the published number."""
-    buckets: Count | None = None
+    buckets: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Of fastText: rows that pieces of words share by a hash; absent: the size's."""
     ngrams: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Of fastText: characters of the shortest and of the longest piece of a word; absent: the size's."""
