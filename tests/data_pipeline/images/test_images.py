@@ -238,6 +238,14 @@ def test_a_name_that_is_no_utf8_and_would_be_written_down_is_one_sentence(name, 
     assert not (tmp_path / "corpus").exists()
 
 
+def test_a_corpus_has_a_name_in_utf8(tmp_path):
+    (tmp_path / "given/cat").mkdir(parents=True)
+    (tmp_path / "given/cat/1.jpg").write_bytes(picture())
+    with pytest.raises(UserError, match=r"^out \(.*udcff.*\) has a name that is no UTF-8: choose another\.$"):
+        build(tmp_path / "given", tmp_path / f"corpus{ODD}", validation=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
 @pytest.mark.parametrize(
     ("files", "options", "said"),
     [
