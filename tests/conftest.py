@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from megaptm.families import FAMILIES
+from tests.ranks import close_worlds
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
 
@@ -65,6 +66,12 @@ def folder_of(nodeid: str) -> str:
     """
     _, folder, *rest = nodeid.partition("::")[0].split("/")
     return f"real/{rest[0].split('_')[1]}" if folder == "real" else folder
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ranks that wait end with their module."""
+    if nextitem is None or nextitem.path != item.path:
+        close_worlds()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

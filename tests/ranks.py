@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess as SpawnedProcess
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -31,52 +32,98 @@ PRELOADED = (
 PROCESSES.set_forkserver_preload([*PRELOADED])
 
 
-def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0) -> list[Any]:
-    """What a module-level function returns on each rank of a world; the first failing rank's traceback if any fails."""
-    pipes: list[Connection] = []
-    ranks = []
-    with tempfile.TemporaryDirectory(prefix="megaptm-world-") as folder:
-        try:
-            for rank in range(world):
-                ours, theirs = PROCESSES.Pipe()
-                process = PROCESSES.Process(target=_serve, args=(theirs, function, args, rank, world, f"{folder}/file"))
-                process.start()
-                theirs.close()
-                pipes.append(ours)
-                ranks.append(process)
-            answers: dict[int, Any] = {}
-            until = time.monotonic() + seconds
-            while len(answers) < world:
-                waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in answers}
-                if not (ready := wait([*waiting], until - time.monotonic())):
-                    raise TimeoutError(f"{function.__name__} did not answer in {seconds} s")
-                for pipe in ready:
-                    result, error = pipe.recv()  # type: ignore[union-attr]
-                    if error is not None:  # the others may wait for this one
-                        raise AssertionError(f"rank {waiting[pipe]} of {world}:\n{error}\n{result or ''}")
-                    answers[waiting[pipe]] = result
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
-    return [answers[rank] for rank in range(world)]
+@dataclass
+class World:
+    """Ranks that wait for the next function: what starts a rank takes longer than most of what tests ask of it."""
+
+    ranks: list[SpawnedProcess]
+    pipes: list[Connection]
+    folder: tempfile.TemporaryDirectory[str]
+
+    @classmethod
+    def open(cls, size: int) -> World:
+        world = cls([], [], tempfile.TemporaryDirectory(prefix="megaptm-world-"))
+        for rank in range(size):
+            ours, theirs = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=_serve, args=(theirs, rank, size, f"{world.folder.name}/file"))
+            process.start()
+            theirs.close()
+            world.pipes.append(ours)
+            world.ranks.append(process)
+        return world
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send((function, args))
+        answers: dict[int, Any] = {}
+        until = time.monotonic() + seconds
+        while len(answers) < len(self.pipes):
+            waiting = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}
+            if not (ready := wait([*waiting], until - time.monotonic())):
+                raise TimeoutError(f"{function.__name__} did not answer in {seconds} s")
+            for pipe in ready:
+                result, error = pipe.recv()  # type: ignore[union-attr]
+                if error is not None:  # the others may wait for this one
+                    raise AssertionError(f"rank {waiting[pipe]} of {len(self.pipes)}:\n{error}\n{result or ''}")
+                answers[waiting[pipe]] = result
+        return [answers[rank] for rank in range(len(self.pipes))]
+
+    def close(self) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.join()
+        self.folder.cleanup()
 
 
-def _serve(
-    pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, file: str
-) -> None:
+_open: dict[int, World] = {}
+"""Worlds that wait, by their number of ranks."""
+
+
+def run_ranks(
+    world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0, fresh: bool = False
+) -> list[Any]:
+    """What a module-level function returns on each rank of a world; the first failing rank's traceback if any fails.
+
+    Calls of a module's tests for as many ranks are of one world. `fresh`: of one of its own, for what depends on all
+    that a process has done.
+    """
+    ranks = None if fresh else _open.pop(world, None)
+    ranks = ranks or World.open(world)
+    try:
+        answers = ranks.call(function, args, seconds)
+    except BaseException:
+        ranks.close()
+        raise
+    if fresh:
+        ranks.close()
+    else:
+        _open[world] = ranks
+    return answers
+
+
+def close_worlds() -> None:
+    """End the ranks that wait, whose threads of gloo wake all the time."""
+    while _open:
+        _open.popitem()[1].close()
+
+
+def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
     import torch
 
-    from megaptm.parallel.groups import join
+    from megaptm.parallel.groups import close_groups, join
 
     gc.freeze()  # what was imported is no garbage: looking through it takes longer than a step
     torch.set_num_threads(1)
-    try:
-        join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)
-        answer = (function(*args), None)
-    except BaseException:
-        answer = (None, traceback.format_exc())
-    pipe.send(answer)
-    # Until all have answered: a rank that waits for another should learn of its error, not of its end.
-    pipe.poll(None)
-    os._exit(0)
+    joined = False
+    while True:
+        function, args = pipe.recv()
+        try:
+            if not joined:
+                join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)
+                joined = True
+            answer = (function(*args), None)
+            close_groups()
+        except BaseException:
+            answer = (None, traceback.format_exc())
+        # Until all have answered the next is not asked: a rank that waits for another should learn of its error.
+        pipe.send(answer)

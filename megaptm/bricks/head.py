@@ -46,6 +46,8 @@ class HeadBrick(ABC):
     """Whether it reads the predicted positions alone, where the batch says which."""
     contrasts: ClassVar[bool] = False
     """Whether its loss compares rows of the whole global batch: its module is a `models.contrast.ContrastHead`."""
+    reads_end: ClassVar[bool] = False
+    """Whether it reads where a text ends, behind all of it, so that a causal stack has seen it."""
     next_token: ClassVar[bool] = False
     """Whether it asks each position for the token behind it, which the position must not see."""
     judges_draws: ClassVar[bool] = False

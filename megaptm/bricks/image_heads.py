@@ -70,6 +70,7 @@ class ImageTextHeadBrick(HeadBrick):
     answers = "text_end"
     projects = False
     contrasts = True
+    reads_end = True
     others = 1
 
     def __init__(self, spec: ModelSpec) -> None:

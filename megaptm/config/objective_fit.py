@@ -89,8 +89,7 @@ def _hidden(loss: str, family: Family) -> Iterator[str]:
         causal = family.stacks[stack].causal
         if HEADS[loss].next_token and not causal:
             yield f"it asks for the next token, and the {stack} sees it"
-        # What is compared is read where a text ends, behind all of it.
-        if not HEADS[loss].next_token and causal and not HEADS[loss].contrasts:
+        if not HEADS[loss].next_token and causal and not HEADS[loss].reads_end:
             yield f"what it asks ({loss}) is answered from both sides of a place, and the {stack} sees one"
 
 
