@@ -12,6 +12,7 @@ from data_pipeline.corpus.output import CorpusOutput, building
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import open_workers
 from data_pipeline.progress import Stages
+from megaptm.errors import UserError, shown
 
 
 class CorpusBuild:
@@ -32,6 +33,10 @@ def open_build(
     out: str | Path, *, overwrite: bool, scratch: str | None, console: Console | None
 ) -> Iterator[CorpusBuild]:
     """A build of the corpus at `out` (`corpus.output.building`)."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:  # its report has the name
+        raise UserError(f"out ({shown(str(out), most=300)}) has a name that is no UTF-8: choose another.") from None
     with (
         building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
         Stages(console) as stages,

@@ -25,6 +25,7 @@ from data_pipeline.images.folders import (
     hashed,
     images_below,
     labels_below,
+    refuse_odd_name,
     write_image_shard,
 )
 from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
@@ -128,6 +129,7 @@ def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path:
     folder = Path(os.path.abspath(Path(source).expanduser()))
     if not folder.is_dir():
         raise UserError(f"{source} is no folder: name one with a folder of images for each label, or with shards.")
+    refuse_odd_name(folder)
     return folder
 
 

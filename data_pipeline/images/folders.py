@@ -15,7 +15,7 @@ from data_pipeline.images.look import MOST_BYTES, NAMES, ImageLimits, RefusedIma
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter
-from megaptm.errors import UserError
+from megaptm.errors import UserError, shown
 from megaptm.objectives.pixels import SUFFIXES
 
 FIELDS = ("tokens", *SUFFIXES)
@@ -68,6 +68,8 @@ def labels_below(folder: Path) -> list[str]:
             f"{folder} has no folders: put the images of each label in a folder of its name, {folder}/LABEL/*.jpg, or "
             "name a folder of webdataset shards (*.tar)."
         )
+    for name in found:
+        refuse_odd_name(folder / name)
     return found
 
 
@@ -99,6 +101,12 @@ def in_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def refuse_odd_name(path: Path) -> None:
+    """Raise where a file or folder that the manifest or the report names has a name that cannot be written down."""
+    if not in_utf8(str(path)):
+        raise UserError(f"{shown(str(path), most=300)} has a name that is no UTF-8: rename it.")
 
 
 def hashed(name: str, seed: int) -> int:

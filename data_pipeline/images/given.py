@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import ImageShardResult
+from data_pipeline.images.folders import ImageShardResult, refuse_odd_name
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
@@ -60,7 +60,10 @@ def given_shards(folder: Path) -> list[Path]:
     names = sorted(entry for entry in folder.iterdir() if entry.is_file())
     if packed := [entry for entry in names if entry.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2"))]:
         raise UserError(f"{packed[0]} is compressed, and no image in it can be found alone: unpack it to a .tar.")
-    return [entry for entry in names if entry.suffix == ".tar"]
+    found = [entry for entry in names if entry.suffix == ".tar"]
+    for entry in found:
+        refuse_odd_name(entry)
+    return found
 
 
 def index_shard(job: GivenShardJob) -> ImageShardResult:

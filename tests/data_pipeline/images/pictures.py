@@ -113,9 +113,9 @@ def folder_of_labels(folder: Path, *, good: int = 6) -> Path:
     return folder
 
 
-def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
+def write_tar(path: Path, files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
     """As `webdataset` writes shards: any order of suffixes, neighbors have one key."""
-    with tarfile.open(path, "w") as tar:
+    with tarfile.open(path, "w", format=form) as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from data_pipeline.commands import images
 from data_pipeline.images.look import ImageLimits, KeptImage, RefusedImage, look
+from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus
@@ -198,6 +199,51 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
     assert shard.blob("jpg", 6) == files["a/0009.JPEG"]
     assert shard.blob("jpg", 7) == files["a/0010.jpg"]  # whatever its suffix says, it can be read
     assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+
+
+ODD = "\udcff\udce9"
+"""As Python has bytes of a name that are no UTF-8."""
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("texts", [False, True])
+def test_members_whose_names_are_no_utf8_are_read_and_told(form, texts, tmp_path):
+    said = "txt" if texts else "cls"
+    files = {f"{ODD}/{n}.{suffix}": one for n in range(3) for suffix, one in (("jpg", picture(seed=n)), (said, b"0"))}
+    files |= {f"{ODD}lonely.jpg": picture(), f"{ODD}.jpg": BAD["cut.jpg"][0], f"{ODD}.{said}": b"1", f"a.{ODD}": b""}
+    (tmp_path / "given").mkdir()
+    write_tar(tmp_path / "given/a.tar", files, form)
+    options = {"texts": True, "tokenizer": TokenizerRecipe(vocabulary=300, specials="clip")} if texts else {}
+    report = build(tmp_path / "given", tmp_path / "corpus", validation=0.0, **options)
+    none = "image without text" if texts else "no label"
+    assert report.dropped == {none: 1, "damaged": 1, "no image": 1}
+    assert report.examples[none][0][0] == "a.tar:??lonely"
+    assert report.splits["train"]["images"] == 3
+    for name in ("report.json", "report.html"):
+        assert "a.tar:??lonely" in (tmp_path / "corpus" / name).read_text(encoding="utf-8")
+    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+
+
+@pytest.mark.parametrize("name", [f"{ODD}/given/a.tar", f"given/a{ODD}.tar", f"given/cat{ODD}/1.jpg"])
+def test_a_name_that_is_no_utf8_and_would_be_written_down_is_one_sentence(name, tmp_path):
+    (tmp_path / name).parent.mkdir(parents=True)
+    if name.endswith(".jpg"):
+        (tmp_path / name).write_bytes(picture())
+    else:
+        for path in (tmp_path / name, (tmp_path / name).with_name("b.tar")):
+            write_tar(path, {"1.jpg": picture(), "1.cls": b"0"})
+    source = tmp_path / ODD if name.startswith(ODD) else tmp_path
+    with pytest.raises(UserError, match=r"udcff.*' has a name that is no UTF-8: rename it\.$"):
+        build(source / "given", tmp_path / "corpus", validation=0.5)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_corpus_has_a_name_in_utf8(tmp_path):
+    (tmp_path / "given/cat").mkdir(parents=True)
+    (tmp_path / "given/cat/1.jpg").write_bytes(picture())
+    with pytest.raises(UserError, match=r"^out \(.*udcff.*\) has a name that is no UTF-8: choose another\.$"):
+        build(tmp_path / "given", tmp_path / f"corpus{ODD}", validation=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
 
 @pytest.mark.parametrize(
