@@ -65,6 +65,11 @@ def open_mix(
     whole.check(special, sequence)
     if whole.unit == "pairs":
         raise UserError(f"objective ({whole.name}) counts a corpus before it learns, and has no samples: train by it.")
+    if not (tasks := tasks_of(whole)):
+        raise UserError(
+            f"objective {whole.name} makes no samples: its class must be a `megaptm.objectives.Objective`, or a "
+            "`SampleObjective` of groups of sentences."
+        )
     corpora = {name: Corpus.open(name, cache) for name in mix} if opened is None else dict(opened)
     check_together(corpora, special)
     if verify != "none":
@@ -75,7 +80,6 @@ def open_mix(
         name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, limits.get(name))
         for name, weight in mix.items()
     }
-    tasks = tasks_of(whole)
     for name, corpus in corpora.items():
         _check_images(corpus, [task.objective for task in tasks if name in (task.corpora or [name])])
     for name, corpus in corpora.items():
@@ -201,7 +205,11 @@ def _order(
     if task.unit == "sentence-group":
         length, pieces = task.raw_length(sequence), task.pieces
         return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
-    assert isinstance(task, Objective), f"{task.name} reads {task.unit}s, and says not how a stream is cut"
+    if not isinstance(task, Objective):
+        raise UserError(
+            f"objective {task.name} reads a {task.unit}, and does not say how that is cut: its class must be a "
+            "`megaptm.objectives.Objective`, with a method `cut`."
+        )
     cut = task.cut(sequence, document_mask)
     if task.unit == "lane":
         if task.from_both_ends:

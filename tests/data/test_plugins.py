@@ -5,7 +5,8 @@ import pytest
 
 from megaptm.data import Loader, open_mix
 from megaptm.data.dataset import MixDataset
-from megaptm.objectives import Composed, Task
+from megaptm.errors import UserError
+from megaptm.objectives import BaseObjective, Composed, SampleObjective, Task
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.composed import ONE
 from megaptm.plugins import PluginError
@@ -79,3 +80,29 @@ def test_a_data_set_says_it_as_well(corpus):
     data = MixDataset(opened(corpus, Spoiled("none")))
     with pytest.raises(PluginError, match="sample 3, of"):
         _ = [data[number] for number in range(4)]
+
+
+class SaysOnly(BaseObjective):
+    """A user's that forgot whose class to be: it makes no samples."""
+
+    name, losses = "says-only", CausalLM.losses
+    raw_length, batch = CausalLM.raw_length, CausalLM.batch
+
+
+class MakesOnly(SampleObjective):
+    """A user's that reads the stream, and does not say how it is cut."""
+
+    name, losses = "makes-only", CausalLM.losses
+    raw_length, batch, make = CausalLM.raw_length, CausalLM.batch, CausalLM.make
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (SaysOnly, r"^objective says-only makes no samples: its class must be a `megaptm\.objectives\.Objective`"),
+        (MakesOnly, r"^objective makes-only reads a stream, and does not say how that is cut: .* a method `cut`\.$"),
+    ],
+)
+def test_an_objective_of_too_small_a_class_is_told(corpus, kind, said):
+    with pytest.raises(UserError, match=said):
+        opened(corpus, kind())
