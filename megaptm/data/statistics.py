@@ -49,10 +49,10 @@ def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
     return float(-(counts[seen] * np.log(probabilities)).sum() / counts.sum())
 
 
-def bytes_per_token(corpus: Corpus, split: str, *, ends: bool = True) -> float:
-    """UTF-8 bytes of text for each token of a split; `ends` counts one end token a document."""
+def bytes_per_token(corpus: Corpus, split: str) -> float:
+    """UTF-8 bytes of text for each token of a split, of which each document has one more, that ends it."""
     part = corpus.split(split)
-    return part.bytes / (part.tokens + part.samples * ends)
+    return part.bytes / (part.tokens + part.samples)
 
 
 def bits_per_byte(loss: float, bytes_each: float) -> float:
