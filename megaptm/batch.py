@@ -110,7 +110,7 @@ class BatchSpec:
         return [name for name in self.fields if self._read_as(name)[1] is None]
 
     def asking(self, answers: Collection[str]) -> BatchSpec:
-        """The same to read, and of what is asked only this."""
+        """A batch with the same streams, whose fields that ask are `answers` alone."""
         left_out = {*self.answers} - {*answers}
         return BatchSpec(self.streams, {name: field for name, field in self.fields.items() if name not in left_out})
 

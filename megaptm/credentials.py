@@ -43,7 +43,7 @@ def refuse_credentials(text: str, *, where: str) -> None:
 
 
 def refuse_credentials_in_words(words: Iterable[str]) -> None:
-    """The same of the words of a command."""
+    """A `UserError` where a word of a command is, or holds, such a URL; it names the key, or the word's number."""
     for number, word in enumerate(words, 1):
         name = word.partition("=")[0]
         named = name if "=" in word and "://" not in name else f"word {number} of the command"

@@ -138,7 +138,7 @@ class Demo:
         return _run(command, codes).returncode
 
     def show(self, command: Sequence[str]) -> None:
-        """The same for a command whose output belongs into the picture."""
+        """Run a command of megaptm as if it had been typed, and show its output among what is shown."""
         self.console.print(_typed(command), soft_wrap=True)
         output = _run(command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)).stdout
         self.console.print(Text.from_ansi(output.rstrip()), highlight=False)

@@ -42,7 +42,7 @@ def thumbnail(content: bytes) -> str:
 
 @dataclass
 class DroppedImages(Dropped):
-    """The same of images, with pictures of a few."""
+    """How many images were left out for each reason, with pictures of a few."""
 
     pictures: dict[str, list[str]] = field(default_factory=dict)
     """reason -> of each of `examples` a `thumbnail`, or nothing"""

@@ -39,7 +39,7 @@ class ImageLabelHeadBrick(HeadBrick):
         return super().multiply_adds(1)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """The same; all are gathered."""
+        """One row of places is projected, and those of all are gathered."""
         one = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
         return LossBytes(one.saved + 2 * (positions - 1) * self.width * element, one.transient)
 

@@ -59,7 +59,7 @@ class UncheckedConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """The same of a mapping in the place of a file; `extends` is a path from here, or a shipped config's name."""
+        """A mapping in the place of a file; its `extends` is a path from here, or a shipped config's name."""
         layer = read_mapping(values, GIVEN)
         parent = _parent(layer, GIVEN)
         above = [] if parent is None else _extended(find_config(Path(parent)), ())
@@ -67,7 +67,7 @@ class UncheckedConfig:
         return cls(Path(GIVEN), (*((one,) for one in (*above, layer)), typed))
 
     def plus(self, override: str) -> UncheckedConfig:
-        """The same, with one override more."""
+        """This config with one override more, behind those that were typed."""
         *files, typed = self.levels
         return UncheckedConfig(self.path, (*files, (*typed, read_override(override))))
 

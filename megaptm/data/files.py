@@ -40,7 +40,8 @@ def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, 
 
 
 def array_of(content: bytes, dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
-    """The same of the bytes of such a file."""
+    """The array in the bytes of a `.npy` file, [rows, *inner] of `dtype`, read-only; raises `ValueError` where they are
+    not what `npy_bytes` wrote."""
     rows, at = _rows(content[:HEADER], len(content), dtype, inner)
     return np.frombuffer(content, dtype, rows * math.prod(inner), at).reshape(rows, *inner)
 

@@ -131,7 +131,8 @@ def stacked(mix: Mix | TaughtMix, numbers: Iterable[int]) -> Sample:
 
 
 def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
-    """The same memory as tensors; `pin` copies it to where a GPU can fetch it by itself."""
+    """The arrays of a micro-batch as tensors in the same memory; `pin` copies it to where a GPU can fetch it by
+    itself."""
     tensors = {field: torch.from_numpy(array) for field, array in batch.items()}
     return {field: tensor.pin_memory() for field, tensor in tensors.items()} if pin else tensors
 

@@ -98,7 +98,8 @@ def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sa
 
 
 def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
-    """The same in ids. Past the model's context it goes on from the second half of what it has seen."""
+    """A decoder's continuation id by id, until a document's end or so many tokens. Past the model's context it goes on
+    from the second half of what it has seen."""
     ids, end = list(ids), loaded.tokenizer.special.end
     limit = loaded.spec.longest
     decoder = loaded.model.stack(stack_of_words(loaded))

@@ -33,7 +33,7 @@ RECALLS = (1, 5, 10)
 
 
 def text_vectors(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
-    """[N, E] float32, of length 1."""
+    """[N, E] float32, of length 1, on the CPU: where texts lie in the space that images share."""
     task = _task(loaded)
     special, places = loaded.tokenizer.special, min(task.texts, loaded.spec.longest or task.texts)
     rows = [shown_text(ids, special, places) for ids in loaded.tokenizer.encode_batch(list(texts))]
@@ -43,7 +43,8 @@ def text_vectors(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 64) 
 
 
 def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
-    """The same of image files, or of what is in them."""
+    """[N, E] float32, of length 1, on the CPU: of image files, or of what is in them; a `UserError` names one that is
+    none."""
     task = _task(loaded).held_out()
     assert isinstance(task, ImageText)
     if batch < 1:

@@ -92,7 +92,7 @@ def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], st
 
 
 def with_files(said: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
-    """The same tasks, with the files that their options name where `place` puts them."""
+    """The mapping of an objective, with the files that the options of its tasks name where `place` puts them."""
 
     def placed(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):

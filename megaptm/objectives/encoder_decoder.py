@@ -53,10 +53,10 @@ class EncoderDecoder(Objective):
 
     @abstractmethod
     def target_length(self, raw: int) -> int:
-        """The same of the decoder."""
+        """The most decoder tokens that `raw` tokens become, their end among them; never fewer for more."""
 
     def joined_length(self, raw: int) -> int:
-        """The same of both in one row: nobody reads the last end."""
+        """The most tokens of both in one row: nobody reads the last end."""
         return self.input_length(raw) + self.target_length(raw) - 1
 
     def sentinels(self, raw: int) -> int:

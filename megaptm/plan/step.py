@@ -54,7 +54,7 @@ class StepTime:
 
     @property
     def hfu(self) -> float:
-        """The same with recomputation counted."""
+        """Hardware FLOP utilization: as `mfu`, with what is computed again counted too."""
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 

@@ -65,7 +65,7 @@ class ProcessExit:
 
     @property
     def problem(self) -> str:
-        """The same in a few words."""
+        """What it died of, in a few words."""
         if self.code < 0:
             name = signal.Signals(-self.code).name if -self.code in {*signal.Signals} else "unknown"
             return f"was killed by signal {-self.code} ({name})"

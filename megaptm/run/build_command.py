@@ -37,7 +37,8 @@ def build_command(place: str, config: Config) -> str:
 
 
 def build_words(place: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None) -> list[str]:
-    """The same as words behind `megaptm`; `tokenizer` is the folder of one that is there."""
+    """The words behind `megaptm` that build such a corpus of `text` to `out`; `tokenizer` is the folder of one that is
+    there."""
     family = resolve(config).family
     if isinstance(family, Family) and family.reads_images and not family.has_tokens:
         return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]

@@ -86,7 +86,7 @@ def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ())
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
-    """The same, with all its mistakes and as far as it can be read."""
+    """The config that a command names, as far as it can be read, with all its mistakes."""
     written = _written(path, overrides)
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
         written = _with_vocabulary(written)

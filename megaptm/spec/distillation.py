@@ -67,7 +67,7 @@ class Distillation:
         return {stack: self._read(range(student.size_of(stack).layers)) for stack in self.layers}
 
     def read_of_teacher(self) -> dict[str, set[int]]:
-        """The same of the teacher."""
+        """Stack -> layers of the teacher whose output is looked at."""
         return {stack: self._read(layers) for stack, layers in self.layers.items()}
 
     def _read(self, layers: Iterable[int]) -> set[int]:

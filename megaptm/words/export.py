@@ -31,7 +31,8 @@ def glove_text(vectors: WordVectors) -> Iterator[bytes]:
 
 
 def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
-    """The same line, then each word, a space, its fp32 numbers, and a newline, as word2vec writes with -binary 1."""
+    """A line with the number of words and the width, then each word, a space, its fp32 numbers, and a newline, as
+    word2vec writes with -binary 1."""
     yield _heading(vectors)
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
         yield written_word(word) + b" " + row.tobytes() + b"\n"

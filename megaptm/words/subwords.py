@@ -56,7 +56,8 @@ def pieces_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tu
 
 
 def bags_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same with each word's own row before those of its pieces, which are behind the rows of all words."""
+    """int64 [V + 1] and int64 [R]: where each word's rows begin, and these: its own, then those of its pieces, which
+    are behind the rows of all words."""
     starts, found = pieces_of(words, ngrams, buckets)
     numbers = np.arange(len(words))
     return starts + np.arange(len(starts)), np.insert(found + len(words), starts[:-1], numbers)

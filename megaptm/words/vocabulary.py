@@ -90,7 +90,7 @@ def written_word(word: str) -> bytes:
 
 
 def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], task: WordWindows | GloVe) -> np.ndarray:
-    """The same; a `UserError` where there are too few to be told from one another."""
+    """int64 [N]: as `words_of`; a `UserError` where there are too few to be told from one another."""
     words = words_of(counts, special, task.min_count)
     if len(words) < 2:
         raise UserError(
