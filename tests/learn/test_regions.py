@@ -22,6 +22,8 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
+from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.regions import RegionMaskedLM
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build
 from tests.ranks import run_ranks
@@ -48,6 +50,10 @@ class Lesson:
     guessed: dict[str, float]
     """By who knows how often each answer comes: of hidden regions apart for shapes and for the ground, which boxes
     tell."""
+    words: float
+    """Of hidden words of texts with their images."""
+    words_beside_others: float
+    """The same where an image is that of another row."""
 
 
 def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
@@ -61,6 +67,10 @@ def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
     told = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
     told |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
     held_out = validation_batches(open_mix(config.data.mix, split="validation", **told), **rows, most=24)
+    [words] = [one.objective for one in tasks_of(config.built_objective) if isinstance(one.objective, RegionMaskedLM)]
+    pairs = validation_batches(
+        open_mix(config.data.mix, split="validation", **told | {"objective": words}), **rows, most=8
+    )
     engine = Engine(
         resolve_model(config),
         config.layout,
@@ -73,7 +83,19 @@ def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
     with Loader(mix, **rows) as loader:
         for step, batches in islice(loader, config.train.steps):
             engine.step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
-    return Lesson(before, mean_losses(engine, iter(held_out)), guessed)
+    after = mean_losses(engine, iter(held_out))
+    others = [[with_other_images(batch) for batch in step] for step in pairs]
+    of_own, of_others = (mean_losses(engine, iter(batches))["mlm"] for batches in (pairs, others))
+    return Lesson(before, after, guessed, of_own, of_others)
+
+
+def with_other_images(batch: MicroBatch) -> MicroBatch:
+    """Each row's text with the regions of the row before it."""
+    behind = batch["tokens"].shape[1] - batch["region_boxes"].shape[1]
+    moved = {name: batch[name].roll(1, 0) for name in ("region_features", "region_boxes")}
+    for name in ("tokens", "document_ids"):
+        moved[name] = torch.cat([batch[name][:, :behind], batch[name][:, behind:].roll(1, 0)], 1)
+    return batch | moved
 
 
 def guesses(batches: list[MicroBatch]) -> dict[str, float]:
@@ -132,3 +154,4 @@ def test_words_regions_and_what_belongs_together_are_learned_by_the_tiny_config(
     for loss, most in MOST[family].items():
         assert lesson.before[loss] > 0.9 * lesson.guessed[loss], loss
         assert lesson.after[loss] < most * lesson.guessed[loss], loss
+    assert lesson.words < 0.2 * lesson.words_beside_others, "words are known by their image"
