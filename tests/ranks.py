@@ -79,25 +79,18 @@ _open: dict[int, World] = {}
 """Worlds that wait, by their number of ranks."""
 
 
-def run_ranks(
-    world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0, fresh: bool = False
-) -> list[Any]:
+def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0) -> list[Any]:
     """What a module-level function returns on each rank of a world; the first failing rank's traceback if any fails.
 
-    Calls of a module's tests for as many ranks are of one world. `fresh`: of one of its own, for what depends on all
-    that a process has done.
+    Calls of a module's tests for as many ranks are of one world.
     """
-    ranks = None if fresh else _open.pop(world, None)
-    ranks = ranks or World.open(world)
+    ranks = _open.pop(world, None) or World.open(world)
     try:
         answers = ranks.call(function, args, seconds)
     except BaseException:
         ranks.close()
         raise
-    if fresh:
-        ranks.close()
-    else:
-        _open[world] = ranks
+    _open[world] = ranks
     return answers
 
 

@@ -126,7 +126,7 @@ def evaluate(
     for past in pasts.values():
         past.same_length = options.same_length
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
-    sizes |= dict.fromkeys(contrasts, 1)
+    sizes |= dict.fromkeys(contrasts, 1)  # of what is compared only how often it is asked is counted
     chance = dict.fromkeys(contrasts, 0.0)
     judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
@@ -141,8 +141,8 @@ def evaluate(
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
         for name in contrasts:  # who guesses takes any of the batch's rows that are asked
-            asked = int(np.count_nonzero(batch[HEADS[name].answers] != IGNORED))
-            chance[name] += asked * math.log(max(asked, 1))
+            compared = int(np.count_nonzero(batch[HEADS[name].answers] != IGNORED))
+            chance[name] += compared * math.log(max(compared, 1))
         for name in names:
             sums[name] += float(found[name][0])
     if silent := [name for name in names if not counts[name].sum()]:
@@ -153,18 +153,16 @@ def evaluate(
     tell(f"counting the answers of {counted:,} training rows for the unigram baseline")
     for batch in _read(training, counted, 100, "unigram baseline", console):
         _count(batch, training_counts)
-
-    def guess(name: str) -> float:
-        return chance[name] / int(counts[name].sum()) if name in contrasts else math.log(sizes[name])
-
+    asked = {name: int(count.sum()) for name, count in counts.items()}
+    uniform = {name: chance[name] / asked[name] if name in contrasts else math.log(sizes[name]) for name in names}
     losses = {
         name: EvaluatedLoss(
-            asked=int(counts[name].sum()),
-            model=sums[name] / int(counts[name].sum()),
-            unigram=guess(name)
+            asked=asked[name],
+            model=sums[name] / asked[name],
+            unigram=uniform[name]
             if name in contrasts
             else unigram_loss(counts[name], None if name in judged else training_counts[name]),
-            uniform=guess(name),
+            uniform=uniform[name],
         )
         for name in names
     }

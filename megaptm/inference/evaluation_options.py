@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from megaptm.errors import UserError
@@ -40,4 +40,4 @@ class EvaluationOptions:
     @property
     def as_trained(self) -> bool:
         """Whether rows are read as in training, so that what is found may be kept with the run."""
-        return self == replace(EvaluationOptions(), rows=self.rows)
+        return self == EvaluationOptions(rows=self.rows)

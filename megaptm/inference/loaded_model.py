@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -148,18 +148,27 @@ class LoadedModel:
 
         return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
 
-    def evaluate(self, corpora: str | Path | Mapping[str, float] | None = None, **options: Any) -> Evaluation:
-        """How well it predicts held-out rows of the run's corpora, or of others.
-
-        `options` are those of `inference.evaluation_options.EvaluationOptions`, as of `megaptm evaluate`: `rows` to
-        measure on (absent: all), `sequence`, `memory`, `farthest`, `same_length`. Unlike the command it writes nothing
-        to the run's folder.
-        """
+    def evaluate(
+        self,
+        corpora: str | Path | Mapping[str, float] | None = None,
+        *,
+        rows: int | None = None,
+        sequence: int | None = None,
+        memory: int | None = None,
+        farthest: int | None = None,
+        same_length: bool = False,
+    ) -> Evaluation:
+        """How well it predicts held-out rows of the run's corpora, or of others: the options of `megaptm evaluate`
+        (`EvaluationOptions`). Unlike the command it writes nothing to the run's folder."""
         from megaptm.inference.evaluate import evaluate
+
+        options = EvaluationOptions(
+            rows=rows, sequence=sequence, memory=memory, farthest=farthest, same_length=same_length
+        )
 
         if corpora is not None and not isinstance(corpora, Mapping):
             corpora = {str(corpora): 1.0}
-        return evaluate(self, EvaluationOptions(**options), corpora=None if corpora is None else dict(corpora))
+        return evaluate(self, options, corpora=None if corpora is None else dict(corpora))
 
 
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
