@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import fields
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from megaptm.data.loader import as_tensors, stacked
 from megaptm.errors import UserError
 from megaptm.inference.evaluate import record
 from megaptm.inference.evaluation_options import EvaluationOptions
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.loaded_model import LoadedModel, open_run
 from megaptm.resilience.events import read_events
 from megaptm.run.time_spent import job_times, time_spent
 from megaptm.track import read_metrics
@@ -92,6 +94,11 @@ def test_a_number_that_is_too_small_is_told_by_the_command_and_in_python(option,
     said = CliRunner().invoke(command, ["here", f"--{option}", str(least - 1)])
     assert said.exit_code == 2
     assert f"{least - 1} is not in the range x>={least}" in said.output
+
+
+def test_python_has_the_options_of_the_command():
+    named = {name for name, one in signature(LoadedModel.evaluate).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert named == {one.name for one in fields(EvaluationOptions)}
 
 
 def test_only_what_was_read_as_in_training_is_kept_with_the_run():
