@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import tempfile
 import time
 import traceback
@@ -31,6 +32,9 @@ PRELOADED = (
 )
 PROCESSES.set_forkserver_preload([*PRELOADED])
 
+MOST_THREADS = 64
+"""Of a rank that waits. Engines with data ranks keep theirs, by hooks of megatron-core that hold one another."""
+
 
 @dataclass
 class World:
@@ -39,6 +43,8 @@ class World:
     ranks: list[SpawnedProcess]
     pipes: list[Connection]
     folder: tempfile.TemporaryDirectory[str]
+    threads: int = 0
+    """Of the rank that has most: gloo's wake a hundred times a second, and a few hundred are a core's work."""
 
     @classmethod
     def open(cls, size: int) -> World:
@@ -62,7 +68,8 @@ class World:
             if not (ready := wait([*waiting], until - time.monotonic())):
                 raise TimeoutError(f"{function.__name__} did not answer in {seconds} s")
             for pipe in ready:
-                result, error = pipe.recv()  # type: ignore[union-attr]
+                result, error, threads = pipe.recv()  # type: ignore[union-attr]
+                self.threads = max(self.threads, threads)
                 if error is not None:  # the others may wait for this one
                     raise AssertionError(f"rank {waiting[pipe]} of {len(self.pipes)}:\n{error}\n{result or ''}")
                 answers[waiting[pipe]] = result
@@ -90,7 +97,10 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: flo
     except BaseException:
         ranks.close()
         raise
-    _open[world] = ranks
+    if ranks.threads > MOST_THREADS:
+        ranks.close()
+    else:
+        _open[world] = ranks
     return answers
 
 
@@ -114,9 +124,10 @@ def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
             if not joined:
                 join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)
                 joined = True
-            answer = (function(*args), None)
+            result, error = function(*args), None
             close_groups()
+            gc.collect()  # of the other groups, which an engine held
         except BaseException:
-            answer = (None, traceback.format_exc())
+            result, error = None, traceback.format_exc()
         # Until all have answered the next is not asked: a rank that waits for another should learn of its error.
-        pipe.send(answer)
+        pipe.send((result, error, len(os.listdir("/proc/self/task"))))
