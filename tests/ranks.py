@@ -33,7 +33,7 @@ PRELOADED = (
 PROCESSES.set_forkserver_preload([*PRELOADED])
 
 MOST_THREADS = 64
-"""Of a rank that waits. Engines with data ranks keep theirs, by hooks of megatron-core that hold one another."""
+"""Of a rank that waits, whatever a test has left there."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ def close_worlds() -> None:
 def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
     import torch
 
-    from megaptm.parallel.groups import close_groups, join
+    from megaptm.parallel.groups import join
 
     gc.freeze()  # what was imported is no garbage: looking through it takes longer than a step
     torch.set_num_threads(1)
@@ -125,9 +125,28 @@ def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
                 join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)
                 joined = True
             result, error = function(*args), None
-            close_groups()
-            gc.collect()  # of the other groups, which an engine held
+            _forget_engines()
         except BaseException:
             result, error = None, traceback.format_exc()
         # Until all have answered the next is not asked: a rank that waits for another should learn of its error.
         pipe.send((result, error, len(os.listdir("/proc/self/task"))))
+
+
+def _forget_engines() -> None:
+    """End the groups that engines hold, and their threads.
+
+    megatron-core's distributed optimizer hangs a parameter's own slice on it, which holds the parameter where Python
+    cannot see it: neither would ever be garbage.
+    """
+    import torch.distributed as dist
+    from megatron.core.distributed import DistributedDataParallel
+
+    from megaptm.parallel.groups import close_groups
+
+    close_groups()
+    for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
+    for chunk in [held for held in gc.get_objects() if type(held) is DistributedDataParallel]:
+        for parameter in chunk.parameters():
+            vars(parameter).pop("main_param", None)
+    gc.collect()
