@@ -38,12 +38,13 @@ MARK = "MEGAPTM_TEST_NODE"
 """Variable by which everything that a node has started is known as its."""
 PR_SET_PDEATHSIG = 1
 # A node that is killed refuses connections at once, and is found out at the third: in seconds. One that is only slow,
-# because this machine is, has time.
-NOTICE_SOON = {
+# because this machine is, has time. Workers are started for who asks for them: idle ones would cost seconds each.
+SYSTEM_CONFIG = {
     "health_check_initial_delay_ms": 5000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 30000,
     "health_check_failure_threshold": 3,
+    "prestart_worker_first_driver": False,
 }
 
 
@@ -84,7 +85,7 @@ class RayCluster:
         port, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
         head = [
             *("--head", f"--port={port}", f"--dashboard-port={dashboard}"),
-            f"--system-config={json.dumps(NOTICE_SOON)}",
+            f"--system-config={json.dumps(SYSTEM_CONFIG)}",
         ]
         self._start(_address(0), head, self._takes_jobs)
         self.heal()
