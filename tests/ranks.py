@@ -139,8 +139,8 @@ def _forget_engines() -> None:
     cannot see it: neither would ever be garbage.
     """
     import torch.distributed as dist
-    from megatron.core.distributed import DistributedDataParallel
 
+    from megaptm.parallel.engine import DistributedDataParallel
     from megaptm.parallel.groups import close_groups
 
     close_groups()

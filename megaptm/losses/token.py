@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from megaptm.batch import IGNORED
 from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of, scaled
+from megaptm.layers.product import widens
 
 ROWS_DRAWN = 256
 """Rows whose tokens are drawn at once: at vocabulary 30,522 they hold 100 MB."""
@@ -104,6 +105,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         wants_gradient: bool,
     ) -> Tensor:
+        ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
+        of_hidden = hidden_ND.dtype
+        if widens(hidden_ND):
+            hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
+            bias_V = None if bias_V is None else bias_V.float()
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden_ND)
         d_weight: Tensor | None = None
@@ -142,8 +148,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
         if wants_gradient:
-            ctx.gradients = (d_hidden, torch.zeros_like(weight_VD) if d_weight is None else d_weight, d_bias)
-        ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
+            d_weight = torch.zeros_like(weight_VD) if d_weight is None else d_weight
+            ctx.gradients = (d_hidden.to(of_hidden), d_weight, d_bias)
         return loss
 
     @staticmethod
