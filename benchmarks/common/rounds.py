@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def median_seconds(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def median_seconds(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Of one call of each, after one that does not count."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for step in contenders.values():
         step()
     for _ in range(rounds):
         for name, step in contenders.items():
-            begun = time.perf_counter()
+            begun = clock()
             step()
-            times[name].append(time.perf_counter() - begun)
+            times[name].append(clock() - begun)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
