@@ -7,19 +7,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megaptm.data.shards import Corpus
+from megaptm.data.shards import Corpus, Verify
 
 COUNTED_AT_ONCE = 1 << 20
 """Tokens."""
 
 
-def texts_of(corpus: Corpus, split: str, *, part: int = 0, parts: int = 1) -> Iterator[list[np.ndarray]]:
+def texts_of(
+    corpus: Corpus, split: str, *, part: int = 0, parts: int = 1, verify: Verify = "size"
+) -> Iterator[list[np.ndarray]]:
     """Documents of every `parts`-th shard of a split, from shard `part` on, some at a time; each is read once: a
-    gigabyte of a disk's takes a second or two."""
+    gigabyte of a disk's takes a second or two. A `UserError` names a shard that is damaged, as far as `verify` looks,
+    or has an id that its tokenizer has not: who counts looks these up in tables."""
     for number, info in enumerate(corpus.split(split).shards):
         if number % parts != part:
             continue
-        shard = corpus.open_shard(info)
+        shard = corpus.open_shard(info, verify)
+        shard.vocabulary = corpus.manifest.tokenizer["vocabulary"]
         texts: list[np.ndarray] = []
         waiting = 0
         for document in range(len(shard)):
@@ -30,10 +34,13 @@ def texts_of(corpus: Corpus, split: str, *, part: int = 0, parts: int = 1) -> It
                 texts, waiting = [], 0
 
 
-def token_counts(corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1) -> np.ndarray:
-    """int64 [vocabulary]: how often each id comes in every `parts`-th shard of a split, from shard `part` on."""
+def token_counts(
+    corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1, verify: Verify = "size"
+) -> np.ndarray:
+    """int64 [vocabulary]: how often each id comes in every `parts`-th shard of a split, from shard `part` on; a
+    `UserError` as of `texts_of`."""
     counts = np.zeros(vocabulary, np.int64)
-    for texts in texts_of(corpus, split, part=part, parts=parts):
+    for texts in texts_of(corpus, split, part=part, parts=parts, verify=verify):
         counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
     return counts
 

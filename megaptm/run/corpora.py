@@ -54,8 +54,14 @@ class RunCorpora:
 
         Of several corpora by shares: rounded when all is counted, so that the number of ranks does not show.
         """
+        verify = self.config.data.verify
         counts = over_ranks(
-            np.stack([token_counts(one, "train", vocabulary, part=part, parts=parts) for one in self._corpora.values()])
+            np.stack(
+                [
+                    token_counts(one, "train", vocabulary, part=part, parts=parts, verify=verify)
+                    for one in self._corpora.values()
+                ]
+            )
         )
         shares = np.array([*self._shares().values()])
         found: np.ndarray = np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
@@ -64,7 +70,8 @@ class RunCorpora:
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
         """Of each corpus its share, and a part of a split's documents."""
         for place, share in self._shares().items():
-            yield share, texts_of(self._corpora[place], split, part=part, parts=parts)
+            corpus, verify = self._corpora[place], self.config.data.verify
+            yield share, texts_of(corpus, split, part=part, parts=parts, verify=verify)
 
     def tokens(self, split: str) -> float:
         """Of all corpora, each by its share."""

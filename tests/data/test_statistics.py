@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from megaptm.data.shards import Corpus
-from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
+from megaptm.data.statistics import bits_per_byte, bytes_per_token, token_counts, unigram_loss
+from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 
 
@@ -30,3 +31,19 @@ def test_bits_per_byte_follow_from_the_manifest(corpus):
     assert split.bytes == 4 * split.tokens
     assert bytes_per_token(corpus, "train") == split.bytes / (split.tokens + split.samples)
     assert bits_per_byte(math.log(2) * 8, 4) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("verify", "written", "said"),
+    [("hash", b"\0\0", "its sha256 is not the manifest's"), ("size", b"\xff\xff", "holds id 65,535, beyond")],
+)
+def test_words_of_a_damaged_shard_are_not_counted(corpus, verify, written, said):
+    """What is counted is looked up in tables: an id that none has would end in a traceback, and others in wrong
+    counts."""
+    info = corpus.split("train").shards[0]
+    at = int(corpus.open_shard(info).index[0, 0])
+    with (corpus.folder / info.name).open("r+b") as file:
+        file.seek(at)
+        file.write(written)
+    with pytest.raises(UserError, match=f"{info.name} .*{said}"):
+        token_counts(corpus, "train", 1000, verify=verify)
