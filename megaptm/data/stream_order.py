@@ -113,7 +113,8 @@ class DocumentOrder(StreamOrder):
         known = {name: shard.places(name, document, 0, length) for name in self.annotations}
         files = {name: content for name in self.blobs if (content := shard.blob(name, document))}
         tokens = shard.tokens(document, 0, length)
-        return DocumentSlice(tokens, slots=self.cut.slots, annotations=known, blobs=files)
+        place = f"document {document:,} of {shard.path.name}" if files else ""
+        return DocumentSlice(tokens, slots=self.cut.slots, annotations=known, blobs=files, place=place)
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
         whole = super().measure(tokens)

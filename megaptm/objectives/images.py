@@ -16,6 +16,7 @@ from pydantic import Field as Option
 from megaptm.batch import CHANNELS, IMAGE, MASKED_PATCH, PATCH, BatchSpec, Field
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
+    DAMAGED_FILE,
     DocumentSlice,
     Objective,
     Piece,
@@ -129,7 +130,9 @@ class ImageObjective(Objective):
         content = next(iter(document.blobs.values()), None)
         if content is None:
             raise UserError("a document of the corpus has no image: build it with `megaptm corpus images`.")
-        return self.patches(content, grid, rng, whose="an image of the corpus", remedy="build the corpus again")
+        return self.patches(
+            content, grid, rng, whose=f"the image of {document.place or 'a document'}", remedy=DAMAGED_FILE
+        )
 
     def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, whose: str, remedy: str) -> np.ndarray:
         """uint8 [N, channels x pixels] of the bytes of an image file, `grid` to a side; a `UserError` says whose it is

@@ -54,6 +54,10 @@ class RowWindow:
     """Tokens and slots that a document counts at most, of rows of whole documents (unit `document`)."""
 
 
+DAMAGED_FILE = "copy that shard again, or build the corpus again"
+"""What helps where a file beside a document is damaged."""
+
+
 @dataclass(frozen=True)
 class DocumentSlice:
     """What one row holds of one document: raw tokens, and how many of the document's slots fell into the row."""
@@ -74,6 +78,8 @@ class DocumentSlice:
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     """Suffix -> bytes of a file that belongs to the document, of the suffixes that the objective asks for; of whole
     documents (unit `document`) alone."""
+    place: str = ""
+    """Where such a file is, for who finds it damaged: its shard, and the document's number there."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.hide import HIDES
 from megaptm.objectives.masked import ROW
 from megaptm.objectives.objective import (
+    DAMAGED_FILE,
     DocumentSlice,
     Objective,
     Piece,
@@ -138,9 +139,10 @@ class RegionObjective(Objective):
         try:
             found = read_regions(content, features=self.features, classes=self.classes)
         except RefusedRegions as refused:
+            place = document.place or "a document"
             raise UserError(
-                f"objective {self.name} cannot read regions of the corpus: {refused}; give it the `features` and "
-                "`classes` of their detector, or build the corpus again."
+                f"the regions of {place} cannot be read ({refused}): give objective {self.name} the `features` and "
+                f"`classes` of their detector, or, where the file is damaged, {DAMAGED_FILE}."
             ) from None
         sure = int((found.confidence > self.confidence).sum())
         return found.first(min(max(sure, self.least), self.regions))

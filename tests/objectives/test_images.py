@@ -7,6 +7,7 @@ import pytest
 
 from megaptm.batch import IMAGE, MASKED_PATCH, PATCH
 from megaptm.data import Loader, open_mix
+from megaptm.data.shards import Shard
 from megaptm.errors import UserError
 from megaptm.objectives import objective_of
 from megaptm.objectives.images import ImageLabels, MaskedPatches
@@ -173,6 +174,14 @@ def test_ranks_workers_and_where_one_begins_change_no_pixel(mix):
             for one, other in zip(dealt, whole[5 + step], strict=True):
                 assert one.keys() == other.keys()
                 assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_a_damaged_file_is_told_by_its_shard(mix, monkeypatch):
+    """Of hundreds of terabytes it is copied again."""
+    monkeypatch.setattr(Shard, "blob", lambda *_: b"damaged")
+    said = r"sample 0, of .*: the image of document \d+ of train-\d+\.tar cannot be decoded .*: copy that shard again"
+    with pytest.raises(UserError, match=said):
+        mix.sample(0)
 
 
 def test_an_image_is_shown_in_another_way_in_the_next_epoch(mix):
