@@ -30,6 +30,12 @@ LOST_PEER = re.compile(
 )
 OWN_DEVICE = re.compile(r"cuda error|ncclUnhandledCudaError|CUDA failure", re.IGNORECASE)
 
+MAPPED = (
+    "a file that it had mapped was cut short, or its disk failed; see that the disks of data.mix answer, and compare "
+    "its corpora with their manifests (`megaptm corpus verify`)"
+)
+"""What a bus error comes of: shards are mapped into memory."""
+
 
 @dataclass(frozen=True)
 class ProcessExit:
@@ -103,6 +109,8 @@ def failure_report(end: ProcessExit) -> str:
     said = end.output_end.strip()
     if end.code == -signal.SIGKILL:  # nobody can say anything when this comes
         return f"rank {end.rank} {end.problem}; if nobody did it, the machine was out of memory"
+    if end.code == -signal.SIGBUS:
+        return f"rank {end.rank} {end.problem}: {MAPPED}"
     if end.code < 0:
         return f"rank {end.rank} {end.problem}" + (f":\n{end.last_error}" if said else "")
     if not said:

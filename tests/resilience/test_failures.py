@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from megaptm.resilience.failures import ProcessExit, root_cause
+from megaptm.resilience.failures import MAPPED, ProcessExit, failure_report, root_cause
 
 # As NCCL's watchdog ends a process that waits for others; between these frames are more.
 NCCL_GIVES_UP = """\
@@ -50,3 +50,8 @@ def test_the_rank_that_failed_is_named_though_nccl_gives_up_the_others_before_it
     innocent = ended(tmp_path, 0, NCCL_GIVES_UP.format(reason=REMOTE))
     guilty = ended(tmp_path, 1, "Traceback (most recent call last):\n  ...\nValueError: my own mistake\n", code=1)
     assert root_cause([innocent, guilty]) == guilty
+
+
+def test_who_looks_at_what_is_no_longer_in_a_file_is_told_so(tmp_path):
+    end = ended(tmp_path, 1, "step 7/100  loss 4.2\n", code=-signal.SIGBUS)
+    assert failure_report(end) == f"rank 1 was killed by signal 7 (SIGBUS): {MAPPED}"

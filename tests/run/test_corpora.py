@@ -1,12 +1,19 @@
 """How often text may be read is settled before the first step."""
 
+import os
+import re
+import shutil
+
 import pytest
 
-from megaptm.config import load
+from megaptm.config import dump, load
 from megaptm.data import Corpus
-from megaptm.errors import UserError
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import read_events
+from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora, check_corpora
+from megaptm.run.folder import CONFIG
+from megaptm.train.worker import told_of_lost_loader
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, settings, write_text
@@ -34,6 +41,22 @@ def test_more_steps_than_the_epochs_hold_are_refused(corpus):
         f"train.steps ({most + 1}) is more than the {most} steps that data.mix has text for when none is read more "
         "than 2 times (data.epochs): lower train.steps, raise data.epochs, or leave data.epochs out."
     )
+
+
+def test_a_loader_that_a_shard_cut_short_has_ended_names_the_shard(corpus, tmp_path):
+    """torch speaks of shared memory."""
+    shutil.copytree(corpus, tmp_path / "corpus")
+    asked = config(tmp_path / "corpus", "data.verify=size")
+    (tmp_path / CONFIG).write_text(dump(asked))
+    said = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out"
+    assert told_of_lost_loader(said, tmp_path) == (
+        f"a process that reads this rank's data was lost (signal: Bus error): {MAPPED}.",
+        EXIT_FAILURE,
+    )
+    os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
+    sentence, code = told_of_lost_loader(said, tmp_path)
+    assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", sentence)
+    assert code == EXIT_USER_ERROR
 
 
 def test_each_is_opened_once(corpus, monkeypatch):
