@@ -13,10 +13,10 @@ import errno
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,8 @@ __all__ = [
     "read_manifest",
     "write_manifest",
 ]
+
+T = TypeVar("T")
 
 Verify = Literal["none", "size", "hash"]
 """How much of a shard to check when it is opened: nothing, its size, its size and its sha256."""
@@ -89,22 +91,9 @@ class Shard:
         fields: Sequence[str] = ("tokens",),
         verify: Verify = "size",
     ) -> Shard:
-        """Map the shard that the manifest calls `info`, after checking it as far as `verify` says.
-
-        A disk that does not answer is asked again for some minutes: that says nothing of what is on it.
-        """
-
-        def refuse(error: Exception) -> None:
-            if not _may_pass(error):
-                raise error
-
-        return keep_trying(
-            lambda: cls._open(folder, info, dtype, fields, verify),
-            what=str(Path(folder) / info.name),
-            retry=RETRY,
-            refuse=refuse,
-            remedy="see that its disk or server answers, and start again.",
-        )
+        """Map the shard that the manifest calls `info`, after checking it as far as `verify` says; through outages of
+        its disk."""
+        return through_outages(lambda: cls._open(folder, info, dtype, fields, verify), Path(folder) / info.name)
 
     @classmethod
     def _open(
@@ -242,6 +231,18 @@ class CaptionedShard(Shard):
         if self.vocabulary is not None:
             self._refuse_beyond(self.vocabulary, found)
         return found
+
+
+def through_outages(read: Callable[[], T], path: Path) -> T:
+    """What is read of a file. A disk that does not answer is asked again for some minutes: that says nothing of what is
+    on it."""
+
+    def refuse(error: Exception) -> None:
+        if not _may_pass(error):
+            raise error
+
+    remedy = "see that its disk or server answers, and start again."
+    return keep_trying(read, what=str(path), retry=RETRY, refuse=refuse, remedy=remedy)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -28,7 +28,8 @@ from safetensors.numpy import load, save
 from megaptm.batch import BatchSpec, Field
 from megaptm.data.lru import LRUCache
 from megaptm.data.mix import Mix
-from megaptm.errors import UserError
+from megaptm.data.shards import through_outages
+from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.storage import Record, parse_json, shown, validated, write_whole
 
@@ -210,7 +211,8 @@ class SplitLogits:
         name = file_name(self.split, number)
         path = self.whole.folder / name
         try:
-            content = path.read_bytes()
+            with storage_errors_as_user_errors(path):
+                content = through_outages(path.read_bytes, path)
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         if hashlib.sha256(content).hexdigest() != self.whole.manifest.files.get(name):

@@ -11,7 +11,7 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.config.learning_rate import rate_of
-from megaptm.errors import EXIT_CONTINUE, UserError
+from megaptm.errors import EXIT_CONTINUE, UserError, storage_errors_as_user_errors
 from megaptm.objectives import BaseObjective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
@@ -166,9 +166,9 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
     """Measure, unless some process cannot read what it needs; why, if it is this one."""
     with run.during("validation"):
         try:
-            with run.stop.ends_waiting():
+            with run.stop.ends_waiting(), storage_errors_as_user_errors("a corpus"):
                 held_out = list(run.held_out()) if unreadable is None else []
-        except (UserError, StopError) as error:
+        except Exception as error:  # whatever it is, the steps before can be saved
             unreadable = error
         if any_rank(unreadable is not None):
             return unreadable

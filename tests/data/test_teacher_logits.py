@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from megaptm.data.teacher_logits import (
     write_file,
 )
 from megaptm.errors import UserError
+from megaptm.storage import RetryPolicy
 
 SAID = {
     "format": FORMAT,
@@ -104,3 +107,24 @@ def test_a_file_that_holds_something_else_is_refused_and_written_again(name: str
     assert not holds(path, manifest, 2, first)
     with pytest.raises(UserError, match="is no file of logits: remove it, and write it with"):
         sealed(tmp_path).of("train").fields(0, SAMPLES[0])
+
+
+def test_a_disk_that_fails_once_is_asked_again_and_named_where_it_goes_on_failing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fails, really = written(tmp_path), 1, Path.read_bytes
+    kept = sealed(tmp_path)
+
+    def read_badly(one: Path) -> bytes:
+        nonlocal fails
+        if one == path and fails:
+            fails -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # of reading, which names no file
+        return really(one)
+
+    monkeypatch.setattr(Path, "read_bytes", read_badly)
+    assert kept.of("train").fields(0, SAMPLES[0])[IDS].tolist()[1] == [2, 3]
+    fails = -1
+    monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
+    with pytest.raises(UserError, match=f"{path} could not be reached for 0 s .* see that its disk or server answers"):
+        kept.of("train").fields(0, SAMPLES[0])
