@@ -87,12 +87,21 @@ def _initial_from(config: Config, place: RankEnvironment) -> Callable[[], Initia
 def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
     """Weights of a run that this one names. All ranks call it, each compares its share of the files with their hashes,
     and what is damaged is told on all."""
+    from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import together
 
-    checkpoint = Store(run.folder).load(run.chosen)
-    together(partial(checkpoint.verify, part=place.rank, parts=place.world))
-    return checkpoint.reader
+    def verified() -> TensorReader:
+        try:
+            checkpoint = Store(run.folder).load(run.chosen)
+            checkpoint.verify(part=place.rank, parts=place.world)
+        except DamagedError as error:  # unlike one of the run's own, of which an older one would do
+            raise UserError(
+                f"{run.key}: {error}; copy that file again, or let {run.step_key} name another checkpoint."
+            ) from None
+        return checkpoint.reader
+
+    return together(verified)
 
 
 def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor], Tensor]]:

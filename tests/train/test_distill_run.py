@@ -70,7 +70,8 @@ def test_a_damaged_teacher_is_told_by_all_ranks(
     path = sorted(damaged.glob("checkpoints/*/rank-*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     said = megaptm("train", *words(damaged, tmp_path / "run", real_corpus("wordpiece"), "layout.data=2"), code=2)
-    assert f"{path} does not hold what was written" in said
+    assert f"error: distill.teacher: {path} does not hold what was written" in said
+    assert "copy that file again, or let distill.step name another checkpoint." in said
 
 
 def test_another_tokenizer_and_another_model_are_refused(
