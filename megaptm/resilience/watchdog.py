@@ -57,7 +57,7 @@ BEGINNING = ("starting", "loading")
 # Where a rank waits for the others, rather than they for it.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
-    r"|megaptm/parallel/collectives\.py"
+    r"|megaptm/parallel/collectives\.py|in pass_on$"  # that of `words.sharded_table.Exchange`, for what it has sent
 )
 WAITING_FRAMES = 4
 HALTED = "state T: a signal, SIGSTOP, or a debugger"

@@ -94,8 +94,15 @@ COLLECTIVE = '  File "/site-packages/torch/distributed/distributed_c10d.py", lin
 COMPUTES = '  File "/home/me/mine.py", line 1 in compute\n'
 
 
+PASSES_ON = """\
+  File "/x/megaptm/words/sharded_table.py", line 70 in pass_on
+  File "/x/megaptm/words/rotating_table.py", line 28 in rotate
+  File "/x/megaptm/words/pair_engine.py", line 131 in _through"""
+
+
 def test_who_does_not_wait_for_others_is_accused_and_a_thousand_are_told_in_a_line():
     assert find_hanging_rank({0: COLLECTIVE, 1: COMPUTES, 2: COLLECTIVE}) == (1, "")
+    assert find_hanging_rank({0: PASSES_ON, 1: COLLECTIVE, 2: COMPUTES}) == (2, "")
     assert find_hanging_rank({3: COLLECTIVE}) == (3, "")
     assert find_hanging_rank(dict.fromkeys(range(1024), COMPUTES)) == (0, "; so does rank 1-1023")
     assert find_hanging_rank(dict.fromkeys(range(1024), COLLECTIVE)) == (
