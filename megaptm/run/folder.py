@@ -225,6 +225,8 @@ def check_phase(config: Config) -> None:
 
 def no_folder(run: Path, error: OSError) -> str:
     """What is said where no folder can be made or written to."""
+    if run.is_dir():  # what is in it may be weeks of work
+        return f"run ({run}) cannot be written to ({error.strerror}): mend that, or choose another run=FOLDER."
     return f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER."
 
 

@@ -69,9 +69,14 @@ class AtomicFile:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path`, all of it or nothing; it is on the disk when this returns."""
-    with AtomicFile(path) as part:
-        part.write_bytes(content)
+    """Put `content` at `path`, all of it or nothing; it is on the disk when this returns. An error of the system names
+    a file, which that of a full disk does not by itself."""
+    try:
+        with AtomicFile(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
 
 
 def sync(path: Path) -> None:

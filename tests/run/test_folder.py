@@ -1,5 +1,7 @@
 """The run folder: what is written, and what may change when a run is continued."""
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,6 +219,18 @@ def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be a folder"):
         prepare(config())
+
+
+def test_a_run_whose_disk_became_read_only_is_told_so(config, monkeypatch):
+    prepare(config())
+
+    def read_only(path, content):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("megaptm.run.folder.write_whole", read_only)
+    said = r"/run\) cannot be written to \(Read-only file system\): mend that, or choose another"
+    with pytest.raises(UserError, match=said):
+        prepare(config("train.steps=400"))
 
 
 def test_only_a_run_that_never_trained_is_discarded(config):

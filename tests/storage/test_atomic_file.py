@@ -1,13 +1,16 @@
 """What appears is whole, whoever fails or is killed while making it."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.storage import AtomicFile, write_whole
 
 
@@ -106,3 +109,13 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path):
         for part in tmp_path.glob(".*.part"):
             part.unlink()
     assert left_behind > 0, "no kill hit a write: the drill proves nothing"
+
+
+def test_a_full_disk_is_told_with_the_file_that_had_no_room(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # of writing, which names no file
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    said = f"no space left on the disk of {tmp_path / 'file'}: make room"
+    with pytest.raises(UserError, match=said), storage_errors_as_user_errors("the output"):
+        write_whole(tmp_path / "file", b"x")
