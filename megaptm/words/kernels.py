@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from megaptm.words.compiled import compiled
 
 NOTHING = -1
 LIMIT = 6.0
@@ -28,7 +29,7 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
     return (1 / (1 + np.exp(-at))).astype(np.float32), -np.log1p(np.exp(-at)).astype(np.float32)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _next(state):
     """splitmix64: 64 random bits, and the state after them."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
@@ -38,7 +39,7 @@ def _next(state):
     return state, mixed ^ (mixed >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def fill_uniform(table_RD, rows, seed, most):
     """Row r of the table := U(-most, most), a function of the seed and of its number in the whole, `rows[r]`."""
     for r in range(table_RD.shape[0]):
@@ -48,7 +49,7 @@ def fill_uniform(table_RD, rows, seed, most):
             table_RD[r, d] = ((bits >> np.uint64(40)) / 8388608.0 - 1.0) * most
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def keep(tokens, documents, thresholds, seed, kept, borders):
     """The words of a row that are not passed over, and their documents; returns how many, and the state after them.
 
@@ -68,7 +69,7 @@ def keep(tokens, documents, thresholds, seed, kept, borders):
     return count, state
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _window(borders, count, i, window, shrink, state):
     """First and last + 1 place of the window around place i, cut at the borders of its document."""
     reach = window
@@ -83,7 +84,7 @@ def _window(borders, count, i, window, shrink, state):
     return first, last, state
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _noise(word, negatives, accept, alias, rows, labels, state):
     """`rows` := the word, then words drawn by the alias method; one that is the word itself is left out, as in C."""
     rows[0], labels[0], n = word, 1.0, 1
@@ -99,7 +100,7 @@ def _noise(word, negatives, accept, alias, rows, labels, state):
     return n, state
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _path(word, points, codes, rows, labels):
     """`rows` := the inner nodes from the root of the tree to the word; a turn of 0 is a yes."""
     n = 0
@@ -109,7 +110,7 @@ def _path(word, points, codes, rows, labels):
     return n
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _all(word, words, rows, labels):
     """`rows` := all words."""
     for t in range(words.shape[0]):
@@ -117,7 +118,7 @@ def _all(word, words, rows, labels):
     return words.shape[0]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def _ask_all(hidden, out_RD, rows, labels, n, rate, scores, error):
     """Ask a hidden vector which of n rows it is, by a softmax over them: all move at once, and its own move is left in
     `error`. Returns the loss. `scores` [n] is room to work in."""
@@ -144,7 +145,7 @@ def _ask_all(hidden, out_RD, rows, labels, n, rate, scores, error):
     return math.log(total) + most - told
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error):
     """Ask a hidden vector for n answers, one after the other, each moving its row; the hidden vector's own move is left
     in `error`. Returns the loss: minus the sum of the logarithms of what each answer was given."""
@@ -176,7 +177,7 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
     return loss
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
     """Add the rows of a word and of its pieces to a hidden vector; returns how many they are."""
     for p in range(starts[word], starts[word + 1]):
@@ -186,7 +187,7 @@ def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
     return starts[word + 1] - starts[word]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def _move_rows_of(in_RD, word, starts, pieces, in_places, error):
     """Add what a hidden vector should move by to each row that it is the mean of."""
     for p in range(starts[word], starts[word + 1]):
@@ -195,7 +196,7 @@ def _move_rows_of(in_RD, word, starts, pieces, in_places, error):
             in_RD[at, d] += error[d]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def learn(
     cbow,
     in_RD,
@@ -296,7 +297,7 @@ def learn(
     return loss, asked
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def touch(
     cbow,
     kept,
@@ -347,7 +348,7 @@ def touch(
                 in_moves[kept[k]] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def add_rows(table_RD, rows, moves, changes_UD, rate):
     """Add a change to each of some rows, one after the other; a row that comes again gets a share of each.
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from megaptm.words.compiled import compiled
 from megaptm.words.kernels import FAST
 
 CLIP = 100.0
 """The released code cuts each number of a gradient here."""
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def learn_pairs(
     word_RN, context_RN, words, contexts, counts, lanes, first, round_, x_max, alpha, rate, bias_rate, losses
 ):

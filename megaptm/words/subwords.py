@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
+
+from megaptm.words.compiled import compiled
 
 LINE_END = "</s>"
 """fastText's word for the end of a line, which has no pieces."""
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _pieces(text, starts, shortest, longest, buckets, found, ends):
     """Fill `found` with the buckets of each text's pieces, in fastText's order, and `ends` with where each text's end;
     with no room in `found` nothing is written, and how many there are is returned."""

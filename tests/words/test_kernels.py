@@ -12,6 +12,7 @@ from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
 from megaptm.objectives.windows import SkipGram
 from megaptm.words import kernels
+from megaptm.words.compiled import compiled
 from megaptm.words.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds, word_tables
 from tests.docs.page_edits import ROOT
 
@@ -226,3 +227,13 @@ def test_counts_that_are_none_are_refused(counts, tmp_path):
     record = write_pieces(tmp_path / "rank.safetensors", [TensorPiece(COUNTS, shape, (0,), shape, tensor)])
     with pytest.raises(UserError, match="counts is not how often each of 3 words comes: take another checkpoint"):
         read_counts(TensorReader(tmp_path, [record]), 3)
+
+
+def test_where_nothing_can_be_kept_loops_are_compiled_all_the_same(monkeypatch):
+    """As in a container whose files, and whose home, are read-only."""
+    monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl._locator_classes", [])
+
+    def twice(number):
+        return 2 * number
+
+    assert compiled()(twice)(21) == 42
