@@ -98,13 +98,28 @@ def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None
             )
 
 
+OF_LOGITS = ", of logits kept with "
+"""Stands in what a teacher is known by before how its logits were kept."""
+
+
 def refuse_another_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
     """A `UserError` where the student's teacher is not the one that it has heard; one that was imported has heard
-    none."""
-    if checkpoint.step and checkpoint.state.get("teacher") != teacher:
+    none. Of a teacher whose logits are kept both end with how (`OF_LOGITS`), as checkpoints once did not: a loss over
+    more words, or with more digits, is another."""
+    (before, _, kept_then), (now, _, kept_now) = (
+        (said or "").partition(OF_LOGITS) for said in (checkpoint.state.get("teacher"), teacher)
+    )
+    if not checkpoint.step:
+        return
+    if before != now:
         raise UserError(
-            f"distill.teacher is not the checkpoint that {checkpoint.folder} has learned from: put that one back, or "
-            "choose another run=FOLDER."
+            f"{'distill.cached is not of' if kept_now else 'distill.teacher is not'} the checkpoint that "
+            f"{checkpoint.folder} has learned from: put that one back, or choose another run=FOLDER."
+        )
+    if kept_then and kept_then != kept_now:
+        raise UserError(
+            f"distill.cached was written with {kept_now}, and that which {checkpoint.folder} has learned from with "
+            f"{kept_then}: put that one back, or choose another run=FOLDER."
         )
 
 

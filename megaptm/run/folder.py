@@ -273,6 +273,8 @@ def changes(begun: Config, config: Config) -> Iterator[str]:
             continue
         if key.startswith("train.skip.") and now.get(key):  # the run goes back to before it, where it has been there
             continue
+        if key == "distill.cached" and before.get(key) and now.get(key):  # so it is with what is kept of it
+            continue
         remedy = "set it back"
         if key == "objective":
             done = last_saved(Path(config.run))

@@ -8,6 +8,7 @@ from pathlib import Path
 from megaptm.config import Config, distillation_of, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
+from megaptm.run.compatibility import OF_LOGITS
 from megaptm.run.other_run import OtherRun
 from megaptm.spec import Distillation, ModelSpec
 from megaptm.storage import shown
@@ -111,11 +112,13 @@ def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation)
 
 
 def teacher_id(config: Config) -> str | None:
-    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies; None without one."""
+    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies, and how much is kept of
+    what it says; None without one."""
     if config.distill is None:
         return None
     if config.distill.cached is not None:
-        return teacher_logits(config).manifest.teacher
+        manifest = teacher_logits(config).manifest
+        return f"{manifest.teacher}{OF_LOGITS}--top {manifest.top} --type {manifest.dtype}"
     return checkpoint_id(teacher_run(config))
 
 

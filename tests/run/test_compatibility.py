@@ -1,6 +1,7 @@
 """What a checkpoint must agree with before it is continued."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from megaptm.config import load, resolve, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
 from megaptm.run.compatibility import (
+    OF_LOGITS,
     compatibility,
     objective_files,
     refuse_another,
+    refuse_another_teacher,
     refuse_other_files,
     refuse_other_text,
     to_abandon,
@@ -97,3 +100,24 @@ def test_a_file_that_a_task_reads_is_the_one_that_was_read(tmp_path):
         refuse_other_files(checkpoint, objective_files(config))
     older = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={}, files=())
     refuse_other_files(older, objective_files(config))  # which does not say
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "said"),
+    [
+        ("one", "one", None),
+        ("one", "two", r"distill\.teacher is not the checkpoint that run/checkpoints/step-00000005 has learned from"),
+        ("one", f"one{OF_LOGITS}--top 8", None),  # as checkpoints were before it was said
+        (f"one{OF_LOGITS}--top 8", f"two{OF_LOGITS}--top 8", r"distill\.cached is not of the checkpoint that"),
+        (
+            f"one{OF_LOGITS}--top 8",
+            f"one{OF_LOGITS}--top 4",
+            "with --top 4, and that which .* with --top 8: put",
+        ),
+    ],
+)
+def test_a_student_goes_on_with_what_it_has_learned_from(begun, now, said):
+    """Also where the logits of its teacher were written again, fewer of them: their loss is another."""
+    checkpoint = Checkpoint(5, Path("run/checkpoints/step-00000005"), state={"teacher": begun}, files=())
+    with nullcontext() if said is None else pytest.raises(UserError, match=said):
+        refuse_another_teacher(checkpoint, now)

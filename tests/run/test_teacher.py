@@ -11,7 +11,7 @@ from megaptm.config import Config, dump, load
 from megaptm.data.teacher_logits import FORMAT, TeacherLogitsManifest
 from megaptm.data.teacher_logits import MANIFEST as KEPT
 from megaptm.errors import UserError
-from megaptm.run.folder import absolute_paths
+from megaptm.run.folder import absolute_paths, changes
 from megaptm.run.teacher import check_teacher
 
 BERT = Path(__file__).parents[2] / "configs/bert/tiny.yaml"
@@ -89,3 +89,16 @@ def test_kept_logits_of_other_rows_are_refused(tmp_path: Path, name: str, value:
     (tmp_path / "kept" / KEPT).write_text(manifest.model_dump_json())
     with pytest.raises(UserError, match=said):
         check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+
+
+def test_kept_logits_may_lie_elsewhere_when_a_student_goes_on(tmp_path: Path) -> None:
+    """That they are the same is known by their manifest, and by the samples; a teacher that is run is another thing."""
+    saved(tmp_path / "teacher", 2, load(BERT, ["model.vocabulary=300"]))
+    here, there, run = (
+        absolute_paths(
+            load(BERT, [f"distill={{teacher: {tmp_path}/teacher, logits: 1{cached}}}", "model.vocabulary=300"])
+        )
+        for cached in (f", cached: {tmp_path / 'here'}", f", cached: {tmp_path / 'there'}", "")
+    )
+    assert [*changes(here, there)] == []
+    assert "distill.cached" in next(changes(here, run))
