@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from megaptm.checkpoint.store import GoneError
+from megaptm.commands.cache_logits import cache_logits
 from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
@@ -16,6 +19,7 @@ from megaptm.commands.tokenizer import tokenizer
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
 from tests.commands import run_command
+from tests.drills.program import ROOT
 from tests.train.runs import build, save_untrained, write_text
 
 
@@ -77,3 +81,19 @@ def test_a_tokenizer_has_the_sentinels_and_the_digits_that_are_asked(tmp_path):
     made = load(tmp_path / "out")
     assert len(made.special.sentinels) == 3
     assert {"1", "2", "3", "4"} <= {made.name(id_) for id_ in made.encode("1234").tolist()}
+
+
+def test_a_teacher_that_is_asked_for_days_says_in_a_log_how_far_it_is(monkeypatch, tmp_path):
+    clock = iter([0.0, 30.0, 70.0, 71.0, 80.0])  # begun; asked; asked, and noted; asked
+    monkeypatch.setattr("megaptm.commands.cache_logits.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def asked(config, *, tell, **_):
+        for done in (10, 20, 30):
+            tell(done, 40)
+        return SimpleNamespace(manifest=SimpleNamespace(samples={}), missing=2, samples=30)
+
+    monkeypatch.setattr("megaptm.inference.teacher_logits.cache_logits", asked)
+    said = CliRunner().invoke(cache_logits, [str(ROOT / "configs/bert/tiny.yaml"), "model.vocabulary=300"])
+    assert said.exit_code == 0, said.output
+    assert "20 of 40 samples" in said.stderr
+    assert len(said.stderr.splitlines()) == 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
 
 from megaptm.errors import UserError
+
+LOGGED_EVERY = 60.0
+"""Seconds between two lines in a log: a teacher may be asked for days. On a terminal there is one for each file."""
 
 
 @click.command("cache-logits")
@@ -45,10 +49,17 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     from megaptm.report.terminal import TimedLog
     from megaptm.run.folder import read_config
 
-    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
+    tell, told = TimedLog(stream=sys.stderr), time.monotonic()
     wanted = read_config(config, overrides)
-    tell("loading PyTorch")
+    if sys.stderr.isatty():
+        tell("loading PyTorch")
     from megaptm.inference.teacher_logits import cache_logits as write
+
+    def progress(now: int, of: int) -> None:
+        nonlocal told
+        if sys.stderr.isatty() or time.monotonic() - told >= LOGGED_EVERY:
+            told = time.monotonic()
+            tell(f"{now:,} of {of:,} samples")
 
     done = write(
         wanted,
@@ -56,7 +67,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
         dtype=dtype,
         part=number - 1,
         parts=parts,
-        tell=lambda now, of: tell(f"{now:,} of {of:,} samples"),
+        tell=progress,
     )
     samples, folder = done.manifest.samples, wanted.distill.cached if wanted.distill else ""
     if done.missing:
