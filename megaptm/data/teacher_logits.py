@@ -207,6 +207,14 @@ class SplitLogits:
         ids[places], logits[places] = held["ids"][mine], held["logits"][mine]
         return {IDS: ids, LOGITS: logits}
 
+    def _hash_now(self, name: str) -> str | None:
+        """Of a file, where the folder has been added to, for a longer run, since it was opened."""
+        with suppress(UserError, OSError):
+            now, then = read_manifest(self.whole.folder / MANIFEST), self.whole.manifest
+            if now.model_copy(update={"samples": then.samples, "files": then.files}) == then:
+                return now.files.get(name)
+        return None
+
     def _load(self, number: int) -> dict[str, np.ndarray]:
         name = file_name(self.split, number)
         path = self.whole.folder / name
@@ -215,7 +223,13 @@ class SplitLogits:
                 content = through_outages(path.read_bytes, path)
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
-        if hashlib.sha256(content).hexdigest() != self.whole.manifest.files.get(name):
+        hashed = hashlib.sha256(content).hexdigest()
+        if hashed != self.whole.manifest.files.get(name) and hashed != self._hash_now(name):
+            if (self.whole.folder / UNFINISHED).is_file():
+                raise UserError(
+                    f"{path} is being written by `megaptm cache-logits`, for a run that is longer: start again when "
+                    "that has ended."
+                )
             raise UserError(f"{path} does not hold what was written: remove it, and {COMMAND}.")
         if (found := _arrays(content, self.whole.manifest)) is None:
             raise UserError(f"{path} is no file of logits: remove it, and {COMMAND}.")

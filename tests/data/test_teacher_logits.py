@@ -16,6 +16,7 @@ from megaptm.data.teacher_logits import (
     FORMAT,
     IDS,
     MANIFEST,
+    UNFINISHED,
     KeptLogits,
     TeacherLogits,
     TeacherLogitsManifest,
@@ -128,3 +129,22 @@ def test_a_disk_that_fails_once_is_asked_again_and_named_where_it_goes_on_failin
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=f"{path} could not be reached for 0 s .* see that its disk or server answers"):
         kept.of("train").fields(0, SAMPLES[0])
+
+
+def test_a_folder_that_is_added_to_is_read_on(tmp_path: Path) -> None:
+    """A file that was not full is written again then; of another teacher it is another."""
+    path = written(tmp_path)
+    kept = sealed(tmp_path)
+    unfinished = path.with_name(UNFINISHED)
+    unfinished.write_text("{}")
+    ids = np.ones((8, 2), np.int32)
+    longer = [KeptLogits(np.arange(8, dtype=np.int32), ids, ids.astype(np.float16))] * 3
+    write_file(path, [sample_digest(one) for one in (*SAMPLES, {"tokens": ids})], longer)
+    with pytest.raises(UserError, match="is being written by `megaptm cache-logits`, for a run that is longer"):
+        kept.of("train").fields(0, SAMPLES[0])
+    unfinished.unlink()
+    sealed(tmp_path, teacher="another")
+    with pytest.raises(UserError, match="does not hold what was written"):
+        kept.of("train").fields(0, SAMPLES[0])
+    sealed(tmp_path, samples={"train": 3})
+    assert kept.of("train").fields(0, SAMPLES[0])[IDS].tolist() == ids.tolist()
