@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -229,11 +230,22 @@ def test_counts_that_are_none_are_refused(counts, tmp_path):
         read_counts(TensorReader(tmp_path, [record]), 3)
 
 
+def twice(number):
+    return 2 * number
+
+
 def test_where_nothing_can_be_kept_loops_are_compiled_all_the_same(monkeypatch):
     """As in a container whose files, and whose home, are read-only."""
     monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl._locator_classes", [])
-
-    def twice(number):
-        return 2 * number
-
     assert compiled()(twice)(21) == 42
+
+
+def test_what_is_kept_of_a_loop_and_was_cut_short_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    assert compiled()(twice)(21) == 42
+    for suffix, size in ((".nbc", 9), (".nbi", 9), (".nbi", 0)):
+        [path] = tmp_path.rglob(f"*{suffix}")
+        whole = path.stat().st_size
+        os.truncate(path, size)
+        assert compiled()(twice)(21) == 42
+        assert path.stat().st_size == whole
