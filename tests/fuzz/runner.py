@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.errors import UserError, storage_errors_as_user_errors
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 
 CPU_SECONDS = 20.0
 """After which a case hangs; on a machine that others use, by the clock it may take longer."""
