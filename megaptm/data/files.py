@@ -6,6 +6,8 @@ import io
 import math
 import os
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -76,6 +78,36 @@ def tar_header(name: str, size: int) -> bytes:
     digits = b"%011o" % size
     checksum = b"%06o" % (_BLANK_SUM + sum(encoded) + sum(digits))
     return encoded.ljust(TAR_NAME, b"\0") + _BLANK[100:124] + digits + _BLANK[135:148] + checksum + _BLANK[154:]
+
+
+def open_tar(path: str | os.PathLike[str]) -> tarfile.TarFile:
+    """One that is not compressed, and that somebody else may have made, opened to be read; `tarfile.TarError` where it
+    is none."""
+    with _tar_errors():
+        return tarfile.open(path, "r:")  # noqa: SIM115  (the caller closes it)
+
+
+def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """What is in a tar, one after another; `tarfile.TarError` where that cannot be told."""
+    while True:
+        with _tar_errors():
+            member = tar.next()
+        if member is None:
+            return
+        if member.size < 0:  # the next one would be this one, for ever
+            raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
+        yield member
+
+
+@contextmanager
+def _tar_errors() -> Iterator[None]:
+    """Of headers that are none `tarfile` raises more than its own."""
+    try:
+        yield
+    except (tarfile.TarError, OSError):
+        raise
+    except Exception as error:
+        raise tarfile.ReadError(f"a header that is none: {error}") from None
 
 
 _BLANK = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
