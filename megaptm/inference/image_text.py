@@ -24,7 +24,6 @@ from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import TEMPLATES, Image, LoadedModel
 from megaptm.objectives.images import TEXT, ImageLabels, ImageText, shown_text
-from megaptm.objectives.objective import refuse_lacking_tokens
 from megaptm.run.corpora import cache_of
 from megaptm.storage import plain_file
 from megaptm.tokenizers import load as load_tokenizer
@@ -36,7 +35,6 @@ RECALLS = (1, 5, 10)
 def text_vectors(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
     """[N, E] float32, of length 1, on the CPU: where texts lie in the space that images share."""
     task = _task(loaded)
-    refuse_lacking_tokens(task, loaded.tokenizer.special, remedy="the tokenizer that the model was trained with")
     special, places = loaded.tokenizer.special, min(task.texts, loaded.spec.longest or task.texts)
     rows = [shown_text(ids, special, places) for ids in loaded.tokenizer.encode_batch(list(texts))]
     if not rows:
@@ -231,6 +229,7 @@ def _task(loaded: LoadedModel) -> ImageText:
     task = loaded.config.built_objective
     if not isinstance(task, ImageText):
         raise UserError(f"{loaded.spec.name} did not learn which texts belong to images, as clip does.")
+    task.check(loaded.tokenizer.special, loaded.spec.context)
     return task
 
 

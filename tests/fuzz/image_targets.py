@@ -287,7 +287,7 @@ def read_config(folder: Path) -> Any:
     from megaptm.run.folder import read_config as read
 
     for path in folder.glob("*.yaml"):
-        config = absolute_paths(read(str(path), []))
+        config = absolute_paths(read(path, []))
         flat(config.model_dump())
         count(resolve_model(config))
         dump(config)
