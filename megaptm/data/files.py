@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from megaptm.storage import plain_file
+
 
 def npy_bytes(array: np.ndarray) -> bytes:
     """The bytes of a `.npy` file, format version 1.0."""
@@ -34,7 +36,7 @@ def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, 
     Nothing else is read. How many rows there are follows from the file's size, and its header must be the one of so
     many: numpy would parse any header as Python, and map what it says. Raises `ValueError` and `OSError`.
     """
-    with open(path, "rb") as file:
+    with plain_file(path).open("rb") as file:
         rows, at = _rows(file.read(HEADER), os.fstat(file.fileno()).st_size, dtype, inner)
         if not rows:  # nothing can be mapped
             return np.zeros((0, *inner), dtype)
@@ -84,7 +86,7 @@ def open_tar(path: str | os.PathLike[str]) -> tarfile.TarFile:
     """One that is not compressed, and that somebody else may have made, opened to be read; `tarfile.TarError` where it
     is none."""
     with _tar_errors():
-        return tarfile.open(path, "r:")  # noqa: SIM115  (the caller closes it)
+        return tarfile.open(path, "r:")
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

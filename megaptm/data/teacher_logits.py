@@ -30,7 +30,7 @@ from megaptm.data.lru import LRUCache
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Sample
-from megaptm.storage import Record, parse_json, shown, validated, write_whole
+from megaptm.storage import Record, parse_json, plain_file, shown, validated, write_whole
 
 FORMAT = "megaptm-teacher-logits-1"
 MANIFEST = "manifest.json"
@@ -113,7 +113,7 @@ def kept_step(folder: Path) -> int | None:
 
 def read_manifest(path: Path) -> TeacherLogitsManifest:
     """That of a folder, or of what is being written there; a `UserError` where it is none."""
-    content = parse_json(path.read_bytes(), path, remedy=COMMAND)
+    content = parse_json(plain_file(path).read_bytes(), path, remedy=COMMAND)
     manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
     if manifest.format != FORMAT:
         raise UserError(
@@ -141,14 +141,14 @@ def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLog
 
 
 def file_hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(plain_file(path).read_bytes()).hexdigest()
 
 
 def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
     """Whether a file, which may not be there, can be read, and is of so many samples, the first of which is known by
     this."""
     try:
-        found = _arrays(path.read_bytes(), manifest)
+        found = _arrays(plain_file(path).read_bytes(), manifest)
     except OSError:
         return False
     return found is not None and len(found["samples"]) >= samples and np.array_equal(found["samples"][0], first)
@@ -210,9 +210,10 @@ class SplitLogits:
         name = file_name(self.split, number)
         path = self.whole.folder / name
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise UserError(f"{path} is missing: {COMMAND}.") from None
+            content = plain_file(path).read_bytes()
+        except OSError as error:
+            what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            raise UserError(f"{path} {what}: {COMMAND}.") from None
         if hashlib.sha256(content).hexdigest() != self.whole.manifest.files.get(name):
             raise UserError(f"{path} does not hold what was written: remove it, and {COMMAND}.")
         if (found := _arrays(content, self.whole.manifest)) is None:

@@ -14,9 +14,11 @@ from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.corpus.parts import hashes_of
 from data_pipeline.document import Document, Dropped
+from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 from megaptm.words.text_file import with_vectors
+from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.pictures import build, picture, write_tar
 
 
@@ -75,3 +77,18 @@ def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch
     for name in ("~nobody-at-all/it.txt", "/dev/zero"):
         with pytest.raises(OSError, match=r"No file has such a name|Not a regular file"):
             plain_file(name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["manifest.json", "train.shards.npy", "train-000000.index.npy", "train-000000.tar"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_file_of_a_corpus_that_is_none_is_not_waited_for(kind: str, name: str, tmp_path: Path) -> None:
+    tiny_corpus(tmp_path)
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises((UserError, OSError), match=rf"{name}|Not a regular file"):
+        corpus = Corpus.open(tmp_path)
+        corpus.open_shard(corpus.split("train").shards[0], verify="none")

@@ -161,7 +161,7 @@ def _be_child(target: Target, how: str, numbers: list[int], seed: int, sandbox: 
 
 def _judge(target: Target, how: str, number: int, seed: int, folder: Path) -> tuple[str, str]:
     draw = random.Random(f"{seed}/{target.name}/{how}/{number}")
-    told = target.spoil(folder, draw)
+    told = target.change(folder, draw)
     if how == "command":
         commands = target.commands(folder)
         return command(commands[number % len(commands)])
@@ -275,7 +275,7 @@ def explain(name: str, how: str, number: int, *, seed: int, sandbox: Path) -> No
     folder = sandbox / "explained"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sandbox / "materials" / target.folder, folder)
-    target.spoil(folder, random.Random(f"{seed}/{target.name}/{how}/{number}"))
+    target.change(folder, random.Random(f"{seed}/{target.name}/{how}/{number}"))
     print(folder)
     if how == "command":
         commands = target.commands(folder)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.mutations import Random
+from tests.fuzz.mutations import Random, change_kind
 
 Command = list[str]
+OTHER_KINDS = 0.05
+"""Share of the cases in which a file becomes something else than a file."""
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,10 @@ class Target:
     read: Callable[[Path], Any]
     """Read all that a command would read; what it returns is compared."""
     commands: Callable[[Path], list[Command]]
+
+    def change(self, folder: Path, draw: Random) -> bool:
+        """`spoil`, or make a link, a folder or a pipe of a file."""
+        if draw.random() < OTHER_KINDS:
+            change_kind(folder, draw)
+            return False
+        return self.spoil(folder, draw)

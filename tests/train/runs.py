@@ -78,7 +78,7 @@ def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int =
 
 
 def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
-    """A run folder of a config, without a tokenizer, whose one checkpoint holds initial weights; the model with them."""
+    """A run without a tokenizer, whose one checkpoint holds initial weights; and the model with them."""
     run.mkdir()
     (run / "config.yaml").write_text(dump(config))
     model = build_model(resolve_model(config)).eval().requires_grad_(False)
