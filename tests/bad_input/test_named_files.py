@@ -14,6 +14,7 @@ from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.corpus.parts import hashes_of
 from data_pipeline.document import Document, Dropped
+from megaptm.checkpoint.files import RetriedFile, StorageError, read_whole
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
@@ -90,5 +91,19 @@ def test_a_file_of_a_corpus_that_is_none_is_not_waited_for(kind: str, name: str,
     else:
         (tmp_path / name).symlink_to("/dev/zero")
     with pytest.raises((UserError, OSError), match=rf"{name}|Not a regular file"):
-        corpus = Corpus.open(tmp_path)
-        corpus.open_shard(corpus.split("train").shards[0], verify="none")
+        _read_all(tmp_path)
+
+
+def _read_all(folder: Path) -> None:
+    corpus = Corpus.open(folder)
+    corpus.open_shard(corpus.split("train").shards[0], verify="none")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("read", [read_whole, lambda path: RetriedFile(path).size()])
+def test_a_file_of_a_checkpoint_that_is_none_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, said in (("pipe", "Not a regular file"), ("folder", "Is a directory")):
+        with pytest.raises(StorageError, match=rf"{name} cannot be read \({said}\)"):
+            read(tmp_path / name)

@@ -20,7 +20,15 @@ from tests.fuzz.image_targets import CAPTION_TOKENIZER, FAMILIES, REGION_TOKENIZ
 from tests.train.runs import save_initial
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("model.layers=1", "model.width=16", "model.heads=2", "model.ffn=32", "track.enabled=false")
+SMALL = (
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "model.ffn=32",
+    "track.enabled=false",
+    "train.batch=2",
+    "layout.microbatch=2",
+)
 OF_A_FAMILY = {
     "vit": (),
     "clip": (
@@ -36,8 +44,8 @@ def make(folder: Path) -> None:
     """A folder for each kind of file in `folder`."""
     _write_sources(folder)
     labels, texts, regions = (folder / f"corpus-{name}" for name in ("labels", "captions", "regions"))
-    build(folder / "images", labels, validation=0.4, shard_bytes=1 << 12)
-    build(folder / "pairs", texts, texts=True, tokenizer=CAPTION_TOKENIZER, validation=0.3)
+    build(folder / "images", labels, validation=0.5, shard_bytes=1 << 12)
+    build(folder / "pairs", texts, texts=True, tokenizer=CAPTION_TOKENIZER, validation=0.5, seed=2)
     build(
         folder / "regions",
         regions,
