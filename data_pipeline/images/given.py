@@ -180,9 +180,16 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _label(content: bytes, name: str | None) -> int | None:
     """The number of a label, as text or in a field of JSON; None where it is none."""
     try:
-        said: Any = json.loads(content) if name is not None else int(content.decode().strip())
+        said: Any = json.loads(content) if name is not None else _digits(content)
     except (ValueError, RecursionError):
         return None
     if name is not None:
         said = said.get(name) if isinstance(said, dict) else None
     return said if type(said) is int and 0 <= said < 1 << 24 else None
+
+
+def _digits(content: bytes) -> int:
+    """Python itself also takes 1_0 for ten."""
+    if not (digits := content.strip()).isdigit():
+        raise ValueError("no digits")
+    return int(digits)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_pipeline.annotate.meanings import read_meanings
 from data_pipeline.annotate.options import Annotations
 from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
@@ -36,6 +37,7 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "c4-quality: bad_words": lambda path, _: [*C4Quality(bad_words=path)([Document("A page. " * 9, "")], Dropped())],
     "which the recipe names": lambda path, _: hashes_of([path]),
     "classes": images,
+    "cannot be read": lambda path, _: read_meanings(Path(path)),
     "model.vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
 }
 """What is said -> what reads the file."""

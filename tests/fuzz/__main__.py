@@ -25,7 +25,7 @@ CHUNK = {"read": 250, "command": 10}
 SHOWN = 25
 
 
-def prepare(sandbox: Path) -> None:
+def prepare(sandbox: Path, names: list[str] | None = None) -> None:
     """Imports once, for all children; homes and caches inside the sandbox; good files."""
     for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TMPDIR"):
         os.environ[name] = str(sandbox / "scratch" / name)
@@ -41,7 +41,7 @@ def prepare(sandbox: Path) -> None:
     for module in ("data_pipeline.commands", "megaptm.inference.evaluate", "megaptm.inference.generate"):
         importlib.import_module(module)
 
-    for target in TARGETS.values():  # whatever its reader imports is imported now
+    for target in (TARGETS[name] for name in names or TARGETS):  # whatever its reader imports is imported now
         shutil.copytree(sandbox / "materials" / target.folder, sandbox / "warm")
         target.read(sandbox / "warm")
         shutil.rmtree(sandbox / "warm")
@@ -95,7 +95,7 @@ def main() -> int:
     console, begun = Console(width=140), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="megaptm-fuzz-", ignore_cleanup_errors=True) as place:
         sandbox = Path(place).resolve()
-        prepare(sandbox)
+        prepare(sandbox, given.target)
         if given.case:
             how, _, number = given.case.partition("/")
             explain(given.target[0], how, int(number), seed=given.seed, sandbox=sandbox)
