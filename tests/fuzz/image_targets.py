@@ -8,6 +8,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,8 +338,15 @@ OF_REGIONS = ("texts=true", "regions=true", "detector=[24, 17]", "tokenizer.voca
 TEXTS = ("texts=true", "tokenizer.vocabulary=265")
 
 
+SHORT = ("images by label", "shards with labels", "regions with texts", "corpus of labels")
+
+
 def image_targets() -> Iterator[Target]:
     """All of them."""
+    return (replace(target, short=target.name in SHORT) for target in _targets())
+
+
+def _targets() -> Iterator[Target]:
     captions = {"texts": True, "tokenizer": CAPTION_TOKENIZER}
     regions = {"texts": True, "regions": True, "detector": DETECTOR, "tokenizer": REGION_TOKENIZER}
     yield Target("images by label", "images", spoil_source, reads_source(IMAGE_LABELS, PATCHES), source_commands())

@@ -26,6 +26,8 @@ class Target:
     read: Callable[[Path], Any]
     """Read all that a command would read; what it returns is compared."""
     commands: Callable[[Path], list[Command]]
+    short: bool = True
+    """Whether the short form that runs with the tests has it: its good files are made in no time."""
 
     def change(self, folder: Path, draw: Random) -> bool:
         """`spoil`, or make a link, a folder or a pipe of a file."""
