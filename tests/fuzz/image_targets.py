@@ -338,7 +338,7 @@ OF_REGIONS = ("texts=true", "regions=true", "detector=[24, 17]", "tokenizer.voca
 TEXTS = ("texts=true", "tokenizer.vocabulary=265")
 
 
-SHORT = ("images by label", "shards with labels", "regions with texts", "corpus of labels")
+SHORT = ("corpus of labels",)
 
 
 def image_targets() -> Iterator[Target]:
