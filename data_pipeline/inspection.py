@@ -17,6 +17,7 @@ from rich.text import Text
 
 from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, MASKED_PATCH, MASKED_REGION, BatchSpec
+from megaptm.data.files import open_tar, tar_members
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.text_questions import QUESTIONS, field_of
@@ -87,8 +88,8 @@ def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, seq
 def _source(shard: Path, document: int) -> str:
     """Where the text of a shard's document came from."""
     try:
-        with tarfile.open(shard) as tar:
-            notes = (member for member in tar if member.isreg() and member.name.endswith(".json"))
+        with open_tar(shard) as tar:
+            notes = (member for member in tar_members(tar) if member.isreg() and member.name.endswith(".json"))
             member = next(islice(notes, document, None))
             return str(parse_json(tar.extractfile(member).read(), shard, remedy="rebuild the corpus")["source"])  # type: ignore[union-attr]  # regular
     except (tarfile.TarError, OSError, StopIteration, KeyError, TypeError, ValueError):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.data.files import array_of
+from megaptm.data.files import array_of, open_tar, tar_members
 from megaptm.data.shards import CaptionedShard, Corpus, LabeledShard, Shard, ShardInfo
 from megaptm.errors import UserError
 from megaptm.storage import Cache, file_name, is_remote, listed, shown
@@ -78,8 +78,8 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     if isinstance(shard, LabeledShard | CaptionedShard):
         return _compare_images(path, shard, info, vocabulary)
     rows = []
-    with tarfile.open(path) as tar:
-        for member in tar:
+    with open_tar(path) as tar:
+        for member in tar_members(tar):
             if not member.isreg():  # a link leads elsewhere, and its reader with it
                 return f"{shown(member.name)} is no plain file"
             file_name(member.name)
@@ -104,8 +104,8 @@ def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
         return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} of the corpus"
     files: set[tuple[int, int]] = set()
     # One that somebody else made, and that ends early, was taken as far as it goes.
-    with suppress(tarfile.ReadError), tarfile.open(path) as tar:
-        files.update((member.offset_data, member.size) for member in tar if member.isreg())
+    with suppress(tarfile.ReadError), open_tar(path) as tar:
+        files.update((member.offset_data, member.size) for member in tar_members(tar) if member.isreg())
     for number, row in enumerate(shard.index[:, 2 : 2 * len(shard.fields)].reshape(len(shard), -1, 2).tolist()):
         images = [(at, size) for at, size in row if size]
         if len(images) != 1 or images[0] not in files:

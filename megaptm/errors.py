@@ -102,7 +102,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a user's choice of a place, or the state of its disk, leads to; other errors of the system are ours to explain.
 NO_PLACE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
-    *(errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTEMPTY),
+    *(errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTEMPTY, errno.ENXIO),
 )
 
 

@@ -43,6 +43,8 @@ from megaptm.errors import UserError
 from megaptm.storage import is_remote, plain_file
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
+MOST_LABELS = 1 << 16
+"""Labels of given shards that nobody names: there may be more of them than images."""
 
 
 def build_images(
@@ -202,6 +204,11 @@ def _names(recipe: ImageRecipe, results: Results) -> list[str]:
             counts.update(one.labels)
     number = max(counts, default=-1) + 1
     if recipe.classes is None:
+        if number > max(MOST_LABELS, counts.total()):
+            raise UserError(
+                f"{recipe.source} has a label {number - 1:,} and {counts.total():,} images: number labels from 0 on, "
+                "or say label=FIELD of another field of .json."
+            )
         return [str(label) for label in range(number)]
     try:
         names = plain_file(recipe.classes).read_text(encoding="utf-8").splitlines()

@@ -19,7 +19,7 @@ from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, loo
 from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
 from data_pipeline.images.thumbnails import DroppedImages
-from megaptm.data.files import npy_bytes
+from megaptm.data.files import npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
@@ -132,10 +132,8 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
     """Neighbors with one key, as `webdataset` groups them: the key ends at the first dot of the file's name."""
     sample: _Sample | None = None
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                if member.size < 0:  # the next one would be this one, for ever
-                    raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
+        with open_tar(path) as tar:
+            for member in tar_members(tar):
                 if not member.isreg() or member.issparse():
                     continue
                 folder, _, file = member.name.rpartition("/")
@@ -147,7 +145,7 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                     sample = _Sample(key)
                 _note(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
-    except Exception as error:  # of headers that are none tarfile raises more than its own
+    except (tarfile.TarError, OSError, EOFError) as error:
         dropped.add("archive that ends early", path.name, said=str(error))
         sample = None  # of the last one something may be missing
     if sample is not None:
@@ -182,9 +180,16 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _label(content: bytes, name: str | None) -> int | None:
     """The number of a label, as text or in a field of JSON; None where it is none."""
     try:
-        said: Any = json.loads(content) if name is not None else int(content.decode().strip())
+        said: Any = json.loads(content) if name is not None else _digits(content)
     except (ValueError, RecursionError):
         return None
     if name is not None:
         said = said.get(name) if isinstance(said, dict) else None
     return said if type(said) is int and 0 <= said < 1 << 24 else None
+
+
+def _digits(content: bytes) -> int:
+    """Python itself also takes 1_0 for ten."""
+    if not (digits := content.strip()).isdigit():
+        raise ValueError("no digits")
+    return int(digits)

@@ -144,6 +144,18 @@ def _oddities(image: Image) -> tuple[str, ...]:
         found.append("grey")
     elif image.mode != "RGB":
         found.append({"P": "palette", "PA": "palette", "RGBA": "transparency"}.get(image.mode, image.mode))
-    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+    if image.format != "MPO" and _goes_on(image):
         found.append("animated: first picture")
     return tuple(found)
+
+
+def _goes_on(image: Image) -> bool:
+    """Whether there is a second picture. How many there are is not asked: of a TIFF of many that takes hours."""
+    if image.format != "TIFF":
+        return bool(getattr(image, "is_animated", False))
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    image.seek(0)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -10,6 +11,7 @@ from data_pipeline.sources.bad import Unreadable
 from data_pipeline.sources.compression import CHUNK_BYTES, check_compression, compression_of, decompress
 from data_pipeline.sources.open import is_remote, open_bytes
 from data_pipeline.sources.source import InputFile
+from megaptm.errors import shown
 
 HEAD_BYTES = 8
 EMPTY = Unreadable("empty file", "is empty", "remove it")
@@ -35,6 +37,9 @@ def open_file(file: InputFile) -> BinaryIO:
     try:
         return open_bytes(file.path)
     except faults as error:
+        if not is_remote(file.path) and os.path.islink(file.path) and not os.path.exists(file.path):
+            what = f"is a link to {shown(os.readlink(file.path))}, where nothing is"
+            raise Unreadable("unreadable", what, "correct the link, or remove it") from None
         what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise Unreadable("unreadable", what, "make it readable") from None
 

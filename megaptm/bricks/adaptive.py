@@ -5,6 +5,7 @@ cut into clusters, each with a table narrower than the one before."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megaptm.bricks.brick import Map
@@ -30,6 +31,35 @@ def clusters(spec: ModelSpec) -> list[Cluster]:
         Cluster(first, edges[number + 1] - first, size.table_width // size.division**number)
         for number, first in enumerate(edges[:-1])
     ]
+
+
+def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
+    """A sentence for each thing of a model with clusters that does not go with them."""
+    family, cutoffs, size = spec.family, spec.size.cutoffs, spec.size
+    edges = [0, *cutoffs, spec.vocabulary]
+    if edges != sorted(set(edges)):
+        yield (
+            f"model.cutoffs ({[*cutoffs]}) must rise from above 0 to below the vocabulary of {spec.vocabulary:,}: "
+            "correct them."
+        )
+    if size.table_width < size.division ** len(cutoffs):
+        yield (
+            f"model.division ({size.division}): a table {size.table_width} wide is divided by it for each cluster, and "
+            "the last has no width left: lower it."
+        )
+    wrong = {
+        "several stacks": len(family.stacks) > 1,
+        "inputs besides tokens": family.inputs != ("token",),
+        "tied=False": not family.tied,
+        "a norm of the inputs": family.embedding_norm,
+        "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
+        "positions at the input": any(block.position in ("learned", "sinusoid") for block in family.stacks.values()),
+        "output_bias=False": not family.output_bias,
+        "z_loss": bool(family.z_loss),
+        "label_smoothing": bool(family.label_smoothing),
+    }
+    if named := [word for word, is_so in wrong.items() if is_so]:
+        yield f"model.cutoffs do not go with {named[0]}: change either."
 
 
 def cluster_maps(spec: ModelSpec) -> list[Map]:

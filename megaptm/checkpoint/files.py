@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from megaptm.errors import FULL_DISK, UserError
+from megaptm.storage.files import plain_file
 from megaptm.storage.retry import RetryPolicy, keep_trying
 
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class RetriedFile:
         def attempt() -> T:
             try:
                 if self._file is None:
-                    self._file = FileIO(self.path)
+                    self._file = FileIO(plain_file(self.path))  # a pipe would be waited for
                 return call(self._file.fileno())
             except OSError:
                 self.close()  # a handle that is stale stays so: the next attempt opens the file anew
@@ -162,7 +163,7 @@ def read_with_retries(path: Path, call: Callable[[], T]) -> T:
     def refuse(error: Exception) -> None:
         if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | NotADirectoryError):
             raise error
-        if isinstance(error, PermissionError) or error.errno == errno.ELOOP:
+        if isinstance(error, PermissionError) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise UnreadableError(f"{path} cannot be read ({error.strerror}): {NOTHING_LOST}") from error
 
     try:
@@ -203,7 +204,7 @@ def is_there(path: Path) -> bool:
 
 def read_whole(path: Path) -> bytes:
     """The content of a small file."""
-    return read_with_retries(path, path.read_bytes)
+    return read_with_retries(path, lambda: plain_file(path).read_bytes())
 
 
 def sha256_of(path: Path) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from megaptm.batch import CHANNELS
 from megaptm.config.schema import Config, ModelConfig
+from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.images import ImageObjective
 from megaptm.spec import ModelSpec
 
 OF_TOKENS = ("embedding", "cutoffs")
@@ -36,7 +38,9 @@ def image_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield f"data.sequence ({sequence}) must be the {spec.context} of model.context: an image and its patches."
         return
     pixels = config.built_objective.batch(sequence, config.data.document_mask).fields["patches"].shape[-1]
-    if pixels != CHANNELS * patch**2:
+    shown = [task.objective for task in tasks_of(config.built_objective)]
+    sides = [task.size for task in shown if isinstance(task, ImageObjective)]
+    if pixels != CHANNELS * patch**2 or any(side != spec.grid * patch for side in sides):
         yield (
             f"objective ({config.built_objective.name}) shows other patches than model.patch ({patch}): its option "
             f"`size`, the pixels of a side of an image, must be {spec.grid * patch}."

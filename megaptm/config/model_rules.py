@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from megaptm.bricks.adaptive import cluster_mistakes
 from megaptm.config.image_rules import image_shape
 from megaptm.config.model import OF_CHARACTERS, OF_TABLES, model_spec
 from megaptm.config.recurrent_rules import recurrent_shape
@@ -27,6 +28,9 @@ def model_rules(model: ModelConfig) -> Iterator[str]:
         yield from region_shape(model, spec)
     if any(block.position == "axial" for block in spec.family.stacks.values()):
         yield from _axial(spec)
+    read_otherwise = spec.family.is_recurrent or spec.family.reads_characters or spec.family.reads_images
+    if spec.size.cutoffs and not (read_otherwise or spec.family.reads_regions):  # to which they mean nothing
+        yield from cluster_mistakes(spec)
     yield from _stacks(model, spec)
     yield from _heads(model, spec)
 

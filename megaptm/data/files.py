@@ -6,9 +6,13 @@ import io
 import math
 import os
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
+
+from megaptm.storage import plain_file
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -32,7 +36,7 @@ def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, 
     Nothing else is read. How many rows there are follows from the file's size, and its header must be the one of so
     many: numpy would parse any header as Python, and map what it says. Raises `ValueError` and `OSError`.
     """
-    with open(path, "rb") as file:
+    with plain_file(path).open("rb") as file:
         rows, at = _rows(file.read(HEADER), os.fstat(file.fileno()).st_size, dtype, inner)
         if not rows:  # nothing can be mapped
             return np.zeros((0, *inner), dtype)
@@ -76,6 +80,36 @@ def tar_header(name: str, size: int) -> bytes:
     digits = b"%011o" % size
     checksum = b"%06o" % (_BLANK_SUM + sum(encoded) + sum(digits))
     return encoded.ljust(TAR_NAME, b"\0") + _BLANK[100:124] + digits + _BLANK[135:148] + checksum + _BLANK[154:]
+
+
+def open_tar(path: str | os.PathLike[str]) -> tarfile.TarFile:
+    """One that is not compressed, and that somebody else may have made, opened to be read; `tarfile.TarError` where it
+    is none."""
+    with _tar_errors():
+        return tarfile.open(path, "r:")
+
+
+def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """What is in a tar, one after another; `tarfile.TarError` where that cannot be told."""
+    while True:
+        with _tar_errors():
+            member = tar.next()
+        if member is None:
+            return
+        if member.size < 0:  # the next one would be this one, for ever
+            raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
+        yield member
+
+
+@contextmanager
+def _tar_errors() -> Iterator[None]:
+    """Of headers that are none `tarfile` raises more than its own."""
+    try:
+        yield
+    except (tarfile.TarError, OSError):
+        raise
+    except Exception as error:
+        raise tarfile.ReadError(f"a header that is none: {error}") from None
 
 
 _BLANK = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)

@@ -36,7 +36,7 @@ from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
-from megaptm.storage import Cache, is_remote, local_path
+from megaptm.storage import Cache, is_remote, local_path, plain_file
 from megaptm.storage.retry import RetryPolicy, keep_trying
 
 __all__ = [
@@ -102,7 +102,7 @@ class Shard:
         check_shard(folder, info, verify)
         path = Path(folder) / info.name
         try:
-            with path.open("rb") as file:
+            with plain_file(path).open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             if _may_pass(error):

@@ -12,6 +12,7 @@ import numpy as np
 
 from megaptm.data.files import open_array
 from megaptm.errors import UserError
+from megaptm.storage import plain_file
 
 ROW = np.dtype(
     [
@@ -68,12 +69,14 @@ class ShardTable(Sequence[ShardInfo]):
         """The table of a split, after its hash was compared with the manifest's and its numbers with each other."""
         path = folder / table_name(split)
         try:
-            with path.open("rb") as file:
+            with plain_file(path).open("rb") as file:
                 same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-        except OSError:
+        except FileNotFoundError:
             raise UserError(
                 f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
             ) from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): copy it again or rebuild the corpus.") from None
         if not same:
             raise UserError(
                 f"{path} is damaged (its sha256 is not the manifest's): copy it again or rebuild the corpus."

@@ -31,7 +31,7 @@ from megaptm.data.mix import Mix
 from megaptm.data.shards import through_outages
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
-from megaptm.storage import Record, parse_json, shown, validated, write_whole
+from megaptm.storage import Record, parse_json, plain_file, shown, validated, write_whole
 
 FORMAT = "megaptm-teacher-logits-1"
 MANIFEST = "manifest.json"
@@ -114,7 +114,7 @@ def kept_step(folder: Path) -> int | None:
 
 def read_manifest(path: Path) -> TeacherLogitsManifest:
     """That of a folder, or of what is being written there; a `UserError` where it is none."""
-    content = parse_json(path.read_bytes(), path, remedy=COMMAND)
+    content = parse_json(plain_file(path).read_bytes(), path, remedy=COMMAND)
     manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
     if manifest.format != FORMAT:
         raise UserError(
@@ -142,14 +142,14 @@ def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLog
 
 
 def file_hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(plain_file(path).read_bytes()).hexdigest()
 
 
 def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
     """Whether a file, which may not be there, can be read, and is of so many samples, the first of which is known by
     this."""
     try:
-        found = _arrays(path.read_bytes(), manifest)
+        found = _arrays(plain_file(path).read_bytes(), manifest)
     except OSError:
         return False
     return found is not None and len(found["samples"]) >= samples and np.array_equal(found["samples"][0], first)
@@ -220,7 +220,7 @@ class SplitLogits:
         path = self.whole.folder / name
         try:
             with storage_errors_as_user_errors(path):
-                content = through_outages(path.read_bytes, path)
+                content = through_outages(lambda: plain_file(path).read_bytes(), path)
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         hashed = hashlib.sha256(content).hexdigest()

@@ -23,7 +23,7 @@ from megaptm.hub.huggingface import ImportedModel
 from megaptm.hub.import_run import RECIPE, refuse_of_model, refuse_taken, write_run
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec, Size
-from megaptm.storage import Record, read_object, validated
+from megaptm.storage import Record, plain_file, read_object, validated
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.listed_words import tokenizer_of_words
@@ -172,7 +172,9 @@ def _tokenizer(words: Path) -> Tokenizer:
     if words.is_dir():
         return load_tokenizer(words)
     try:
-        return tokenizer_of_words(words.read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words))
+        return tokenizer_of_words(
+            plain_file(words).read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words)
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{words} cannot be read as text ({error}): give a line for each word.") from None
 

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megaptm.errors import UserError, shown
 from megaptm.spec import ModelSpec
 from megaptm.storage import read_object, write_whole
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 
 PROCESSOR = "preprocessor_config.json"
+ROUNDED = 1e-4
+"""How far apart numbers of a processor are that are the same."""
 BILINEAR = 2
 """Pillow's number of it."""
 
@@ -55,6 +58,36 @@ def write_processor(spec: ModelSpec, folder: Path) -> None:
         "image_std": [*spec.family.pixel_std],
     }
     write_whole(folder / PROCESSOR, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def refuse_other_pixels(spec: ModelSpec, folder: Path, *, remedy: str) -> None:
+    """Raise where a folder's processor, if it has one, makes other numbers of pixels than are made here: of these the
+    model has learned nothing."""
+    if not (folder / PROCESSOR).is_file():
+        return
+    said = read_object(folder / PROCESSOR, remedy=remedy)
+    ours = {
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [*spec.family.pixel_mean],
+        "image_std": [*spec.family.pixel_std],
+    }
+    for name, wanted in ours.items():
+        if name in said and not _near(said[name], wanted):
+            raise UserError(
+                f"{folder / PROCESSOR}: {name} is {shown(str(said[name]))}; pixels are {wanted} to {spec.name}, and no "
+                "other can be imported."
+            )
+
+
+def _near(said: Any, wanted: Any) -> bool:
+    """Whether it is the same, but for how numbers are rounded."""
+    if isinstance(wanted, list):
+        return isinstance(said, list) and len(said) == len(wanted) and all(map(_near, said, wanted))
+    if isinstance(wanted, bool):
+        return said is wanted
+    return type(said) in (int, float) and abs(said - wanted) < ROUNDED
 
 
 def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> Tokenizer:

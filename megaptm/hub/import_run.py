@@ -21,7 +21,7 @@ from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.huggingface import ImportedModel, from_hugging_face
-from megaptm.hub.images import read_labels
+from megaptm.hub.images import read_labels, refuse_other_pixels
 from megaptm.hub.library import transformers
 from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import read_tokenizer
@@ -134,6 +134,8 @@ def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family)
+    if model.spec.family.reads_images:
+        refuse_other_pixels(model.spec, folder, remedy=REMEDY)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
         tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     else:

@@ -229,6 +229,7 @@ def _task(loaded: LoadedModel) -> ImageText:
     task = loaded.config.built_objective
     if not isinstance(task, ImageText):
         raise UserError(f"{loaded.spec.name} did not learn which texts belong to images, as clip does.")
+    task.check(loaded.tokenizer.special, loaded.spec.context)
     return task
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
-from megaptm.bricks.adaptive import cluster_maps, clusters
+from megaptm.bricks.adaptive import cluster_maps, cluster_mistakes, clusters
 from megaptm.errors import UserError
 from megaptm.layers.split import Linear
 from megaptm.losses.token import WholeTokenLoss
@@ -145,28 +145,5 @@ class AdaptiveHead(nn.Module):
 
 def check_adaptive(spec: ModelSpec) -> None:
     """An error where a family has what clusters do not go with."""
-    family, found = spec.family, clusters(spec)
-    edges = [0, *spec.size.cutoffs, spec.vocabulary]
-    if edges != sorted(set(edges)):
-        raise UserError(
-            f"{spec.name}: cutoffs {[*spec.size.cutoffs]} must rise from above 0 to below the vocabulary of "
-            f"{spec.vocabulary:,}: change model.cutoffs."
-        )
-    if min(one.width for one in found) < 1:
-        raise UserError(
-            f"{spec.name}: a table {spec.size.table_width} wide is divided by {spec.size.division} for each cluster, "
-            "and the last has no width left: lower model.division."
-        )
-    wrong = {
-        "several stacks": len(family.stacks) > 1,
-        "inputs besides tokens": family.inputs != ("token",),
-        "tied=False": not family.tied,
-        "a norm of the inputs": family.embedding_norm,
-        "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
-        "positions at the input": any(block.position in ("learned", "sinusoid") for block in family.stacks.values()),
-        "output_bias=False": not family.output_bias,
-        "z_loss": bool(family.z_loss),
-        "label_smoothing": bool(family.label_smoothing),
-    }
-    if named := [word for word, is_so in wrong.items() if is_so]:
-        raise UserError(f"{spec.name}: model.cutoffs do not go with {named[0]}: change either.")
+    for mistake in cluster_mistakes(spec):
+        raise UserError(f"{spec.name}: {mistake}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
-from megaptm.storage import JournalFile, is_number, journal_lines
+from megaptm.storage import JournalFile, is_number, journal_lines, plain_file
 
 FILE = "events.jsonl"
 
@@ -242,7 +242,7 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    return [event for event in journal_lines(path.read_bytes()) if _is_sound(event)]
+    return [event for event in journal_lines(plain_file(path).read_bytes()) if _is_sound(event)]
 
 
 def _is_sound(event: Mapping[str, Any]) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.compose import files_of
 from megaptm.spec import ModelSpec
-from megaptm.storage import shown
+from megaptm.storage import plain_file, shown
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint, Store
@@ -83,7 +82,7 @@ def objective_files(config: Config) -> dict[str, str]:
     """Of the files that tasks are told of (similar words, meanings): `masked-lm.similar` -> a hash of what is in it."""
     found = {}
     for name, path in files_of(config.objective).items():
-        with Path(path).expanduser().open("rb") as file:
+        with plain_file(path).open("rb") as file:
             found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 

@@ -40,7 +40,7 @@ def plain_file(name: str | os.PathLike[str]) -> Path:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        raise OSError(errno.ENXIO, "Not a regular file", str(path))
     return path
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 from pydantic_core import from_json
 
 from megaptm.errors import UserError, shown
+from megaptm.storage.files import plain_file
 
 T = TypeVar("T")
 
@@ -52,7 +53,9 @@ def parse_json(written: bytes, place: str | os.PathLike[str], *, remedy: str) ->
 
 def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
     """The object in a small JSON file."""
-    return validated(dict[str, Any], parse_json(file.read_bytes(), file, remedy=remedy), file, remedy=remedy)
+    return validated(
+        dict[str, Any], parse_json(plain_file(file).read_bytes(), file, remedy=remedy), file, remedy=remedy
+    )
 
 
 def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, remedy: str) -> T:

@@ -31,6 +31,7 @@ from megaptm.storage import (
     is_number,
     journal_lines,
     parse_json,
+    plain_file,
     validated,
     write_whole,
 )
@@ -61,7 +62,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    records = (parsed(line) for line in path.read_bytes().splitlines())
+    records = (parsed(line) for line in plain_file(path).read_bytes().splitlines())
     return [_numbers(record) for record in records if record is not None and is_number(record.get("step"))]
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_pipeline.annotate.meanings import read_meanings
 from data_pipeline.annotate.options import Annotations
 from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.corpus.parts import hashes_of
 from data_pipeline.document import Document, Dropped
+from megaptm.checkpoint.files import RetriedFile, StorageError, read_whole
+from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 from megaptm.words.text_file import with_vectors
+from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.pictures import build, picture, write_tar
 
 
@@ -33,6 +37,7 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "c4-quality: bad_words": lambda path, _: [*C4Quality(bad_words=path)([Document("A page. " * 9, "")], Dropped())],
     "which the recipe names": lambda path, _: hashes_of([path]),
     "classes": images,
+    "cannot be read": lambda path, _: read_meanings(Path(path)),
     "model.vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
 }
 """What is said -> what reads the file."""
@@ -75,3 +80,32 @@ def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch
     for name in ("~nobody-at-all/it.txt", "/dev/zero"):
         with pytest.raises(OSError, match=r"No file has such a name|Not a regular file"):
             plain_file(name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["manifest.json", "train.shards.npy", "train-000000.index.npy", "train-000000.tar"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_file_of_a_corpus_that_is_none_is_not_waited_for(kind: str, name: str, tmp_path: Path) -> None:
+    tiny_corpus(tmp_path)
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises((UserError, OSError), match=rf"{name}|Not a regular file"):
+        _read_all(tmp_path)
+
+
+def _read_all(folder: Path) -> None:
+    corpus = Corpus.open(folder)
+    corpus.open_shard(corpus.split("train").shards[0], verify="none")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("read", [read_whole, lambda path: RetriedFile(path).size()])
+def test_a_file_of_a_checkpoint_that_is_none_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, said in (("pipe", "Not a regular file"), ("folder", "Is a directory")):
+        with pytest.raises(StorageError, match=rf"{name} cannot be read \({said}\)"):
+            read(tmp_path / name)

@@ -108,6 +108,9 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["layout.tensor=7", "model.heads=7", "model.width=7", "model.ffn=7"],
             "50304 rows of the padded",
         ),
+        ("transformer-xl/tiny", ["model.cutoffs=[9, 5]"], "model.cutoffs ([9, 5]) must rise from above 0 to below"),
+        ("gpt2/small", ["model.cutoffs=[5]"], "model.cutoffs do not go with positions at the input"),
+        ("vit/tiny", ["objective.image-labels.size=9"], "`size`, the pixels of a side of an image, must be 8"),
         ("gpt2/small", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 12 layers of gpt2/small."),
         ("t5/base", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 24 layers of t5/base."),
         (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaptm.data.files import npy_bytes, tar_header
+from megaptm.data.files import npy_bytes, open_tar, tar_header, tar_members
 
 
 @given(
@@ -23,6 +23,21 @@ def test_a_header_is_that_of_tarfile(name, size):
             tar_header(name, size)
     else:
         assert tar_header(name, size) == written
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("size", "pax"), [(-512, {}), (0, {"GNU.sparse.size": "0,1"}), (0, {"GNU.sparse.major": "1", "size": "-1"})]
+)
+def test_a_tar_that_cannot_be_told_ends_with_an_error_of_tarfile(size, pax, first, tmp_path):
+    with (tmp_path / "it.tar").open("wb") as file:
+        if not first:
+            file.write(tarfile.TarInfo("good").tobuf())
+        member = tarfile.TarInfo("bad")
+        member.size, member.pax_headers = size, pax
+        file.write(member.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(tarfile.TarError), open_tar(tmp_path / "it.tar") as tar:
+        assert len([*tar_members(tar)]) < 3
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4"])

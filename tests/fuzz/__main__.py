@@ -25,7 +25,7 @@ CHUNK = {"read": 250, "command": 10}
 SHOWN = 25
 
 
-def prepare(sandbox: Path) -> None:
+def prepare(sandbox: Path, names: list[str] | None = None) -> None:
     """Imports once, for all children; homes and caches inside the sandbox; good files."""
     for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TMPDIR"):
         os.environ[name] = str(sandbox / "scratch" / name)
@@ -37,11 +37,11 @@ def prepare(sandbox: Path) -> None:
     torch.set_num_threads(1)
     from tests.fuzz.materials import make
 
-    make(sandbox / "materials")
+    make(sandbox / "materials", {TARGETS[name].folder for name in names or TARGETS})
     for module in ("data_pipeline.commands", "megaptm.inference.evaluate", "megaptm.inference.generate"):
         importlib.import_module(module)
 
-    for target in TARGETS.values():  # whatever its reader imports is imported now
+    for target in (TARGETS[name] for name in names or TARGETS):  # whatever its reader imports is imported now
         shutil.copytree(sandbox / "materials" / target.folder, sandbox / "warm")
         target.read(sandbox / "warm")
         shutil.rmtree(sandbox / "warm")
@@ -91,11 +91,14 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--target", action="append", choices=list(TARGETS))
     options.add_argument("--case", help="read/7 or command/7: run this one of --target, and show its traceback")
+    options.add_argument("--short", action="store_true", help="only kinds of files that are made in no time")
     given = options.parse_args()
+    if given.short:
+        given.target = [name for name, target in TARGETS.items() if target.short]
     console, begun = Console(width=140), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="megaptm-fuzz-", ignore_cleanup_errors=True) as place:
         sandbox = Path(place).resolve()
-        prepare(sandbox)
+        prepare(sandbox, given.target)
         if given.case:
             how, _, number = given.case.partition("/")
             explain(given.target[0], how, int(number), seed=given.seed, sandbox=sandbox)

@@ -18,15 +18,16 @@ from megaptm.hub.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models import build_model, fill
 from megaptm.run.checkpoint import open_checkpoint
+from tests.fuzz.image_materials import make as make_images
 from tests.models.recurrent import tiny_elmo
 from tests.train.runs import build, save_untrained, write_text
 
 ROOT = Path(__file__).parents[2]
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, wanted: set[str]) -> None:
     """A folder for each kind of file in `folder`: text, corpora, a run, its export, an ELMo, logits of a teacher, a
-    config, a recipe, a machine."""
+    config, a recipe, a machine; and those of images that are `wanted`."""
     text = write_text(folder / "text", documents=24)
     for family in ("gpt2", "bert", "t5"):
         build(text, folder / f"corpus-{family}", family)
@@ -38,6 +39,7 @@ def make(folder: Path) -> None:
     to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder / "hf", dtype=torch.float32)
     _write_elmo(folder / "elmo")
     _write_logits(folder / "logits")
+    make_images(folder, wanted)
     (folder / "config").mkdir()
     (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
     config = yaml.safe_load((ROOT / "configs/gpt2/tiny.yaml").read_text())

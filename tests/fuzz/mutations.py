@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -178,6 +179,23 @@ def change_json(path: Path, draw: Random) -> None:
         path.write_bytes(change_bytes(content, draw))
     else:
         path.write_text(json.dumps(change_tree(json.loads(content), draw)))
+
+
+def change_kind(folder: Path, draw: Random) -> None:
+    """A file below a folder is gone, or a folder, a pipe, a link: to nowhere, to itself, out of the folder, to
+    what has no end."""
+    path = draw.choice(sorted(one for one in folder.rglob("*") if one.is_file()))
+    content = path.read_bytes()
+    path.unlink()
+    way = draw.randrange(7)
+    if way == 0:
+        path.mkdir()
+    elif way == 1:
+        os.mkfifo(path)
+    elif way < 6:
+        outside = folder.with_name("outside")
+        outside.write_bytes(content)
+        path.symlink_to(["/nowhere/at/all", path.name, "/dev/zero", outside][way - 2])
 
 
 TRICKS = [

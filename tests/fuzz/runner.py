@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.errors import UserError, storage_errors_as_user_errors
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 
 CPU_SECONDS = 20.0
 """After which a case hangs; on a machine that others use, by the clock it may take longer."""
@@ -160,7 +161,7 @@ def _be_child(target: Target, how: str, numbers: list[int], seed: int, sandbox: 
 
 def _judge(target: Target, how: str, number: int, seed: int, folder: Path) -> tuple[str, str]:
     draw = random.Random(f"{seed}/{target.name}/{how}/{number}")
-    told = target.spoil(folder, draw)
+    told = target.change(folder, draw)
     if how == "command":
         commands = target.commands(folder)
         return command(commands[number % len(commands)])
@@ -274,7 +275,7 @@ def explain(name: str, how: str, number: int, *, seed: int, sandbox: Path) -> No
     folder = sandbox / "explained"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sandbox / "materials" / target.folder, folder)
-    target.spoil(folder, random.Random(f"{seed}/{target.name}/{how}/{number}"))
+    target.change(folder, random.Random(f"{seed}/{target.name}/{how}/{number}"))
     print(folder)
     if how == "command":
         commands = target.commands(folder)

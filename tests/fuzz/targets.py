@@ -5,40 +5,29 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import tarfile
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 import torch
 
-from megaptm.checkpoint.manifest import content_id as checkpoint_id
-from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
-from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_json, change_tree, change_yaml
-from tests.fuzz.seals import seal_corpus, seal_manifest
+from tests.fuzz.corpora import spoil_index, spoil_manifest, spoil_shard, spoil_table, spoil_tokenizer
+from tests.fuzz.image_targets import image_targets
+from tests.fuzz.models import (
+    import_commands,
+    read_hugging_face,
+    read_run,
+    spoil_checkpoint,
+    spoil_hugging_face,
+    spoil_safetensors,
+    spoil_tensors,
+)
+from tests.fuzz.mutations import Random, change_bytes, change_json, change_tree, change_yaml
+from tests.fuzz.target import Command, Target
 
 COUNTED = 12
 """Samples that are read of a mix."""
-Command = list[str]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A kind of file."""
-
-    name: str
-    folder: str
-    """Of `materials`, which is copied for each case."""
-    spoil: Callable[[Path, Random], bool]
-    """Change a file of the copied folder; whether a hash still tells, so that nothing else may be read than before."""
-    read: Callable[[Path], Any]
-    """Read all that a command would read; what it returns is compared."""
-    commands: Callable[[Path], list[Command]]
 
 
 def read_corpus(folder: Path) -> Any:
@@ -86,108 +75,6 @@ def corpus_commands(folder: Path) -> list[Command]:
     ]
 
 
-def spoil_manifest(folder: Path, draw: Random) -> bool:
-    path = folder / "manifest.json"
-    if draw.random() < 0.3:
-        change_json(path, draw)
-        return True
-    seal_manifest(path, change_tree(json.loads(path.read_text()), draw))
-    return False
-
-
-def _spoil_array(path: Path, draw: Random) -> None:
-    array = np.load(path)
-    for _ in range(draw.choice([1, 1, 3])):
-        row = array[draw.randrange(len(array))]
-        column: Any = draw.choice(array.dtype.names) if array.dtype.names else draw.randrange(len(row))
-        number = draw.choice([*NUMBERS, draw.randrange(-5, 5)])
-        if array.dtype.names and array.dtype[column].shape:
-            row[column] = number % 256
-        else:
-            row[column] = (
-                (int(row[column]) + draw.choice([0, number]) if draw.random() < 0.3 else number)
-                % 2**63
-                * (-1 if number < 0 else 1)
-            )
-    if draw.random() < 0.2:
-        array = array[draw.choice([slice(0, 0), slice(None, -1), slice(1, None), slice(None, None, -1)])]
-    path.write_bytes(npy_bytes(array))
-
-
-def spoil_table(folder: Path, draw: Random) -> bool:
-    path = folder / f"{draw.choice(['train', 'validation'])}.shards.npy"
-    if draw.random() < 0.3:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
-    else:
-        _spoil_array(path, draw)
-    if sealed := draw.random() < 0.7:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["splits"][path.name.split(".")[0]]["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        seal_manifest(folder / "manifest.json", manifest)
-    return not sealed
-
-
-def spoil_index(folder: Path, draw: Random) -> bool:
-    path = folder / "train-000000.index.npy"
-    if draw.random() < 0.3:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
-    else:
-        _spoil_array(path, draw)
-    if sealed := draw.random() < 0.8:
-        try:
-            total = int(np.load(path)[:, 1].sum()) if draw.random() < 0.5 else None
-        except (ValueError, IndexError, EOFError, OSError, SyntaxError, TypeError, TokenError):
-            total = None
-        seal_corpus(folder, tokens={"train": total} if total is not None else None)
-    return not sealed
-
-
-def spoil_shard(folder: Path, draw: Random) -> bool:
-    path = folder / "train-000000.tar"
-    if draw.random() < 0.6:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
-    else:
-        _spoil_member(path, draw)
-    if sealed := draw.random() < 0.8:
-        seal_corpus(folder)
-    return not sealed
-
-
-def _spoil_member(path: Path, draw: Random) -> None:
-    """A tar whose members have other names, kinds, or contents."""
-    with tarfile.open(path) as tar:
-        members = [(member, tar.extractfile(member)) for member in tar]
-        read = [(member, file.read() if file else b"") for member, file in members]
-    chosen = draw.randrange(len(read))
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for number, (member, content) in enumerate(read):
-            if number == chosen:
-                way = draw.randrange(5)
-                if way == 0:
-                    member.name = draw.choice(["../../escape.tokens.npy", "/etc/x.json", "a" * 300 + ".json", "é.json"])
-                elif way == 1:
-                    member.type, member.linkname = draw.choice([tarfile.SYMTYPE, tarfile.LNKTYPE]), "/etc/passwd"
-                elif way == 2:
-                    member.type = draw.choice([tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE])
-                elif way == 3:
-                    content = change_bytes(content, draw)
-                else:
-                    content = b""
-                member.size = len(content) if member.isreg() else 0
-            tar.addfile(member, io.BytesIO(content))
-    path.write_bytes(out.getvalue())
-
-
-def spoil_tokenizer(folder: Path, draw: Random) -> bool:
-    path = folder / "tokenizer" / draw.choice(["tokenizer.json"] * 4 + ["tokenizer_config.json"])
-    change_json(path, draw)
-    if draw.random() < 0.8:
-        with suppress(Exception):  # it can no longer be loaded: then its fingerprint is of no matter
-            seal_corpus(folder)
-    return False
-
-
 def read_tokenizer(folder: Path) -> Any:
     from megaptm.tokenizers import load
 
@@ -197,43 +84,6 @@ def read_tokenizer(folder: Path) -> Any:
     ends = tokenizer.encode_batch_with_ends([text, ""])
     tokenizer.save(folder / "saved")
     return [tokenizer.kind, tokenizer.vocabulary, ids.tolist(), str(ends), tokenizer.decode(ids)]
-
-
-def spoil_checkpoint(folder: Path, draw: Random) -> bool:
-    path = folder / "checkpoints/step-00000007/manifest.json"
-    if draw.random() < 0.3:
-        change_json(path, draw)
-        return True
-    manifest = change_tree(json.loads(path.read_text()), draw)
-    if isinstance(manifest, dict):
-        manifest = {**manifest, "id": checkpoint_id(manifest)}
-    path.write_text(json.dumps(manifest))
-    return False
-
-
-def spoil_tensors(folder: Path, draw: Random) -> bool:
-    path = folder / "checkpoints/step-00000007/rank-00000.safetensors"
-    path.write_bytes(change_bytes(path.read_bytes(), draw))
-    if sealed := draw.random() < 0.5:
-        place = path.with_name("manifest.json")
-        manifest = json.loads(place.read_text())
-        manifest["files"][0] |= {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        place.write_text(json.dumps({**manifest, "id": checkpoint_id(manifest)}))
-    return not sealed
-
-
-def read_run(folder: Path) -> Any:
-    from megaptm.inference.loaded_model import open_run
-    from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
-
-    trained = open_run(folder)
-    for check, wanted in ((refuse_another, compatibility(trained.spec, "")), (refuse_other_text, {})):
-        try:
-            check(open_checkpoint(folder).checkpoint, wanted)  # type: ignore[operator]
-        except UserError:
-            continue
-    return float(sum(value.double().nan_to_num(0, 1, -1).sum() for value in trained.model.parameters()))
 
 
 def run_commands(folder: Path) -> list[Command]:
@@ -265,48 +115,6 @@ def read_journals(folder: Path) -> Any:
 
     last_saved(folder)
     summary.report(folder, console=Console(file=io.StringIO()))
-
-
-def spoil_safetensors(folder: Path, draw: Random) -> bool:
-    path = folder / "model.safetensors"
-    content = path.read_bytes()
-    if draw.random() < 0.3:
-        path.write_bytes(change_bytes(content, draw))
-        return False
-    size = int.from_bytes(content[:8], "little")
-    header = json.dumps(change_tree(json.loads(content[8 : 8 + size]), draw)).encode()
-    length = len(header) if draw.random() < 0.8 else abs(draw.choice(NUMBERS)) % 2**64
-    path.write_bytes(length.to_bytes(8, "little") + header + content[8 + size :])
-    return False
-
-
-def spoil_hugging_face(folder: Path, draw: Random) -> bool:
-    name = draw.choice(
-        ["config.json"] * 3 + ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "index"]
-    )
-    if name != "index":
-        change_json(folder / name, draw)
-        return False
-    tensors = json.loads(_header(folder / "model.safetensors"))
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(change_tree(index, draw)))
-    return False
-
-
-def _header(path: Path) -> bytes:
-    content = path.read_bytes()
-    return content[8 : 8 + int.from_bytes(content[:8], "little")]
-
-
-def read_hugging_face(folder: Path) -> Any:
-    from megaptm.hub.import_run import import_run
-
-    import_run(str(folder), folder / "imported")
-
-
-def import_commands(folder: Path) -> list[Command]:
-    return [["import", "hf", str(folder), str(folder / "imported")]]
 
 
 def spoil_elmo(folder: Path, draw: Random) -> bool:
@@ -445,5 +253,6 @@ TARGETS = {
         Target("teacher logits", "logits", spoil_logits, read_logits, logits_commands),
         Target("recipe", "recipe", spoil_yaml, read_recipe, recipe_commands),
         Target("machine", "machine", spoil_yaml, read_machine, machine_commands),
+        *image_targets(),
     )
 }

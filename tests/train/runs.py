@@ -14,7 +14,7 @@ from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import dump, load, resolve_model
+from megaptm.config import Config, dump, load, resolve_model
 from megaptm.models import Model, build_model, fill
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -72,7 +72,13 @@ def settings(family: str, run: Path, corpus: Path, *more: str) -> list[str]:
 def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int = 7) -> tuple[Path, Model]:
     """A run folder whose one checkpoint holds initial weights, and the model with them."""
     path, *overrides = settings(family, run, corpus, *more)
-    config = load(path, overrides)
+    model = save_initial(load(path, overrides), run, step=step)
+    (run / "tokenizer").symlink_to(corpus / "tokenizer")
+    return run, model
+
+
+def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
+    """A run without a tokenizer, whose one checkpoint holds initial weights; and the model with them."""
     run.mkdir()
     (run / "config.yaml").write_text(dump(config))
     model = build_model(resolve_model(config)).eval().requires_grad_(False)
@@ -85,8 +91,7 @@ def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int =
     ]
     store.write(step, 0, whole)
     store.commit(step, {}, ranks=1)
-    (run / "tokenizer").symlink_to(corpus / "tokenizer")
-    return run, model
+    return model
 
 
 def sharpen(model: Model, factor: float = 30.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,30 @@ def test_a_changed_byte_is_found(built, tmp_path):
     assert [check.name for check in verify_corpus(tmp_path) if not check.good] == ["train-000000.tar"]
 
 
+def test_a_label_far_beyond_all_others_makes_no_names(tmp_path):
+    (tmp_path / "given").mkdir()
+    write_tar(tmp_path / "given/a.tar", {"1.jpg": picture(), "1.cls": b"16777215"})
+    with pytest.raises(UserError, match="has a label 16,777,215 and 1 images: number labels from 0 on"):
+        build(tmp_path / "given", tmp_path / "out", validation=0.0)
+
+
+@pytest.mark.timeout(60)
+def test_pictures_of_a_scan_are_not_counted():
+    """A TIFF of 20,000 pictures, of which each number is looked up in a list of all before."""
+    content = bytearray(GOOD["scanned.tif"])
+    first = int.from_bytes(content[4:8], "little")
+    after = first + 2 + 12 * int.from_bytes(content[first : first + 2], "little")
+    begin = len(content) + len(content) % 2
+    size = after - first + 4
+    entry = bytes(content[first:after])
+    content[after : after + 4] = begin.to_bytes(4, "little")
+    content += bytes(begin - len(content))
+    content += b"".join(entry + (begin + number * size).to_bytes(4, "little") for number in range(1, 20_000))
+    began = time.process_time()
+    assert "animated: first picture" in look(bytes(content) + entry + bytes(4), ImageLimits()).oddities
+    assert time.process_time() - began < 0.5
+
+
 def test_given_shards_stay_and_get_an_index(tmp_path):
     """What is wrong with a sample is counted; of a tar that ends early what comes before the end is kept."""
     given = tmp_path / "given"
@@ -168,6 +193,7 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
         "a/0005.json": json.dumps({"label": 2}).encode(),
         "a/0005.png": picture("PNG"),
         "a/0006.jpg": picture(),
+        "a/0006.cls": b"1_0",
         "a/0007.cls": b"0",
         "a/0008.jpg": BAD["cut.jpg"][0],
         "a/0008.cls": b"0",

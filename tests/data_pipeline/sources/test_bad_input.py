@@ -155,6 +155,10 @@ def test_a_file_that_vanished_or_may_not_be_read_is_counted(name, tmp_path, monk
     monkeypatch.setattr(content, "open_bytes", locked)
     assert read_file(path).counts == {"unreadable": 1}
     assert f"{name} cannot be read (Permission denied): make it readable" in refusal(path)
+    monkeypatch.undo()
+    path.unlink()
+    path.symlink_to("gone")
+    assert f"{name} is a link to 'gone', where nothing is: correct the link, or remove it" in refusal(path)
 
 
 def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypatch):
