@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -208,6 +209,13 @@ def test_losses_take_what_the_plan_says(monkeypatch: pytest.MonkeyPatch, name: s
     """Each head that projects keeps the gradient of the whole table until its backward pass; a norm's input and the
     like, which the plan leaves out, are few."""
     monkeypatch.setattr(token, "widens", lambda x: False)  # as on a GPU
+    if (
+        precision == "bf16"
+        and allocated(lambda: torch.ones(64, 64).bfloat16() @ torch.ones(64, 64).bfloat16()) > 64_000
+    ):
+        pytest.skip(
+            "products of bfloat16 take memory of their own on this processor, which lacks instructions for them"
+        )
     size = Size(layers=1, width=32, heads=4, ffn=64)
     spec = ModelSpec(family=change(CATALOGUE[name], dropout=0.0), size=size, vocabulary=20_480, context=64, dropout=0.0)
     work = Workload(
@@ -217,11 +225,18 @@ def test_losses_take_what_the_plan_says(monkeypatch: pytest.MonkeyPatch, name: s
     fields, stream = tiny_batch(name, rows=3, sequence=64), torch.randn(64, 3, 32, dtype=dtype, requires_grad=True)
     built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects]).to(dtype)
     table = torch.randn(spec.padded_vocabulary, 32, dtype=dtype, requires_grad=True)
+    assert len(built) == (2 if name == "spanbert" else 1)
+    taken = allocated(lambda: [head.loss(stream, fields, table) for head in built.values()])
+    assert activations.logits(work) == pytest.approx(taken, rel=0.1)
+
+
+def allocated(work: Callable[[], object]) -> int:
+    """The most bytes that it held at once, besides what was there before."""
     with torch.profiler.profile(profile_memory=True) as profiled:
-        losses = [head.loss(stream, fields, table) for head in built.values()]
-    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
-    assert len(losses) == (2 if name == "spanbert" else 1)
-    assert activations.logits(work) == pytest.approx(max(accumulate(taken)), rel=0.1)
+        kept = work()
+    events = profiled.profiler.kineto_results.events()
+    del kept
+    return max(accumulate(one.nbytes() for one in events if one.name() == "[memory]"))
 
 
 TOWERS = VARIANTS["two towers, compared over all rows"].family
