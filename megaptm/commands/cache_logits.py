@@ -49,15 +49,15 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     from megaptm.report.terminal import TimedLog
     from megaptm.run.folder import read_config
 
-    tell, told = TimedLog(stream=sys.stderr), time.monotonic()
+    tell, told, on_terminal = TimedLog(stream=sys.stderr), time.monotonic(), sys.stderr.isatty()
     wanted = read_config(config, overrides)
-    if sys.stderr.isatty():
+    if on_terminal:
         tell("loading PyTorch")
     from megaptm.inference.teacher_logits import cache_logits as write
 
     def progress(now: int, of: int) -> None:
         nonlocal told
-        if sys.stderr.isatty() or time.monotonic() - told >= LOGGED_EVERY:
+        if on_terminal or time.monotonic() - told >= LOGGED_EVERY:
             told = time.monotonic()
             tell(f"{now:,} of {of:,} samples")
 

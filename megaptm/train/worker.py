@@ -62,7 +62,8 @@ def told_of_lost_loader(said: str, run: Path) -> tuple[str, int]:
         from megaptm.run.folder import CONFIG
 
         try:
-            RunCorpora(load(run / CONFIG)).check()
+            with storage_errors_as_user_errors(run):
+                RunCorpora(load(run / CONFIG)).check()
         except UserError as cut_short:
             return str(cut_short), EXIT_USER_ERROR
         return f"a process that reads this rank's data was lost ({BUS_ERROR}): {MAPPED}.", EXIT_FAILURE

@@ -28,6 +28,10 @@ def spoil_manifest(folder: Path, draw: Random) -> bool:
 
 
 def _spoil_array(path: Path, draw: Random) -> None:
+    """Its bytes, or its numbers."""
+    if draw.random() < 0.3:
+        path.write_bytes(change_bytes(path.read_bytes(), draw))
+        return
     array = np.load(path)
     for _ in range(draw.choice([1, 1, 3])):
         row = array[draw.randrange(len(array))]
@@ -48,10 +52,7 @@ def _spoil_array(path: Path, draw: Random) -> None:
 
 def spoil_table(folder: Path, draw: Random) -> bool:
     path = folder / f"{draw.choice(['train', 'validation'])}.shards.npy"
-    if draw.random() < 0.3:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
-    else:
-        _spoil_array(path, draw)
+    _spoil_array(path, draw)
     if sealed := draw.random() < 0.7:
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["splits"][path.name.split(".")[0]]["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -61,10 +62,7 @@ def spoil_table(folder: Path, draw: Random) -> bool:
 
 def spoil_index(folder: Path, draw: Random) -> bool:
     path = folder / "train-000000.index.npy"
-    if draw.random() < 0.3:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
-    else:
-        _spoil_array(path, draw)
+    _spoil_array(path, draw)
     if sealed := draw.random() < 0.8:
         try:
             total = int(np.load(path)[:, 1].sum()) if draw.random() < 0.5 else None

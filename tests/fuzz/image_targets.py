@@ -24,7 +24,7 @@ from tests.fuzz.models import (
     spoil_tensors,
     spoil_weights_index,
 )
-from tests.fuzz.mutations import Random, change_bytes, change_json, change_yaml
+from tests.fuzz.mutations import Random, change_bytes, change_file, change_json, change_yaml
 from tests.fuzz.pictures import spoil_by_name, spoil_tar
 from tests.fuzz.seals import seal_corpus
 from tests.fuzz.target import Command, Target
@@ -292,10 +292,7 @@ def config_commands(folder: Path) -> list[Command]:
 
 def spoil_meanings(folder: Path, draw: Random) -> bool:
     path = folder / draw.choice(["it.json", "it.json", "it.tsv"])
-    if path.suffix == ".json":
-        change_json(path, draw)
-    else:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
+    change_file(path, draw)
     return False
 
 

@@ -230,3 +230,11 @@ def change_yaml(path: Path, draw: Random) -> None:
         path.write_text(
             yaml.safe_dump(tree, allow_unicode=draw.random() < 0.5), encoding="utf-8", errors="surrogatepass"
         )
+
+
+def change_file(path: Path, draw: Random) -> None:
+    """Change its JSON where it is some, else its bytes."""
+    if path.suffix == ".json":
+        change_json(path, draw)
+    else:
+        path.write_bytes(change_bytes(path.read_bytes(), draw))

@@ -23,7 +23,7 @@ from tests.fuzz.models import (
     spoil_safetensors,
     spoil_tensors,
 )
-from tests.fuzz.mutations import Random, change_bytes, change_json, change_tree, change_yaml
+from tests.fuzz.mutations import Random, change_bytes, change_file, change_json, change_tree, change_yaml
 from tests.fuzz.target import Command, Target
 
 COUNTED = 12
@@ -119,10 +119,7 @@ def read_journals(folder: Path) -> Any:
 
 def spoil_elmo(folder: Path, draw: Random) -> bool:
     path = draw.choice(sorted(one for one in folder.iterdir() if one.name != "vectors.txt"))
-    if path.suffix == ".json":
-        change_json(path, draw)
-    else:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
+    change_file(path, draw)
     return False
 
 
